@@ -1,0 +1,111 @@
+"""Reading a configuration: YAML, `--a.b.c=v` overrides, and errors that name the key and the nearest name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from mesh.config.models import Config
+from mesh.errors import ConfigError
+
+
+def load_config(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
+    """Builds the configuration.
+
+    Args:
+        source: path of a YAML file, or the same as a mapping.
+        overrides: `--a.b.c=value` or `a.b.c=value`; values are read as YAML.
+
+    Raises:
+        ConfigError: unreadable file, unknown key (with the nearest name), bad value, contradiction.
+    """
+    values = _read(source) if isinstance(source, Path) else {key: value for key, value in source.items()}
+    for dotted, value in parse_overrides(overrides).items():
+        values = _with(values, dotted.split("."), value, dotted)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error), hint="`rollmesh config schema` lists every key") from error
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """`["--a.b=1"]` -> `{"a.b": 1}`.
+
+    Raises:
+        ConfigError: where an item has not the form key=value.
+    """
+    parsed: dict[str, Any] = {}
+    for item in overrides:
+        key, separator, text = item.removeprefix("--").partition("=")
+        if not separator or not key:
+            raise ConfigError(f"override {item!r} has not the form --section.key=value")
+        try:
+            parsed[key] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"override {item!r}: the value is not YAML: {error}") from error
+    return parsed
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a mapping at the top level, got {type(values).__name__}")
+    return values
+
+
+def _with(values: Mapping[str, Any], path: list[str], value: Any, dotted: str) -> dict[str, Any]:
+    head, *rest = path
+    if not rest:
+        return {**values, head: value}
+    inner = values.get(head, {})
+    if head == "algorithm" and isinstance(inner, str):
+        inner = {"name": inner}
+    if inner is None:
+        inner = {}
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"override {dotted}: {head} is not a section")
+    return {**values, head: _with(inner, rest, value, dotted)}
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for item in error.errors():
+        location = [str(part) for part in item["loc"]]
+        dotted = ".".join(location) or "configuration"
+        if item["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(location[-1], _names_at(location[:-1]), n=1, cutoff=0.5)
+            prefix = "".join(f"{part}." for part in location[:-1])
+            lines.append(f"unknown key {dotted}" + (f", did you mean {prefix}{near[0]}?" if near else ""))
+        elif item["type"] == "missing":
+            lines.append(f"missing key {dotted}")
+        else:
+            lines.append(f"{dotted}: {item['msg'].removeprefix('Value error, ')}")
+    return "; ".join(lines)
+
+
+def _names_at(path: list[str]) -> list[str]:
+    model: type[BaseModel] = Config
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None:
+            return []
+        candidates = [field.annotation, *get_args(field.annotation)]
+        inner = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)

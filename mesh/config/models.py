@@ -1,0 +1,241 @@
+"""The configuration model: one YAML, one documented field each, unknown keys refused.
+
+Import cost matters (`rollmesh --help`): nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, and strict about names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class RunSection(Section):
+    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run; also its folder below `dir`.")
+    dir: Path = Field(Path("runs"), description="Folder that holds run folders.")
+    seed: int = Field(0, ge=0, description="Seed of data order, sampling and initialization.")
+
+    @property
+    def folder(self) -> Path:
+        """Folder of this run: configuration, metrics, samples, checkpoints, report."""
+        return self.dir / self.name
+
+
+class ModelSection(Section):
+    path: str = Field(description="Local Hugging Face folder, or a hub id (`org/name`).")
+    revision: str | None = Field(None, description="Commit or tag of the hub id; pin it for reproducible runs.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Data type in which generators compute and in which weights travel."
+    )
+
+
+class DataSection(Section):
+    train: Path = Field(description="Parquet or JSONL with verl's fields (prompt, data_source, reward_model, ...).")
+    eval: Path | None = Field(None, description="Held-out file of the same form.")
+    prompt_key: str = Field("prompt", description="Field with the prompt: a string, or a list of chat messages.")
+    shuffle: bool = Field(True, description="Shuffle the rows of each epoch by `run.seed`.")
+    epochs: PositiveInt | None = Field(None, description="Passes over the data; none: until `learner.steps` are done.")
+    on_long_prompt: Literal["skip", "refuse"] = Field(
+        "skip", description="Prompts over `rollout.max_prompt_tokens`: skip and count them, or refuse to start."
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Extra arguments of the tokenizer's `apply_chat_template`."
+    )
+
+
+class AlgorithmSection(Section):
+    name: str = Field("grpo", description="Registered name, or `package.module:Class` / `file.py:Class` of your own.")
+    params: dict[str, Any] = Field(default_factory=dict, description="Settings of the algorithm, by its own names.")
+
+
+class RolloutSection(Section):
+    engine: Literal["hf"] = Field("hf", description="Inference engine of the generators.")
+    replicas: int = Field(1, ge=0, description="Generators that `rollmesh run` starts here; others may join.")
+    n: PositiveInt = Field(8, description="Responses per prompt (the group size).")
+    temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass; 1 is off. Must be 1 in training for now.")
+    top_k: int = Field(0, ge=0, description="Number of most likely tokens kept; 0 is off. Must be 0 in training for now.")
+    stop: list[str] = Field(default_factory=list, description="Strings that end a response.")
+    max_prompt_tokens: PositiveInt = Field(1024, description="Longest prompt in tokens.")
+    max_response_tokens: PositiveInt = Field(1024, description="Longest response in tokens.")
+    slots: PositiveInt = Field(64, description="Sequences that one generator decodes together.")
+    reward_wait_s: PositiveFloat = Field(30.0, description="Seconds within which a finished response must be scored.")
+    max_attempts: PositiveInt = Field(4, description="Times a group is handed out before it ends as failed.")
+
+
+class RewardSection(Section):
+    functions: list[str] = Field(
+        default_factory=lambda: ["auto"],
+        description="Scorers, summed: registered names (auto, exact_match, gsm8k, arithmetic), or "
+        "`module:function` / `file.py:function` with verl's or TRL's signature. `auto` picks by data_source.",
+    )
+    by_data_source: dict[str, list[str]] = Field(
+        default_factory=dict,
+        description="data_source -> scorer names, or `grpc://host:port` endpoints, that take precedence over the above.",
+    )
+    endpoints: list[str] = Field(
+        default_factory=list, description="`grpc://host:port` of reward services; none: one is started here."
+    )
+    timeout_s: PositiveFloat = Field(10.0, description="Deadline of one Score call, in seconds.")
+    scorer_timeout_s: PositiveFloat = Field(8.0, description="Deadline of one scorer call inside the service.")
+    attempts: PositiveInt = Field(3, description="Tries of an item whose error is retryable.")
+    in_process: bool = Field(False, description="Score inside the generators (small runs); no service is started.")
+    workers: PositiveInt = Field(1, description="Threads of the reward service that run scorers.")
+
+
+class OptimizerSection(Section):
+    lr: PositiveFloat = Field(1e-6, description="Peak learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW betas.")
+    eps: PositiveFloat = Field(1e-8, description="AdamW epsilon.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay.")
+    schedule: Literal["constant", "cosine", "linear"] = Field("constant", description="Course after the warm-up.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    min_lr_ratio: float = Field(0.0, ge=0, le=1, description="Final learning rate as a share of the peak.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Global gradient norm to clip to.")
+
+
+class BatchSection(Section):
+    groups: PositiveInt = Field(32, description="Groups per optimizer batch (B): one published version per batch.")
+    minibatches: PositiveInt = Field(1, description="Optimizer steps into which a batch is divided.")
+    epochs: PositiveInt = Field(1, description="Passes over a batch.")
+    tokens_per_micro_batch: PositiveInt = Field(16384, description="Token budget of one packed forward pass.")
+
+
+class LearnerSection(Section):
+    engine: Literal["fsdp2"] = Field("fsdp2", description="Training engine.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device of the learner.")
+    ranks: PositiveInt = Field(1, description="Data-parallel ranks that `rollmesh run` starts (torchrun).")
+    steps: PositiveInt = Field(100, description="Batches to train; the run ends after them.")
+    param_dtype: Literal["float32", "bfloat16"] = Field("float32", description="Compute dtype; masters stay float32.")
+    activation_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="AdamW and its schedule.")
+    batch: BatchSection = Field(default_factory=BatchSection, description="Batch sizes.")
+
+
+class BufferSection(Section):
+    redis: str | None = Field(None, description="Redis URL; none: a redis-server is started in the run folder.")
+    durability: Literal["always", "everysec"] = Field(
+        "always", description="fsync policy of the embedded Redis. `everysec` may lose a second of writes."
+    )
+    max_staleness: int = Field(4, ge=0, description="No trained token is older than this many versions (S).")
+    commit: Literal["checkpoint", "step"] = Field(
+        "checkpoint", description="When use counts as trained: with the checkpoint, or at once (at-most-once)."
+    )
+    order: Literal["in_order", "fifo"] = Field(
+        "in_order",
+        description="in_order: admission order, waiting for stragglers rather than dropping them; fifo: as ready.",
+    )
+    min_members: PositiveInt = Field(2, description="Scored members below which a sealed group fails.")
+    max_bytes: PositiveInt = Field(1 << 30, description="Payload bytes above which nothing more is admitted.")
+    lease_s: PositiveFloat = Field(15.0, description="Lease term in seconds; heartbeats renew it.")
+    reconnect_grace_s: PositiveFloat = Field(3.0, description="What is left of a lease when its stream breaks.")
+    seed_ahead: PositiveInt = Field(4, description="Prompt tasks kept ready, in batches.")
+
+
+class WeightsSection(Section):
+    transport: Literal["auto", "grpc", "shm"] = Field("auto", description="auto: shm on the same host, else grpc.")
+    kv: Literal["keep", "recompute"] = Field("keep", description="KV cache of running sequences at a swap.")
+    bucket_bytes: PositiveInt = Field(64 << 20, description="Bytes per bucket.")
+    keep_versions: PositiveInt = Field(2, description="Published versions that stay fetchable.")
+    timeout_s: PositiveFloat = Field(120.0, description="Deadline of one bucket's transfer, in seconds.")
+
+
+class CheckpointSection(Section):
+    every_steps: PositiveInt | None = Field(None, description="Steps between checkpoints.")
+    every_s: PositiveFloat | None = Field(60.0, description="Seconds between checkpoints (whichever comes first).")
+    keep: PositiveInt = Field(2, description="Checkpoints kept.")
+
+
+class EvalSection(Section):
+    every_steps: PositiveInt | None = Field(None, description="Steps between evaluations; first and last are always.")
+    rows: PositiveInt | None = Field(None, description="Rows of `data.eval` used; none: all.")
+    n: PositiveInt = Field(1, description="Responses per held-out prompt.")
+    temperature: float = Field(0.0, ge=0, description="Temperature of held-out responses.")
+    stop_at: float | None = Field(None, description="End the run once the held-out reward reaches this.")
+    timeout_s: PositiveFloat = Field(60.0, description="Seconds an evaluation round may take before it is given up.")
+
+
+class LoggingSection(Section):
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the services' logs.")
+    console_every_steps: PositiveInt = Field(10, description="Steps between plain log lines without a terminal.")
+    tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
+    wandb: bool = Field(False, description="Log to Weights & Biases (WANDB_MODE=offline works).")
+    wandb_project: str = Field("rollmesh", description="W&B project.")
+    samples_per_step: int = Field(4, ge=0, description="Trained samples kept per step.")
+
+
+class NetworkSection(Section):
+    host: str = Field("127.0.0.1", description="Address that services bind.")
+    port: int = Field(0, ge=0, le=65535, description="Port of the buffer (the mesh address); 0 picks a free one.")
+    advertise: str | None = Field(None, description="Host under which others reach this machine, if not `host`.")
+    metrics: bool = Field(True, description="Serve Prometheus metrics over HTTP, one free port per service.")
+    max_message_mb: PositiveInt = Field(64, description="Largest RPC message, in MiB.")
+    rpc_timeout_s: PositiveFloat = Field(15.0, description="Deadline of a unary call, in seconds.")
+    retry_s: PositiveFloat = Field(60.0, description="Seconds for which a service retries a lost peer before it exits.")
+
+
+class SecuritySection(Section):
+    token_file: Path | None = Field(None, description="File with the bearer token that all services share.")
+    tls_cert: Path | None = Field(None, description="PEM certificate of the services.")
+    tls_key: Path | None = Field(None, description="PEM key of the services.")
+    tls_ca: Path | None = Field(None, description="PEM certificate authority that clients trust.")
+    allow_insecure: bool = Field(False, description="Allow a non-loopback bind without TLS or token.")
+
+
+class ResourcesSection(Section):
+    learner_threads: PositiveInt | None = Field(None, description="Compute threads of a learner rank; none: derived.")
+    generator_threads: PositiveInt | None = Field(None, description="Compute threads of a generator; none: derived.")
+    max_restarts: int = Field(5, ge=0, description="Restarts of one service within ten minutes before the run ends.")
+
+
+class Config(Section):
+    """The whole configuration of a run."""
+
+    run: RunSection = Field(default_factory=RunSection, description="The run's name, folder and seed.")
+    model: ModelSection = Field(description="The model to train.")
+    data: DataSection = Field(description="Prompts.")
+    algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection, description="The algorithm; a name will do.")
+    rollout: RolloutSection = Field(default_factory=RolloutSection, description="How responses are generated.")
+    reward: RewardSection = Field(default_factory=RewardSection, description="How responses are scored.")
+    learner: LearnerSection = Field(default_factory=LearnerSection, description="How the model is trained.")
+    buffer: BufferSection = Field(default_factory=BufferSection, description="The replay buffer.")
+    weights: WeightsSection = Field(default_factory=WeightsSection, description="How weights reach generators.")
+    checkpoint: CheckpointSection = Field(default_factory=CheckpointSection, description="Checkpoints.")
+    eval: EvalSection = Field(default_factory=EvalSection, description="Evaluation on held-out prompts.")
+    logging: LoggingSection = Field(default_factory=LoggingSection, description="Metrics and logs.")
+    network: NetworkSection = Field(default_factory=NetworkSection, description="Addresses and deadlines.")
+    security: SecuritySection = Field(default_factory=SecuritySection, description="Tokens and TLS.")
+    resources: ResourcesSection = Field(default_factory=ResourcesSection, description="Threads and restarts.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _algorithm_shorthand(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("algorithm"), str):
+            return {**values, "algorithm": {"name": values["algorithm"]}}
+        return values
+
+    @model_validator(mode="after")
+    def _deadlines_nest(self) -> Config:
+        if not self.reward.scorer_timeout_s < self.reward.timeout_s < self.rollout.reward_wait_s:
+            raise ValueError(
+                "deadlines must nest: reward.scorer_timeout_s < reward.timeout_s < rollout.reward_wait_s, got "
+                f"{self.reward.scorer_timeout_s} / {self.reward.timeout_s} / {self.rollout.reward_wait_s}"
+            )
+        if self.rollout.top_p != 1.0 or self.rollout.top_k != 0:
+            raise ValueError(
+                "rollout.top_p and rollout.top_k must be off in training: the learner could not recompute the "
+                "distribution sampled from"
+            )
+        if self.buffer.min_members > self.rollout.n:
+            raise ValueError(f"buffer.min_members ({self.buffer.min_members}) exceeds rollout.n ({self.rollout.n})")
+        return self

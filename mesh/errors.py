@@ -1,0 +1,104 @@
+"""Typed errors of the mesh.
+
+Invariant: whatever a user or a remote service can get wrong ends in one of these, with a stable `code`, a
+message that names the offending thing and a `hint` that says what to do next. Commands print them as one line
+and exit with `exit_code`; services map them to gRPC status codes (`mesh.rpc`).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RollmeshError(Exception):
+    """Base of all expected failures.
+
+    Args:
+        message: what is wrong, naming the key, file, field or address.
+        hint: what the reader can do about it.
+    """
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class ConfigError(RollmeshError):
+    """The configuration is wrong: unknown key, bad value, contradiction."""
+
+    code = "config"
+    exit_code = 2
+
+
+class DataError(RollmeshError):
+    """A dataset or model folder is missing or lacks what is needed."""
+
+    code = "data"
+    exit_code = 3
+
+
+class PayloadError(RollmeshError):
+    """A trajectory or message is malformed; `field` names the offending part."""
+
+    code = "payload"
+    exit_code = 4
+
+    def __init__(self, field: str, message: str, *, hint: str = "") -> None:
+        super().__init__(f"{field}: {message}", hint=hint)
+        self.field = field
+
+
+class UnreachableError(RollmeshError):
+    """A service did not answer within its deadline."""
+
+    code = "unreachable"
+    exit_code = 5
+
+
+class PortInUseError(RollmeshError):
+    """The address to bind is taken."""
+
+    code = "port_in_use"
+    exit_code = 6
+
+
+class StoreError(RollmeshError):
+    """Redis is unreachable, refuses writes, or cannot be started."""
+
+    code = "store"
+    exit_code = 7
+
+
+class RewardError(RollmeshError):
+    """A reward function or endpoint failed; never turned into a zero."""
+
+    code = "reward"
+    exit_code = 8
+
+
+class WeightsError(RollmeshError):
+    """A version of the weights could not be received whole and verified."""
+
+    code = "weights"
+    exit_code = 9
+
+
+class FencedError(RollmeshError):
+    """A newer incarnation has taken the run over; this learner must stop and is not restarted."""
+
+    code = "fenced"
+    exit_code = 40
+
+
+class TakeoverRefusedError(RollmeshError):
+    """Another learner still holds the run."""
+
+    code = "takeover_refused"
+    exit_code = 41

@@ -1,0 +1,62 @@
+"""Who gets which cores: the one place where compute threads are decided.
+
+Invariant: the threads that spin together never exceed the cores where that is possible; otherwise every service
+has one thread and waits passively (two spinning OpenMP teams on the same cores slow each other many times over).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadPlan:
+    """Compute threads per process."""
+
+    cores: int
+    learner: int
+    generator: int
+
+    def describe(self, ranks: int, replicas: int) -> str:
+        """One line for the start of a run."""
+        return (
+            f"{self.cores} cores: learner {ranks} x {self.learner} thread(s), "
+            f"generators {replicas} x {self.generator} thread(s)"
+        )
+
+
+def available_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def plan_threads(
+    cores: int, *, ranks: int, replicas: int, learner: int | None = None, generator: int | None = None
+) -> ThreadPlan:
+    """Divides the cores: half for the learner ranks, the rest for the generators, at least one thread each.
+
+    Args:
+        cores: cores at hand.
+        ranks: learner processes on this machine.
+        replicas: generator processes on this machine.
+        learner, generator: figures set by the user, taken as they are.
+    """
+    for_learner = max(1, cores // 2) if replicas else cores
+    for_generators = max(1, cores - for_learner)
+    return ThreadPlan(
+        cores=cores,
+        learner=learner or max(1, for_learner // max(1, ranks)),
+        generator=generator or max(1, for_generators // max(1, replicas)),
+    )
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Environment of a process that computes with `threads` threads and waits without spinning."""
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

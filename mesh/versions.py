@@ -1,0 +1,91 @@
+"""Policy versions and the runs in which a trajectory stores them.
+
+A trajectory stamps every sampled token with the version that produced it. Stamps change rarely, so they are
+kept as runs (length, incarnation, version); `VersionRuns` is that run-length code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from mesh.errors import PayloadError
+from protos import trajectory_pb2
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class PolicyVersion:
+    """Names a set of weights: `incarnation` of the learner (fencing token) and `version` (published steps)."""
+
+    incarnation: int
+    version: int
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}:{self.version}"
+
+    @classmethod
+    def parse(cls, text: str) -> PolicyVersion:
+        """Inverse of `str`."""
+        left, right = text.split(":")
+        return cls(int(left), int(right))
+
+    @classmethod
+    def from_proto(cls, message: trajectory_pb2.PolicyVersion) -> PolicyVersion:
+        return cls(message.incarnation, message.version)
+
+    def to_proto(self) -> trajectory_pb2.PolicyVersion:
+        return trajectory_pb2.PolicyVersion(incarnation=self.incarnation, version=self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRuns:
+    """Per-token versions as runs: ((length, PolicyVersion), ...), lengths >= 1, neighbours different."""
+
+    runs: tuple[tuple[int, PolicyVersion], ...]
+
+    @classmethod
+    def from_tokens(cls, versions: Iterable[PolicyVersion]) -> VersionRuns:
+        runs: list[tuple[int, PolicyVersion]] = []
+        for version in versions:
+            if runs and runs[-1][1] == version:
+                runs[-1] = (runs[-1][0] + 1, version)
+            else:
+                runs.append((1, version))
+        return cls(tuple(runs))
+
+    @classmethod
+    def from_wire(cls, wire: list[list[int]]) -> VersionRuns:
+        """From [[length, incarnation, version], ...].
+
+        Raises:
+            PayloadError: where a run is not three non-negative integers with a positive length.
+        """
+        runs = []
+        for index, item in enumerate(wire):
+            good = isinstance(item, list | tuple) and len(item) == 3 and all(type(x) is int and x >= 0 for x in item)
+            if not good or item[0] == 0:
+                raise PayloadError(f"versions[{index}]", f"expected [length >= 1, incarnation, version], got {item!r}")
+            runs.append((item[0], PolicyVersion(item[1], item[2])))
+        return cls(tuple(runs))
+
+    def to_wire(self) -> list[list[int]]:
+        return [[length, v.incarnation, v.version] for length, v in self.runs]
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return sum(length for length, _ in self.runs)
+
+    def __iter__(self) -> Iterator[PolicyVersion]:
+        """One version per token."""
+        for length, version in self.runs:
+            for _ in range(length):
+                yield version
+
+    @property
+    def oldest(self) -> PolicyVersion:
+        """The version with the smallest version number: the trajectory's staleness counts from it."""
+        return min((v for _, v in self.runs), key=lambda v: (v.version, v.incarnation))
+
+    @property
+    def newest(self) -> PolicyVersion:
+        return max((v for _, v in self.runs), key=lambda v: (v.incarnation, v.version))

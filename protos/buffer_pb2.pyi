@@ -1,0 +1,476 @@
+from protos import trajectory_pb2 as _trajectory_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WriteStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WRITE_STATUS_UNSPECIFIED: _ClassVar[WriteStatus]
+    WRITE_STATUS_STORED: _ClassVar[WriteStatus]
+    WRITE_STATUS_DUPLICATE: _ClassVar[WriteStatus]
+    WRITE_STATUS_SUPERSEDED: _ClassVar[WriteStatus]
+    WRITE_STATUS_REJECTED: _ClassVar[WriteStatus]
+
+class NackDisposition(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NACK_DISPOSITION_UNSPECIFIED: _ClassVar[NackDisposition]
+    NACK_DISPOSITION_RELEASE: _ClassVar[NackDisposition]
+    NACK_DISPOSITION_FILTER: _ClassVar[NackDisposition]
+    NACK_DISPOSITION_FAIL: _ClassVar[NackDisposition]
+WRITE_STATUS_UNSPECIFIED: WriteStatus
+WRITE_STATUS_STORED: WriteStatus
+WRITE_STATUS_DUPLICATE: WriteStatus
+WRITE_STATUS_SUPERSEDED: WriteStatus
+WRITE_STATUS_REJECTED: WriteStatus
+NACK_DISPOSITION_UNSPECIFIED: NackDisposition
+NACK_DISPOSITION_RELEASE: NackDisposition
+NACK_DISPOSITION_FILTER: NackDisposition
+NACK_DISPOSITION_FAIL: NackDisposition
+
+class SeedRequest(_message.Message):
+    __slots__ = ("table", "incarnation", "tasks", "end_of_data", "withdraw_pending")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    END_OF_DATA_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAW_PENDING_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    incarnation: int
+    tasks: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.PromptTask]
+    end_of_data: bool
+    withdraw_pending: bool
+    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[_trajectory_pb2.PromptTask, _Mapping]]] = ..., end_of_data: _Optional[bool] = ..., withdraw_pending: _Optional[bool] = ...) -> None: ...
+
+class SeedResponse(_message.Message):
+    __slots__ = ("added", "seeded", "pending", "withdrawn")
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    SEEDED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    added: int
+    seeded: int
+    pending: int
+    withdrawn: int
+    def __init__(self, added: _Optional[int] = ..., seeded: _Optional[int] = ..., pending: _Optional[int] = ..., withdrawn: _Optional[int] = ...) -> None: ...
+
+class AdmitRequest(_message.Message):
+    __slots__ = ("table", "member_id", "generation", "credits", "serving")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    member_id: str
+    generation: int
+    credits: int
+    serving: _trajectory_pb2.PolicyVersion
+    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., credits: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ...) -> None: ...
+
+class AdmitResponse(_message.Message):
+    __slots__ = ("grants", "waiting_reason")
+    GRANTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
+    grants: _containers.RepeatedCompositeFieldContainer[GroupGrant]
+    waiting_reason: str
+    def __init__(self, grants: _Optional[_Iterable[_Union[GroupGrant, _Mapping]]] = ..., waiting_reason: _Optional[str] = ...) -> None: ...
+
+class GroupGrant(_message.Message):
+    __slots__ = ("group_id", "lease_id", "attempt", "lease_term_ms", "task", "members_done", "version_floor", "parent_group_id")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TERM_MS_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_DONE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    PARENT_GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    lease_id: str
+    attempt: int
+    lease_term_ms: int
+    task: _trajectory_pb2.PromptTask
+    members_done: _containers.RepeatedScalarFieldContainer[int]
+    version_floor: int
+    parent_group_id: str
+    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_term_ms: _Optional[int] = ..., task: _Optional[_Union[_trajectory_pb2.PromptTask, _Mapping]] = ..., members_done: _Optional[_Iterable[int]] = ..., version_floor: _Optional[int] = ..., parent_group_id: _Optional[str] = ...) -> None: ...
+
+class WriteRequest(_message.Message):
+    __slots__ = ("table", "member_id", "generation", "writes", "sequence")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    member_id: str
+    generation: int
+    writes: _containers.RepeatedCompositeFieldContainer[MemberWrite]
+    sequence: int
+    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., writes: _Optional[_Iterable[_Union[MemberWrite, _Mapping]]] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class MemberWrite(_message.Message):
+    __slots__ = ("group_id", "lease_id", "attempt", "meta", "payload")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    META_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    lease_id: str
+    attempt: int
+    meta: _trajectory_pb2.MemberMeta
+    payload: bytes
+    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., meta: _Optional[_Union[_trajectory_pb2.MemberMeta, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class WriteResult(_message.Message):
+    __slots__ = ("group_id", "member", "status", "field", "message", "sealed")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    member: int
+    status: WriteStatus
+    field: str
+    message: str
+    sealed: bool
+    def __init__(self, group_id: _Optional[str] = ..., member: _Optional[int] = ..., status: _Optional[_Union[WriteStatus, str]] = ..., field: _Optional[str] = ..., message: _Optional[str] = ..., sealed: _Optional[bool] = ...) -> None: ...
+
+class WriteResponse(_message.Message):
+    __slots__ = ("sequence", "results")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    results: _containers.RepeatedCompositeFieldContainer[WriteResult]
+    def __init__(self, sequence: _Optional[int] = ..., results: _Optional[_Iterable[_Union[WriteResult, _Mapping]]] = ...) -> None: ...
+
+class SampleRequest(_message.Message):
+    __slots__ = ("table", "incarnation", "credits", "for_version", "with_payloads")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    FOR_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WITH_PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    incarnation: int
+    credits: int
+    for_version: int
+    with_payloads: bool
+    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., credits: _Optional[int] = ..., for_version: _Optional[int] = ..., with_payloads: _Optional[bool] = ...) -> None: ...
+
+class SampleResponse(_message.Message):
+    __slots__ = ("groups", "waiting_reason", "exhausted")
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
+    EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[LeasedGroup]
+    waiting_reason: str
+    exhausted: bool
+    def __init__(self, groups: _Optional[_Iterable[_Union[LeasedGroup, _Mapping]]] = ..., waiting_reason: _Optional[str] = ..., exhausted: _Optional[bool] = ...) -> None: ...
+
+class LeasedGroup(_message.Message):
+    __slots__ = ("group_id", "lease_id", "for_version", "task", "members", "payloads", "attempt", "generating_ms", "queued_ms")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    FOR_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    GENERATING_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_MS_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    lease_id: str
+    for_version: int
+    task: _trajectory_pb2.PromptTask
+    members: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.MemberMeta]
+    payloads: _containers.RepeatedScalarFieldContainer[bytes]
+    attempt: int
+    generating_ms: int
+    queued_ms: int
+    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., for_version: _Optional[int] = ..., task: _Optional[_Union[_trajectory_pb2.PromptTask, _Mapping]] = ..., members: _Optional[_Iterable[_Union[_trajectory_pb2.MemberMeta, _Mapping]]] = ..., payloads: _Optional[_Iterable[bytes]] = ..., attempt: _Optional[int] = ..., generating_ms: _Optional[int] = ..., queued_ms: _Optional[int] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("table", "members")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    members: _containers.RepeatedCompositeFieldContainer[MemberRef]
+    def __init__(self, table: _Optional[str] = ..., members: _Optional[_Iterable[_Union[MemberRef, _Mapping]]] = ...) -> None: ...
+
+class MemberRef(_message.Message):
+    __slots__ = ("group_id", "member")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    member: int
+    def __init__(self, group_id: _Optional[str] = ..., member: _Optional[int] = ...) -> None: ...
+
+class FetchResponse(_message.Message):
+    __slots__ = ("payloads",)
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    payloads: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ClaimRequest(_message.Message):
+    __slots__ = ("table", "incarnation", "train_version", "leases")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    incarnation: int
+    train_version: int
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseRef]
+    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., train_version: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[LeaseRef, _Mapping]]] = ...) -> None: ...
+
+class LeaseRef(_message.Message):
+    __slots__ = ("group_id", "lease_id")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    lease_id: str
+    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("group_id", "reason")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    reason: str
+    def __init__(self, group_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ClaimResponse(_message.Message):
+    __slots__ = ("claimed", "refused")
+    CLAIMED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    claimed: bool
+    refused: _containers.RepeatedCompositeFieldContainer[Refusal]
+    def __init__(self, claimed: _Optional[bool] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("table", "incarnation", "version", "checkpoint")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    incarnation: int
+    version: int
+    checkpoint: str
+    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., checkpoint: _Optional[str] = ...) -> None: ...
+
+class CommitResponse(_message.Message):
+    __slots__ = ("trained",)
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    trained: int
+    def __init__(self, trained: _Optional[int] = ...) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ("table", "member_id", "resume_version", "takeover", "force")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    RESUME_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TAKEOVER_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    member_id: str
+    resume_version: int
+    takeover: bool
+    force: bool
+    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., resume_version: _Optional[int] = ..., takeover: _Optional[bool] = ..., force: _Optional[bool] = ...) -> None: ...
+
+class ResumeResponse(_message.Message):
+    __slots__ = ("incarnation", "trained", "returned", "evicted_stale", "seeded")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_STALE_FIELD_NUMBER: _ClassVar[int]
+    SEEDED_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    trained: int
+    returned: int
+    evicted_stale: int
+    seeded: int
+    def __init__(self, incarnation: _Optional[int] = ..., trained: _Optional[int] = ..., returned: _Optional[int] = ..., evicted_stale: _Optional[int] = ..., seeded: _Optional[int] = ...) -> None: ...
+
+class NackRequest(_message.Message):
+    __slots__ = ("table", "incarnation", "leases", "disposition", "reason")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    DISPOSITION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    incarnation: int
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseRef]
+    disposition: NackDisposition
+    reason: str
+    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[LeaseRef, _Mapping]]] = ..., disposition: _Optional[_Union[NackDisposition, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class NackResponse(_message.Message):
+    __slots__ = ("changed",)
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: int
+    def __init__(self, changed: _Optional[int] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("table", "member_id", "generation", "leases")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    member_id: str
+    generation: int
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseRef]
+    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[LeaseRef, _Mapping]]] = ...) -> None: ...
+
+class ReleaseResponse(_message.Message):
+    __slots__ = ("released",)
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    released: int
+    def __init__(self, released: _Optional[int] = ...) -> None: ...
+
+class SetPolicyVersionRequest(_message.Message):
+    __slots__ = ("incarnation", "version")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    version: int
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class SetPolicyVersionResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    def __init__(self, table: _Optional[str] = ...) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("table", "policy", "next_train_version", "groups_per_step", "max_staleness", "counts", "waiting_for_inserts_ms", "waiting_for_samples_ms", "latest_checkpoint", "bytes", "learner_waits", "generators_wait", "learner_lease_ms", "committed_version", "seeded", "end_of_data")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TRAIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    MAX_STALENESS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_INSERTS_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_SAMPLES_MS_FIELD_NUMBER: _ClassVar[int]
+    LATEST_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_WAITS_FIELD_NUMBER: _ClassVar[int]
+    GENERATORS_WAIT_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SEEDED_FIELD_NUMBER: _ClassVar[int]
+    END_OF_DATA_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    policy: _trajectory_pb2.PolicyVersion
+    next_train_version: int
+    groups_per_step: int
+    max_staleness: int
+    counts: LedgerCounts
+    waiting_for_inserts_ms: int
+    waiting_for_samples_ms: int
+    latest_checkpoint: str
+    bytes: int
+    learner_waits: str
+    generators_wait: str
+    learner_lease_ms: int
+    committed_version: int
+    seeded: int
+    end_of_data: bool
+    def __init__(self, table: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., next_train_version: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., counts: _Optional[_Union[LedgerCounts, _Mapping]] = ..., waiting_for_inserts_ms: _Optional[int] = ..., waiting_for_samples_ms: _Optional[int] = ..., latest_checkpoint: _Optional[str] = ..., bytes: _Optional[int] = ..., learner_waits: _Optional[str] = ..., generators_wait: _Optional[str] = ..., learner_lease_ms: _Optional[int] = ..., committed_version: _Optional[int] = ..., seeded: _Optional[int] = ..., end_of_data: _Optional[bool] = ...) -> None: ...
+
+class LedgerCounts(_message.Message):
+    __slots__ = ("admitted", "trained", "evicted_stale", "filtered", "failed", "generating", "ready", "leased", "consumed", "seeded_tasks", "pending", "withdrawn", "first_admissions", "readmissions", "superseded_writes", "duplicate_writes", "reasons")
+    class ReasonsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_STALE_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    GENERATING_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_FIELD_NUMBER: _ClassVar[int]
+    SEEDED_TASKS_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    READMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    SUPERSEDED_WRITES_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_WRITES_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    admitted: int
+    trained: int
+    evicted_stale: int
+    filtered: int
+    failed: int
+    generating: int
+    ready: int
+    leased: int
+    consumed: int
+    seeded_tasks: int
+    pending: int
+    withdrawn: int
+    first_admissions: int
+    readmissions: int
+    superseded_writes: int
+    duplicate_writes: int
+    reasons: _containers.ScalarMap[str, int]
+    def __init__(self, admitted: _Optional[int] = ..., trained: _Optional[int] = ..., evicted_stale: _Optional[int] = ..., filtered: _Optional[int] = ..., failed: _Optional[int] = ..., generating: _Optional[int] = ..., ready: _Optional[int] = ..., leased: _Optional[int] = ..., consumed: _Optional[int] = ..., seeded_tasks: _Optional[int] = ..., pending: _Optional[int] = ..., withdrawn: _Optional[int] = ..., first_admissions: _Optional[int] = ..., readmissions: _Optional[int] = ..., superseded_writes: _Optional[int] = ..., duplicate_writes: _Optional[int] = ..., reasons: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class LedgerRequest(_message.Message):
+    __slots__ = ("table", "failed_limit")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    failed_limit: int
+    def __init__(self, table: _Optional[str] = ..., failed_limit: _Optional[int] = ...) -> None: ...
+
+class LedgerResponse(_message.Message):
+    __slots__ = ("counters", "recounted", "discrepancies", "failed")
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    RECOUNTED_FIELD_NUMBER: _ClassVar[int]
+    DISCREPANCIES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    counters: LedgerCounts
+    recounted: LedgerCounts
+    discrepancies: _containers.RepeatedScalarFieldContainer[str]
+    failed: _containers.RepeatedCompositeFieldContainer[FailedGroup]
+    def __init__(self, counters: _Optional[_Union[LedgerCounts, _Mapping]] = ..., recounted: _Optional[_Union[LedgerCounts, _Mapping]] = ..., discrepancies: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[FailedGroup, _Mapping]]] = ...) -> None: ...
+
+class FailedGroup(_message.Message):
+    __slots__ = ("group_id", "task_id", "reason", "attempts", "failed_unix_ms")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    task_id: str
+    reason: str
+    attempts: int
+    failed_unix_ms: int
+    def __init__(self, group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., reason: _Optional[str] = ..., attempts: _Optional[int] = ..., failed_unix_ms: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,68 @@
+from protos import trajectory_pb2 as _trajectory_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GeneratorStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GeneratorStatusResponse(_message.Message):
+    __slots__ = ("serving", "weights_digest", "groups_held", "active_sequences", "queued_sequences", "tokens_generated", "swaps", "waiting_reason", "engine")
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_HELD_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_GENERATED_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    serving: _trajectory_pb2.PolicyVersion
+    weights_digest: str
+    groups_held: int
+    active_sequences: int
+    queued_sequences: int
+    tokens_generated: int
+    swaps: int
+    waiting_reason: str
+    engine: str
+    def __init__(self, serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., weights_digest: _Optional[str] = ..., groups_held: _Optional[int] = ..., active_sequences: _Optional[int] = ..., queued_sequences: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., swaps: _Optional[int] = ..., waiting_reason: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("timeout_ms",)
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    timeout_ms: int
+    def __init__(self, timeout_ms: _Optional[int] = ...) -> None: ...
+
+class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GenerateRequest(_message.Message):
+    __slots__ = ("prompt_ids", "prompt", "sampling")
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
+    prompt: str
+    sampling: _trajectory_pb2.SamplingParams
+    def __init__(self, prompt_ids: _Optional[_Iterable[int]] = ..., prompt: _Optional[str] = ..., sampling: _Optional[_Union[_trajectory_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+
+class GenerateResponse(_message.Message):
+    __slots__ = ("response_ids", "log_probs", "versions", "finish_reason", "text")
+    RESPONSE_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    response_ids: _containers.RepeatedScalarFieldContainer[int]
+    log_probs: _containers.RepeatedScalarFieldContainer[float]
+    versions: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.PolicyVersion]
+    finish_reason: _trajectory_pb2.FinishReason
+    text: str
+    def __init__(self, response_ids: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[_trajectory_pb2.PolicyVersion, _Mapping]]] = ..., finish_reason: _Optional[_Union[_trajectory_pb2.FinishReason, str]] = ..., text: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,122 @@
+from protos import trajectory_pb2 as _trajectory_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetModelBundleRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ModelFile(_message.Message):
+    __slots__ = ("name", "content")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    content: bytes
+    def __init__(self, name: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("member_id", "host_id")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    host_id: str
+    def __init__(self, member_id: _Optional[str] = ..., host_id: _Optional[str] = ...) -> None: ...
+
+class Manifest(_message.Message):
+    __slots__ = ("run", "policy", "tensors", "buckets", "digest", "shm_path", "shm_host_id", "announced_unix_ns")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SHM_PATH_FIELD_NUMBER: _ClassVar[int]
+    SHM_HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    policy: _trajectory_pb2.PolicyVersion
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorEntry]
+    buckets: _containers.RepeatedCompositeFieldContainer[BucketEntry]
+    digest: str
+    shm_path: str
+    shm_host_id: str
+    announced_unix_ns: int
+    def __init__(self, run: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., buckets: _Optional[_Iterable[_Union[BucketEntry, _Mapping]]] = ..., digest: _Optional[str] = ..., shm_path: _Optional[str] = ..., shm_host_id: _Optional[str] = ..., announced_unix_ns: _Optional[int] = ...) -> None: ...
+
+class TensorEntry(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "digest", "bucket", "offset", "nbytes", "tied_to")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    TIED_TO_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    digest: str
+    bucket: int
+    offset: int
+    nbytes: int
+    tied_to: str
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., digest: _Optional[str] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ..., nbytes: _Optional[int] = ..., tied_to: _Optional[str] = ...) -> None: ...
+
+class BucketEntry(_message.Message):
+    __slots__ = ("nbytes", "digest")
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    nbytes: int
+    digest: str
+    def __init__(self, nbytes: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class FetchBucketRequest(_message.Message):
+    __slots__ = ("policy", "bucket", "offset")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    policy: _trajectory_pb2.PolicyVersion
+    bucket: int
+    offset: int
+    def __init__(self, policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class BucketChunk(_message.Message):
+    __slots__ = ("offset", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class SwapReport(_message.Message):
+    __slots__ = ("member_id", "policy", "error", "digest", "transport", "bytes", "first_byte_us", "last_byte_us", "pause_us", "total_us")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BYTE_US_FIELD_NUMBER: _ClassVar[int]
+    LAST_BYTE_US_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_US_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_US_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    policy: _trajectory_pb2.PolicyVersion
+    error: str
+    digest: str
+    transport: str
+    bytes: int
+    first_byte_us: int
+    last_byte_us: int
+    pause_us: int
+    total_us: int
+    def __init__(self, member_id: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., error: _Optional[str] = ..., digest: _Optional[str] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., first_byte_us: _Optional[int] = ..., last_byte_us: _Optional[int] = ..., pause_us: _Optional[int] = ..., total_us: _Optional[int] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
