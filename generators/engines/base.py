@@ -1,0 +1,219 @@
+"""What a generator asks of an inference engine.
+
+Invariants every engine keeps (the contract suite in `tests/generators/engines/contract.py` checks them):
+
+- Every accepted request ends in exactly one `GenerationResult`, delivered through `on_results`; or else the engine
+  has failed as a whole and said so through `on_failure`.
+- A sampled token carries the version of the weights whose forward pass produced its logits.
+- Weights change between two decode steps only, all tensors at once, and never while a pinned request is running.
+- A bad request or a bad set of weights is refused by a typed error and changes nothing.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mesh.errors import RollmeshError
+from mesh.versions import PolicyVersion, VersionRuns
+
+if TYPE_CHECKING:
+    import torch
+
+FinishReason = Literal["stop", "length", "aborted"]
+KvPolicy = Literal["keep", "recompute"]
+
+
+class EngineError(RollmeshError):
+    """The inference engine cannot go on, or has been stopped."""
+
+    code = "engine"
+    exit_code = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are drawn.
+
+    Attributes:
+        temperature: softmax temperature; 0 is greedy.
+        top_p: nucleus mass in (0, 1]; 1 is off.
+        top_k: number of most likely tokens kept; 0 is off. Applied before `top_p`.
+        max_tokens: upper bound of response tokens, the end token included.
+        stop: strings that end the response; the text up to and including the match is kept.
+        seed: seed of the draws; 0 lets the engine choose. Requests with the same prompt and seed draw alike, so
+            that the members of a group need different seeds.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 1024
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One response to be sampled.
+
+    Attributes:
+        request_id: unique among the requests in flight.
+        prompt_ids: token ids, at least one. Requests of one `submit` with equal prompts share the prefill.
+        sampling: see `SamplingParams`.
+        pinned: finish under the weights that are served when it starts: no swap happens while it runs.
+    """
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GenerationResult:
+    """One sampled response.
+
+    Attributes:
+        request_id: of the request.
+        response_ids: int32 [T]; T may be 0 where the request was aborted before its first token.
+        log_probs: float32 [T], nats, of each token under the distribution it was drawn from (after temperature,
+            top-k and top-p); greedy tokens: under the temperature-1 distribution.
+        versions: the version of each token, T in all.
+        finish_reason: `stop` (end token or stop string), `length` (max_tokens or the model's context), `aborted`.
+    """
+
+    request_id: str
+    response_ids: NDArray[np.int32]
+    log_probs: NDArray[np.float32]
+    versions: VersionRuns
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class SwapTimings:
+    """What one swap of weights took, in microseconds.
+
+    Attributes:
+        version: now served.
+        digest: of the manifest, as given to `update_weights`.
+        wait_us: from the call to the start of the swap (a decode step, or pinned requests, to finish).
+        pause_us: for which decoding stood still; includes the two below.
+        copy_us: checking and copying the tensors.
+        recompute_us: re-prefilling running sequences (KV policy `recompute`), else 0.
+        in_flight: sequences that went on under the new weights.
+    """
+
+    version: PolicyVersion
+    digest: str
+    wait_us: float
+    pause_us: float
+    copy_us: float
+    recompute_us: float
+    in_flight: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A snapshot.
+
+    Attributes:
+        active: sequences being decoded.
+        queued: requests waiting for a slot (or for the first weights).
+        tokens_generated: sampled tokens since the start, counted when their sequence ends.
+        swaps: weight updates done.
+        serving: version of the weights; None before the first.
+        digest: manifest digest of the weights; empty before the first.
+        failure: what ended the engine; None while it lives.
+    """
+
+    active: int
+    queued: int
+    tokens_generated: int
+    swaps: int
+    serving: PolicyVersion | None
+    digest: str
+    failure: str | None
+
+
+OnResults = Callable[[list[GenerationResult]], None]
+OnFailure = Callable[[EngineError], None]
+
+
+class InferenceEngine(ABC):
+    """Continuous batching over one copy of the model. All methods may be called from any thread.
+
+    `on_results` and `on_failure` are called from the engine's own thread: they must be quick, must not raise, and
+    must not wait for the engine.
+    """
+
+    name: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def from_folder(
+        cls,
+        folder: Path,
+        *,
+        slots: int,
+        dtype: str,
+        on_results: OnResults,
+        on_failure: OnFailure,
+        kv: KvPolicy,
+        device: str,
+        seed: int,
+    ) -> InferenceEngine:
+        """See `generators.engines.create_engine`."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts the engine's thread. Requests wait until the first weights have arrived."""
+
+    @abstractmethod
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queues requests, all or none.
+
+        Raises:
+            PayloadError: a request is malformed or longer than the model's context; names the field and the limit.
+            EngineError: the engine is not running.
+        """
+
+    @abstractmethod
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests early; each still gets its result (`aborted`, with the tokens so far). Unknown ids: ignored."""
+
+    @abstractmethod
+    def update_weights(
+        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
+    ) -> Future[SwapTimings]:
+        """Swaps the weights between two decode steps.
+
+        Args:
+            version: name of the new weights; every token drawn after the swap carries it.
+            tensors: (Hugging Face name, tensor) of all parameters; tied ones at least once. They must stay unchanged
+                until the future is done.
+            digest: manifest digest, reported back.
+
+        Returns:
+            A future; it waits for running pinned requests (no further ones start meanwhile), and fails with
+            WeightsError where a tensor is missing, unknown or of another shape: then the old weights stay in use.
+        """
+
+    @abstractmethod
+    def status(self) -> EngineStatus:
+        """A snapshot; never blocks for a decode step."""
+
+    @abstractmethod
+    def drain(self, timeout_s: float) -> bool:
+        """Waits until nothing is queued or active; False where `timeout_s` ran out first."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Aborts what is left (results are delivered), then ends the thread. May be called twice."""
