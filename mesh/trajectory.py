@@ -15,6 +15,7 @@ The buffer checks a payload with `inspect` (header and sizes only) and never par
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -120,7 +121,7 @@ def _runs(mask: NDArray[np.uint8]) -> list[list[int]]:
         return []
     edges = np.flatnonzero(np.diff(mask)) + 1
     bounds = [0, *edges.tolist(), len(mask)]
-    return [[end - begin, int(mask[begin])] for begin, end in zip(bounds, bounds[1:], strict=False)]
+    return [[end - begin, int(mask[begin])] for begin, end in itertools.pairwise(bounds)]
 
 
 def _parse(payload: bytes) -> tuple[PayloadInfo, int]:

@@ -24,7 +24,7 @@ def load_config(source: Path | Mapping[str, Any], overrides: Iterable[str] = ())
     Raises:
         ConfigError: unreadable file, unknown key (with the nearest name), bad value, contradiction.
     """
-    values = _read(source) if isinstance(source, Path) else {key: value for key, value in source.items()}
+    values = _read(source) if isinstance(source, Path) else dict(source)
     for dotted, value in parse_overrides(overrides).items():
         values = _with(values, dotted.split("."), value, dotted)
     try:

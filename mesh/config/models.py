@@ -64,7 +64,9 @@ class RolloutSection(Section):
     n: PositiveInt = Field(8, description="Responses per prompt (the group size).")
     temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass; 1 is off. Must be 1 in training for now.")
-    top_k: int = Field(0, ge=0, description="Number of most likely tokens kept; 0 is off. Must be 0 in training for now.")
+    top_k: int = Field(
+        0, ge=0, description="Number of most likely tokens kept; 0 is off. Must be 0 in training for now."
+    )
     stop: list[str] = Field(default_factory=list, description="Strings that end a response.")
     max_prompt_tokens: PositiveInt = Field(1024, description="Longest prompt in tokens.")
     max_response_tokens: PositiveInt = Field(1024, description="Longest response in tokens.")
@@ -81,7 +83,7 @@ class RewardSection(Section):
     )
     by_data_source: dict[str, list[str]] = Field(
         default_factory=dict,
-        description="data_source -> scorer names, or `grpc://host:port` endpoints, that take precedence over the above.",
+        description="data_source -> scorer names or `grpc://host:port` endpoints that go before the above.",
     )
     endpoints: list[str] = Field(
         default_factory=list, description="`grpc://host:port` of reward services; none: one is started here."

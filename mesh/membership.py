@@ -1,0 +1,204 @@
+"""A service's membership: joining, heartbeats, and what the answers tell about the mesh.
+
+Invariants: the agent keeps trying while the mesh is away, for at most `retry_s` in a row, and then says so through
+`lost`; a member that the mesh has forgotten joins again under a new connection generation; a learner whose
+incarnation was taken over sees `fenced`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+
+import grpc
+
+from mesh.errors import RollmeshError, UnreachableError
+from mesh.rpc import call_with_retry, to_rollmesh_error
+from mesh.versions import PolicyVersion
+from protos import membership_pb2, membership_pb2_grpc
+
+log = logging.getLogger(__name__)
+PROTOCOL = 1
+
+
+def new_member_id(role: str) -> str:
+    """Unique per process."""
+    return f"{role}-{uuid.uuid4().hex[:12]}"
+
+
+class MembershipAgent:
+    """Joins the mesh and heartbeats in the background.
+
+    Attributes:
+        member_id: this process's id.
+        generation: connection generation of the last Join; later calls carry it.
+        run_name, config_json: the run, as the mesh describes it.
+        learner: the learner's membership entry; None while there is none.
+        policy: the version in force; None before the first.
+        fenced: set when this learner's incarnation was taken over.
+        run_finished: set when the run ended in order.
+        lost: set when the mesh could not be reached for `retry_s`; `lost_error` says why.
+    """
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        role: membership_pb2.Role,
+        *,
+        member_id: str,
+        address: str,
+        host_id: str,
+        timeout_s: float = 10.0,
+        retry_s: float = 60.0,
+    ) -> None:
+        self._stub = membership_pb2_grpc.MembershipStub(channel)
+        self._join_request = membership_pb2.JoinRequest(
+            member_id=member_id, role=role, address=address, host_id=host_id, pid=os.getpid(), protocol=PROTOCOL
+        )
+        self._timeout_s = timeout_s
+        self._retry_s = retry_s
+        self._interval_s = 1.0
+        self._serving: PolicyVersion | None = None
+        self._gauges: dict[str, float] = {}
+        self._waiting_reason = ""
+        self._incarnation = 0
+        self._listeners: list[Callable[[], None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self.member_id = member_id
+        self.generation = 0
+        self.run_name = ""
+        self.config_json = ""
+        self.learner: membership_pb2.Member | None = None
+        self.policy: PolicyVersion | None = None
+        self.fenced = asyncio.Event()
+        self.run_finished = asyncio.Event()
+        self.lost = asyncio.Event()
+        self.lost_error: RollmeshError | None = None
+
+    async def start(self) -> None:
+        """Joins and starts to heartbeat.
+
+        Raises:
+            UnreachableError: the mesh did not answer within `retry_s`.
+        """
+        await self._join(self._retry_s)
+        await self.beat()
+        self._task = asyncio.create_task(self._run(), name="heartbeat")
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` whenever learner, policy or generation changed."""
+        self._listeners.append(listener)
+
+    def set_status(
+        self,
+        *,
+        serving: PolicyVersion | None = None,
+        gauges: Mapping[str, float] | None = None,
+        waiting_reason: str | None = None,
+        incarnation: int | None = None,
+    ) -> None:
+        """What the next heartbeats report; arguments left out stay as they were."""
+        self._serving = serving or self._serving
+        self._waiting_reason = self._waiting_reason if waiting_reason is None else waiting_reason
+        self._incarnation = incarnation or self._incarnation
+        self._gauges.update(gauges or {})
+
+    async def beat(self) -> None:
+        """One heartbeat now; joins again where the mesh does not know this member any more."""
+        response = await self._stub.Heartbeat(
+            membership_pb2.HeartbeatRequest(
+                member_id=self.member_id,
+                generation=self.generation,
+                serving=self._serving.to_proto() if self._serving else None,
+                gauges=self._gauges,
+                waiting_reason=self._waiting_reason,
+                incarnation=self._incarnation,
+            ),
+            timeout=self._timeout_s,
+        )
+        if not response.known:
+            await self._join(self._retry_s)
+            self._notify()
+            return
+        learner = response.learner if response.learner.member_id else None
+        policy = PolicyVersion.from_proto(response.policy) if response.HasField("policy") else None
+        changed = policy != self.policy or _identity(learner) != _identity(self.learner)
+        self.learner, self.policy = learner, policy
+        if response.fenced:
+            self.fenced.set()
+        if response.run_finished:
+            self.run_finished.set()
+        if changed or response.fenced or response.run_finished:
+            self._notify()
+
+    async def members(self, role: membership_pb2.Role = membership_pb2.ROLE_UNSPECIFIED) -> list[membership_pb2.Member]:
+        """The members of a role (all when unspecified)."""
+        request = membership_pb2.ListRequest(role=role)
+        response = await call_with_retry(
+            lambda: self._stub.List(request, timeout=self._timeout_s), retry_s=self._retry_s, what="listing members"
+        )
+        return list(response.members)
+
+    async def leave(self, *, run_finished: bool = False) -> None:
+        """Stops the heartbeats and leaves in order; the mesh's absence is logged, not raised."""
+        await self.stop()
+        request = membership_pb2.LeaveRequest(
+            member_id=self.member_id, generation=self.generation, run_finished=run_finished
+        )
+        try:
+            await self._stub.Leave(request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            log.warning("could not leave the mesh: %s", error.details())
+
+    async def stop(self) -> None:
+        """Stops the heartbeats without a word to the mesh."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _join(self, retry_s: float) -> None:
+        response = await call_with_retry(
+            lambda: self._stub.Join(self._join_request, timeout=self._timeout_s),
+            retry_s=retry_s,
+            what="joining the mesh",
+        )
+        self.generation = response.generation
+        self.run_name = response.run_name
+        self.config_json = response.run_config_json
+        self._interval_s = response.heartbeat_interval_ms / 1000
+        log.info("joined run %s as %s (generation %d)", self.run_name, self.member_id, self.generation)
+
+    async def _run(self) -> None:
+        last_answer = time.monotonic()
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                await self.beat()
+                last_answer = time.monotonic()
+            except grpc.aio.AioRpcError as error:
+                away = time.monotonic() - last_answer
+                log.warning("no heartbeat answer for %.1f s: %s", away, error.details())
+                if away > self._retry_s:
+                    self._give_up(to_rollmesh_error(error, "heartbeat"))
+                    return
+            except RollmeshError as error:
+                self._give_up(error)
+                return
+
+    def _give_up(self, error: RollmeshError) -> None:
+        self.lost_error = UnreachableError(f"the mesh has not answered for {self._retry_s:.0f} s: {error.message}")
+        self.lost.set()
+        self._notify()
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+
+def _identity(member: membership_pb2.Member | None) -> tuple[str, str] | None:
+    return (member.member_id, member.address) if member else None

@@ -1,0 +1,319 @@
+"""gRPC as the mesh uses it: channels, servers, tokens, TLS, and errors that keep their type across the wire.
+
+Invariants: a non-loopback bind needs a token or TLS unless insecurity was asked for; a `RollmeshError` raised in a
+handler reaches the caller as the same class with message, hint and field; every unary call made through
+`call_with_retry` has a deadline per try and one for all tries.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import tenacity
+
+from mesh import errors
+from mesh.config.models import SecuritySection
+from mesh.errors import ConfigError, PortInUseError, RollmeshError, UnreachableError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_STATUS = {
+    "config": grpc.StatusCode.INVALID_ARGUMENT,
+    "data": grpc.StatusCode.INVALID_ARGUMENT,
+    "payload": grpc.StatusCode.INVALID_ARGUMENT,
+    "store": grpc.StatusCode.UNAVAILABLE,
+    "unreachable": grpc.StatusCode.UNAVAILABLE,
+    "fenced": grpc.StatusCode.FAILED_PRECONDITION,
+    "takeover_refused": grpc.StatusCode.FAILED_PRECONDITION,
+    "weights": grpc.StatusCode.NOT_FOUND,
+}
+# Failures of the connection or of a service behind it: the same call may succeed later.
+_TRANSIENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+
+
+def _error_classes() -> dict[str, type[RollmeshError]]:
+    found = (value for value in vars(errors).values() if isinstance(value, type))
+    return {cls.code: cls for cls in found if issubclass(cls, RollmeshError)}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to bind stays on this machine."""
+    if host == "localhost" or host.startswith("unix:"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _token(security: SecuritySection) -> str | None:
+    if security.token_file is None:
+        return None
+    try:
+        token = security.token_file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"security.token_file {security.token_file}: {error.strerror}") from error
+    if not token:
+        raise ConfigError(f"security.token_file {security.token_file} is empty")
+    return token
+
+
+def _options(max_message_mb: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_send_message_length", max_message_mb << 20),
+        ("grpc.max_receive_message_length", max_message_mb << 20),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- client side
+
+
+def open_channel(address: str, security: SecuritySection, *, max_message_mb: int = 64) -> grpc.aio.Channel:
+    """A channel to `host:port` (or `grpc://host:port`) that reconnects by itself within a second or two."""
+    options = [
+        *_options(max_message_mb),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    target = address.removeprefix("grpc://")
+    token = _token(security)
+    interceptors: list[Any] = _token_interceptors(token) if token else []
+    if security.tls_ca is not None or security.tls_cert is not None:
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=_pem(security.tls_ca, "tls_ca"),
+            private_key=_pem(security.tls_key, "tls_key"),
+            certificate_chain=_pem(security.tls_cert, "tls_cert"),
+        )
+        return grpc.aio.secure_channel(target, credentials, options=options, interceptors=interceptors)
+    return grpc.aio.insecure_channel(target, options=options, interceptors=interceptors)
+
+
+def _pem(path: Path | None, name: str) -> bytes | None:
+    if path is None:
+        return None
+    return _read_pem(path, name)
+
+
+def _read_pem(path: Path, name: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"security.{name} {path}: {error.strerror}") from error
+
+
+class _TokenBase:
+    def __init__(self, token: str) -> None:
+        self._value = f"Bearer {token}"
+
+    def _with_token(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
+        metadata = grpc.aio.Metadata(*(details.metadata or ()))
+        metadata.add("authorization", self._value)
+        return grpc.aio.ClientCallDetails(
+            details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
+        )
+
+
+class _UnaryUnaryToken(_TokenBase, grpc.aio.UnaryUnaryClientInterceptor):
+    async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return await continuation(self._with_token(details), request)
+
+
+class _UnaryStreamToken(_TokenBase, grpc.aio.UnaryStreamClientInterceptor):
+    async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+        return await continuation(self._with_token(details), request)
+
+
+class _StreamStreamToken(_TokenBase, grpc.aio.StreamStreamClientInterceptor):
+    async def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return await continuation(self._with_token(details), requests)
+
+
+def _token_interceptors(token: str) -> list[Any]:
+    return [_UnaryUnaryToken(token), _UnaryStreamToken(token), _StreamStreamToken(token)]
+
+
+def to_rollmesh_error(error: grpc.RpcError, what: str) -> RollmeshError:
+    """Turns a failed call into the typed error that the service raised, or `UnreachableError`.
+
+    Args:
+        error: as caught (`grpc.aio.AioRpcError`).
+        what: names the call and the address for the reader.
+    """
+    status = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+    details = (error.details() if isinstance(error, grpc.aio.AioRpcError) else None) or str(error)
+    trailing = dict(_trailing(error) or ())
+    cls = _error_classes().get(str(trailing.get("rollmesh-code", "")))
+    hint = str(trailing.get("rollmesh-hint", ""))
+    if cls is errors.PayloadError:
+        return errors.PayloadError(str(trailing.get("rollmesh-field", "message")), details, hint=hint)
+    if cls is not None:
+        return cls(details, hint=hint)
+    if status is grpc.StatusCode.UNAUTHENTICATED:
+        return ConfigError(f"{what}: {details}", hint="set security.token_file to the mesh's token")
+    if status in _TRANSIENT:
+        return UnreachableError(f"{what}: {details}", hint="is the service running, and the address right?")
+    return RollmeshError(f"{what}: {status.name if status else 'failed'}: {details}")
+
+
+def _trailing(error: grpc.RpcError) -> Any:
+    return error.trailing_metadata() if isinstance(error, grpc.aio.AioRpcError) else None
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether repeating the call may help (connection lost, deadline, store briefly away)."""
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() in _TRANSIENT
+
+
+async def call_with_retry(call: Callable[[], Awaitable[T]], *, retry_s: float, what: str) -> T:
+    """Repeats an idempotent call while its failures are transient.
+
+    Args:
+        call: makes one try; sets its own deadline.
+        retry_s: seconds for all tries together.
+        what: names the call for errors and logs.
+
+    Raises:
+        RollmeshError: the typed error, or `UnreachableError` when the time is up.
+    """
+    retrying = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception(is_transient),
+        stop=tenacity.stop_after_delay(retry_s),
+        wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
+        reraise=True,
+    )
+    try:
+        async for attempt in retrying:
+            with attempt:
+                return await call()
+    except grpc.aio.AioRpcError as error:
+        raise to_rollmesh_error(error, what) from error
+    raise UnreachableError(f"{what}: no try was made")
+
+
+# ------------------------------------------------------------------------------------------------- server side
+
+
+class _Guard(grpc.aio.ServerInterceptor):
+    """Checks the token and turns typed errors into statuses, for all kinds of handlers."""
+
+    def __init__(self, token: str | None) -> None:
+        self._expected = f"Bearer {token}" if token else None
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        open_to_all = details.method.startswith("/grpc.health.")
+        if self._expected and not open_to_all:
+            given = dict(details.invocation_metadata or ()).get("authorization")
+            if given != self._expected:
+                return _refusing(handler)
+        return _translating(handler)
+
+
+def _refusing(handler: Any) -> Any:
+    async def refuse(_request: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "missing or wrong bearer token")
+
+    async def refuse_stream(_request: Any, context: Any) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "missing or wrong bearer token")
+        yield
+
+    return _rebuilt(handler, refuse, refuse_stream)
+
+
+def _translating(handler: Any) -> Any:
+    inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+    async def single(request: Any, context: Any) -> Any:
+        try:
+            return await inner(request, context)
+        except RollmeshError as error:
+            await abort(context, error)
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async for response in inner(request, context):
+                yield response
+        except RollmeshError as error:
+            await abort(context, error)
+
+    return _rebuilt(handler, single, stream)
+
+
+def _rebuilt(handler: Any, single: Any, stream: Any) -> Any:
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[(handler.request_streaming, handler.response_streaming)]
+    behaviour = stream if handler.response_streaming else single
+    return make(behaviour, handler.request_deserializer, handler.response_serializer)
+
+
+async def abort(context: Any, error: RollmeshError) -> None:
+    """Ends a call with a typed error."""
+    trailing = [("rollmesh-code", error.code), ("rollmesh-hint", _ascii(error.hint))]
+    if isinstance(error, errors.PayloadError):
+        trailing.append(("rollmesh-field", _ascii(error.field)))
+    await context.abort(
+        _STATUS.get(error.code, grpc.StatusCode.INTERNAL), error.message, trailing_metadata=tuple(trailing)
+    )
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "replace").decode("ascii").replace("\n", " ")
+
+
+def new_server(security: SecuritySection, *, max_message_mb: int = 64) -> grpc.aio.Server:
+    """A server whose handlers may raise `RollmeshError`; checks the bearer token where one is configured.
+
+    Streaming handlers must be async generators (`yield`), unary ones coroutines.
+    """
+    options = [*_options(max_message_mb), ("grpc.so_reuseport", 0)]
+    return grpc.aio.server(interceptors=[_Guard(_token(security))], options=options)
+
+
+def bind(server: grpc.aio.Server, host: str, port: int, security: SecuritySection) -> int:
+    """Binds `host:port` (0 picks a free port) and returns the port.
+
+    Raises:
+        ConfigError: a non-loopback address without token or TLS.
+        PortInUseError: the port is taken.
+    """
+    protected = security.token_file is not None or security.tls_cert is not None
+    if not is_loopback(host) and not protected and not security.allow_insecure:
+        raise ConfigError(
+            f"refusing to bind {host}: others could reach it without a token",
+            hint="set security.token_file or TLS, or security.allow_insecure: true",
+        )
+    target = f"{host}:{port}"
+    try:
+        if security.tls_cert is not None and security.tls_key is not None:
+            pair = (_pem(security.tls_key, "tls_key"), _pem(security.tls_cert, "tls_cert"))
+            ca = _pem(security.tls_ca, "tls_ca")
+            credentials = grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+            bound = server.add_secure_port(target, credentials)
+        else:
+            bound = server.add_insecure_port(target)
+    except RuntimeError as error:
+        raise PortInUseError(
+            f"cannot bind {target}: {error}", hint="choose another port, 0 for any free one"
+        ) from error
+    if bound == 0:
+        raise PortInUseError(f"cannot bind {target}", hint="choose another port, 0 for any free one")
+    return int(bound)
