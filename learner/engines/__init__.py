@@ -1,0 +1,1 @@
+"""Training engines: one interface, chosen by (model type, backend, device)."""
