@@ -57,3 +57,17 @@ def test_every_file_says_what_it_is_and_uses_the_package(path: Path) -> None:
 def test_the_reward_contract_stands_alone() -> None:
     text = (generate.ROOT / "protos" / "reward.proto").read_text()
     assert not re.search(r"^import ", text, re.MULTILINE)
+
+
+_MEMBER = re.compile(r"\s+(?:rpc \w+\b.*|[\w.<>, ]+\s+\w+\s*=\s*\d+;|\w+ = \d+;)")
+
+
+@pytest.mark.parametrize("path", PROTOS, ids=lambda p: p.name)
+def test_every_field_value_and_method_is_documented(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    bare = [
+        f"{number + 1}: {line.strip()}"
+        for number, line in enumerate(lines)
+        if _MEMBER.match(line) and "_UNSPECIFIED" not in line and not lines[number - 1].strip().startswith("//")
+    ]
+    assert bare == []
