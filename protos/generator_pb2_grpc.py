@@ -55,7 +55,8 @@ class GeneratorControlServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Status(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What the generator does now.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
