@@ -1,0 +1,134 @@
+"""Errors keep their type across the wire; tokens, binds and retries do what they promise."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from mesh import rpc
+from mesh.config.models import SecuritySection
+from mesh.errors import ConfigError, FencedError, PayloadError, PortInUseError, RollmeshError, UnreachableError
+from protos import reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
+
+OPEN = SecuritySection()
+
+
+class Failing(reward_pb2_grpc.RewardServicer):
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    async def Info(self, request: Any, context: Any) -> reward_pb2.InfoResponse:
+        if self.error:
+            raise self.error
+        return reward_pb2.InfoResponse(name="ok")
+
+
+class Watching(weights_pb2_grpc.WeightsServicer):
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[weights_pb2.Manifest]:
+        yield weights_pb2.Manifest(run="r")
+        raise FencedError("taken over", hint="stop")
+
+
+async def _serve(error: Exception | None, security: SecuritySection = OPEN) -> tuple[grpc.aio.Server, str]:
+    server = rpc.new_server(security)
+    reward_pb2_grpc.add_RewardServicer_to_server(Failing(error), server)
+    weights_pb2_grpc.add_WeightsServicer_to_server(Watching(), server)
+    port = rpc.bind(server, "127.0.0.1", 0, security)
+    await server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+async def _info(address: str, security: SecuritySection = OPEN) -> reward_pb2.InfoResponse:
+    async with rpc.open_channel(address, security) as channel:
+        stub = reward_pb2_grpc.RewardStub(channel)
+        return await stub.Info(reward_pb2.InfoRequest(), timeout=5)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PayloadError("writes[0].meta", "no good", hint="mend it"), FencedError("x", hint="y"), ConfigError("grüße")],
+    ids=lambda e: e.code,
+)
+async def test_a_typed_error_arrives_as_it_was_raised(error: RollmeshError) -> None:
+    server, address = await _serve(error)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _info(address)
+    back = rpc.to_rollmesh_error(caught.value, "Info")
+    assert type(back) is type(error)
+    assert back.message.endswith(error.message)
+    assert back.hint == error.hint
+    if isinstance(error, PayloadError):
+        assert isinstance(back, PayloadError)
+        assert back.field == error.field
+    await server.stop(0)
+
+
+async def test_a_typed_error_in_a_stream_arrives_after_its_items() -> None:
+    server, address = await _serve(None)
+    async with rpc.open_channel(address, OPEN) as channel:
+        call = weights_pb2_grpc.WeightsStub(channel).Watch(weights_pb2.WatchRequest(), timeout=5)
+        assert (await call.read()).run == "r"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    assert isinstance(rpc.to_rollmesh_error(caught.value, "Watch"), FencedError)
+    await server.stop(0)
+
+
+async def test_the_token_is_asked_for_and_sent(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    security = SecuritySection(token_file=token)
+    server, address = await _serve(None, security)
+    assert (await _info(address, security)).name == "ok"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await _info(address, OPEN)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert "token_file" in rpc.to_rollmesh_error(caught.value, "Info").hint
+    await server.stop(0)
+
+
+async def test_a_reachable_bind_needs_protection() -> None:
+    server = rpc.new_server(OPEN)
+    with pytest.raises(ConfigError, match="allow_insecure"):
+        rpc.bind(server, "0.0.0.0", 0, OPEN)
+    assert rpc.bind(server, "0.0.0.0", 0, SecuritySection(allow_insecure=True)) > 0
+
+
+async def test_a_taken_port_is_said() -> None:
+    server, address = await _serve(None)
+    with pytest.raises(PortInUseError, match=address):
+        rpc.bind(rpc.new_server(OPEN), "127.0.0.1", int(address.split(":")[1]), OPEN)
+    await server.stop(0)
+
+
+async def test_an_absent_service_is_unreachable_within_the_deadline() -> None:
+    started = time.monotonic()
+    async with rpc.open_channel("127.0.0.1:1", OPEN) as channel:
+        stub = reward_pb2_grpc.RewardStub(channel)
+        with pytest.raises(UnreachableError, match="asking"):
+            await rpc.call_with_retry(
+                lambda: stub.Info(reward_pb2.InfoRequest(), timeout=0.5), retry_s=1.0, what="asking"
+            )
+    assert time.monotonic() - started < 10
+
+
+async def test_a_call_is_repeated_until_the_service_is_back() -> None:
+    server, address = await _serve(None)
+    port = int(address.split(":")[1])
+    async with rpc.open_channel(address, OPEN) as channel:
+        stub = reward_pb2_grpc.RewardStub(channel)
+        await stub.Info(reward_pb2.InfoRequest(), timeout=5)
+        await server.stop(0)
+        call = asyncio.create_task(
+            rpc.call_with_retry(lambda: stub.Info(reward_pb2.InfoRequest(), timeout=2), retry_s=30, what="Info")
+        )
+        again = rpc.new_server(OPEN)
+        reward_pb2_grpc.add_RewardServicer_to_server(Failing(None), again)
+        rpc.bind(again, "127.0.0.1", port, OPEN)
+        await again.start()
+        assert (await asyncio.wait_for(call, 30)).name == "ok"
+        await again.stop(0)
