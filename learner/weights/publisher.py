@@ -1,0 +1,249 @@
+"""Versions of the policy, kept fetchable.
+
+Invariants: `publish` returns only when the version can be fetched; the last `keep_versions` stay fetchable and older
+ones are unlinked; versions of one publisher only go up; nothing of it is left in shared memory after `close`, nor, once
+another publisher starts on the machine, after kill -9.
+
+`publish` belongs to the thread that trains; everything else may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from learner.weights.pushes import PushStatistics
+from learner.weights.storage import VersionBytes, VersionWriter, sweep, usable_directory
+from mesh.errors import WeightsError
+from mesh.hosts import host_id
+from mesh.versions import PolicyVersion
+from mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_offsets, digest_of, manifest_digest
+from mesh.weights.tensors import bytes_of, dtype_name, dtype_of, to_wire
+from protos import weights_pb2
+
+log = logging.getLogger(__name__)
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  meant to be shared; files are created unnamed and readable by the owner only
+_PADDING = bytes(ALIGNMENT)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedVersion:
+    """A version that can be fetched.
+
+    Attributes:
+        manifest: as announced; never changed.
+        data: its buckets, one behind the other.
+        offsets: start of each bucket in `data`, in bytes.
+    """
+
+    manifest: weights_pb2.Manifest
+    data: VersionBytes
+    offsets: list[int]
+
+
+class WeightPublisher:
+    """Holds the versions that generators may fetch.
+
+    Args:
+        run: name of the run.
+        model_bundle: files from which model and tokenizer are built (`read_model_bundle`).
+        keep_versions: versions that stay fetchable.
+        bucket_bytes: size of a bucket, the unit of transfer and of digests.
+        transport: `shm` (must work), `grpc` (no shared file), `auto` (shared file where possible).
+        directory: the tmpfs for shared files.
+
+    Raises:
+        WeightsError: `shm` was asked for and the directory is not usable.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        model_bundle: Mapping[str, bytes],
+        *,
+        keep_versions: int = 2,
+        bucket_bytes: int = 64 << 20,
+        transport: Literal["auto", "grpc", "shm"] = "auto",
+        directory: Path = SHARED_MEMORY,
+    ) -> None:
+        self.run = run
+        self.model_bundle = dict(model_bundle)
+        self.pushes = PushStatistics()
+        self._keep_versions = keep_versions
+        self._bucket_bytes = bucket_bytes
+        self._required = transport == "shm"
+        self._directory = _choose_directory(transport, directory)
+        self._host_id = host_id()
+        self._lock = threading.Lock()
+        self._versions: dict[PolicyVersion, PublishedVersion] = {}
+        self._newest: PublishedVersion | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def newest(self) -> weights_pb2.Manifest | None:
+        """The manifest in force; None before the first `publish`."""
+        newest = self._newest
+        return newest.manifest if newest else None
+
+    def version(self, policy: PolicyVersion) -> PublishedVersion:
+        """A version that is still kept.
+
+        Raises:
+            WeightsError: it is not.
+        """
+        with self._lock:
+            found = self._versions.get(policy)
+            kept = ", ".join(map(str, self._versions)) or "none"
+        if found is None:
+            raise WeightsError(f"version {policy} is not kept any more (kept: {kept})", hint="fetch the newest instead")
+        return found
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Calls `listener` after each `publish`, in the publishing thread; returns what ends that."""
+        with self._lock:
+            self._listeners.append(listener)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._listeners.remove(listener)
+
+        return unsubscribe
+
+    def publish(
+        self, policy: PolicyVersion, named_tensors: Iterable[tuple[str, torch.Tensor]], wire_dtype: torch.dtype | str
+    ) -> weights_pb2.Manifest:
+        """Copies the tensors, announces the version and lets go of the oldest.
+
+        Args:
+            policy: above every version published before.
+            named_tensors: (Hugging Face name, tensor), any device, each read once before the next is asked for;
+                a tensor seen before under another name is sent once.
+            wire_dtype: dtype in which floating-point tensors travel.
+
+        Returns:
+            The manifest, not to be changed.
+
+        Raises:
+            WeightsError: no tensors, a version that does not go up, or no memory left.
+        """
+        if self._newest is not None and policy <= PolicyVersion.from_proto(self._newest.manifest.policy):
+            raise WeightsError(f"version {policy} was published already, or is older than what was")
+        manifest = weights_pb2.Manifest(run=self.run, policy=policy.to_proto())
+        dtype = dtype_of(wire_dtype) if isinstance(wire_dtype, str) else wire_dtype
+        data = self._write(manifest, named_tensors, dtype)
+        manifest.digest = manifest_digest(manifest.tensors)
+        if data.path is not None:
+            manifest.shm_path = str(data.path)
+            manifest.shm_host_id = self._host_id
+        manifest.announced_unix_ns = time.time_ns()
+        published = PublishedVersion(manifest, data, bucket_offsets(manifest))
+        with self._lock:
+            self._versions[policy] = published
+            self._newest = published
+            retired = [self._versions.pop(old) for old in sorted(self._versions)[: -self._keep_versions]]
+            listeners = list(self._listeners)
+        for old in retired:
+            old.data.retire()
+        for listener in listeners:
+            listener()
+        return manifest
+
+    def close(self) -> None:
+        """Takes every version back."""
+        with self._lock:
+            retired = list(self._versions.values())
+            self._versions.clear()
+        for version in retired:
+            version.data.retire()
+
+    def _write(
+        self,
+        manifest: weights_pb2.Manifest,
+        named_tensors: Iterable[tuple[str, torch.Tensor]],
+        dtype: torch.dtype,
+    ) -> VersionBytes:
+        writer = VersionWriter(self._directory, fall_back=not self._required)
+        try:
+            total = _fill(writer, manifest, named_tensors, dtype, BucketLayout(self._bucket_bytes))
+            if total == 0:
+                raise WeightsError(f"version {PolicyVersion.from_proto(manifest.policy)} has no weights")
+        except BaseException:
+            writer.abandon()
+            raise
+        if not writer.in_shared_memory:
+            self._directory = None
+        return writer.seal(f"{self.run}-{manifest.policy.incarnation}-{manifest.policy.version}", total)
+
+
+def _fill(
+    writer: VersionWriter,
+    manifest: weights_pb2.Manifest,
+    named_tensors: Iterable[tuple[str, torch.Tensor]],
+    dtype: torch.dtype,
+    layout: BucketLayout,
+) -> int:
+    """Writes the tensors and lists them and their buckets; returns the bytes written, padding included."""
+    bucket_digest = Digest()
+    sent: dict[int, str] = {}
+    kept: list[torch.Tensor] = []
+    for name, tensor in named_tensors:
+        if isinstance(tensor, torch.nn.Parameter):
+            # Parameters stay alive during the publish, so that their identity tells ties; other tensors may be
+            # temporary and share an address with one that is gone.
+            if id(tensor) in sent:
+                twin = sent[id(tensor)]
+                manifest.tensors.add(name=name, dtype=_wire_name(tensor, dtype), shape=tensor.shape, tied_to=twin)
+                continue
+            sent[id(tensor)] = name
+            kept.append(tensor)
+        ready = to_wire(tensor, dtype)
+        data = bytes_of(ready)
+        place = layout.place(data.nbytes)
+        if place.opens_bucket:
+            if manifest.buckets:
+                manifest.buckets[-1].digest = bucket_digest.hexdigest()
+            manifest.buckets.add()
+            bucket_digest = Digest()
+        writer.write(data, place.start)
+        bucket_digest.update(_PADDING[: place.padding])
+        bucket_digest.update(data)
+        manifest.buckets[-1].nbytes = place.offset + data.nbytes
+        manifest.tensors.add(
+            name=name,
+            dtype=dtype_name(ready.dtype),
+            shape=ready.shape,
+            digest=digest_of(data),
+            bucket=place.bucket,
+            offset=place.offset,
+            nbytes=data.nbytes,
+        )
+    if manifest.buckets:
+        manifest.buckets[-1].digest = bucket_digest.hexdigest()
+    return layout.total_bytes
+
+
+def _wire_name(tensor: torch.Tensor, dtype: torch.dtype) -> str:
+    return dtype_name(dtype if tensor.is_floating_point() else tensor.dtype)
+
+
+def _choose_directory(transport: str, directory: Path) -> Path | None:
+    if transport == "grpc":
+        return None
+    if usable_directory(directory):
+        for path in sweep(directory):
+            log.info("removed %s, left behind by a publisher that was killed", path)
+        return directory
+    if transport == "shm":
+        raise WeightsError(
+            f"weights.transport is shm, but no file can be created in {directory}",
+            hint="mount a tmpfs there, or set weights.transport: auto",
+        )
+    log.info("%s is not usable: weights travel over grpc", directory)
+    return None

@@ -1,0 +1,88 @@
+"""The Weights service of the learner: what generators pull.
+
+Invariants: `Watch` never queues, it always jumps to the newest manifest; `FetchBucket` can be repeated from any offset;
+a transfer that has begun goes on when its version is let go of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from learner.weights.publisher import WeightPublisher
+from mesh.errors import PayloadError
+from mesh.versions import PolicyVersion
+from protos import weights_pb2, weights_pb2_grpc
+
+log = logging.getLogger(__name__)
+SERVICE_NAME = weights_pb2.DESCRIPTOR.services_by_name["Weights"].full_name
+# Larger messages are slower, smaller ones cost more calls.
+CHUNK_BYTES = 1 << 20
+
+
+class WeightsService(weights_pb2_grpc.WeightsServicer):
+    """Serves a publisher's versions."""
+
+    def __init__(self, publisher: WeightPublisher) -> None:
+        self._publisher = publisher
+
+    async def GetModelBundle(
+        self, _request: weights_pb2.GetModelBundleRequest, _context: Any
+    ) -> AsyncIterator[weights_pb2.ModelFile]:
+        """Every file; large ones in several messages of the same name."""
+        for name, content in self._publisher.model_bundle.items():
+            for offset in range(0, max(1, len(content)), CHUNK_BYTES):
+                yield weights_pb2.ModelFile(name=name, content=content[offset : offset + CHUNK_BYTES])
+
+    async def Watch(self, _request: weights_pb2.WatchRequest, _context: Any) -> AsyncIterator[weights_pb2.Manifest]:
+        """The newest manifest, and each one that is the newest when the stream can take it."""
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
+
+        def on_publish() -> None:
+            loop.call_soon_threadsafe(news.set)
+
+        unsubscribe = self._publisher.subscribe(on_publish)
+        sent: weights_pb2.Manifest | None = None
+        try:
+            while True:
+                news.clear()
+                manifest = self._publisher.newest
+                if manifest is not None and manifest is not sent:
+                    sent = manifest
+                    yield manifest
+                    continue
+                await news.wait()
+        finally:
+            unsubscribe()
+
+    async def FetchBucket(
+        self, request: weights_pb2.FetchBucketRequest, _context: Any
+    ) -> AsyncIterator[weights_pb2.BucketChunk]:
+        """The rest of a bucket from `offset` on."""
+        version = self._publisher.version(PolicyVersion.from_proto(request.policy))
+        if request.bucket >= len(version.offsets):
+            raise PayloadError("bucket", f"{request.bucket} does not exist, there are {len(version.offsets)}")
+        nbytes = version.manifest.buckets[request.bucket].nbytes
+        if request.offset > nbytes:
+            raise PayloadError("offset", f"{request.offset} lies behind the bucket's {nbytes} bytes")
+        start = version.offsets[request.bucket]
+        for offset in range(request.offset, nbytes, CHUNK_BYTES):
+            length = min(CHUNK_BYTES, nbytes - offset)
+            yield weights_pb2.BucketChunk(offset=offset, data=version.data.read(start + offset, length))
+
+    async def Report(self, request: weights_pb2.SwapReport, _context: Any) -> weights_pb2.ReportResponse:
+        """Keeps the figures; errors are logged."""
+        if not request.member_id:
+            raise PayloadError("member_id", "is empty")
+        self._publisher.pushes.add(request)
+        if request.error:
+            log.warning(
+                "%s could not take version %s: %s",
+                request.member_id,
+                PolicyVersion.from_proto(request.policy),
+                request.error,
+            )
+        return weights_pb2.ReportResponse()

@@ -1,0 +1,80 @@
+"""Checks of a manifest and of the bytes it announces.
+
+Invariant: what `check_manifest` lets pass can be read without any further look at bounds: every tensor lies inside its
+bucket, has the length that its dtype and shape ask for, and the manifest's digest is that of its entries.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from mesh.errors import WeightsError
+from mesh.versions import PolicyVersion
+from mesh.weights.digest import Buffer, digest_of, manifest_digest
+from mesh.weights.layout import ALIGNMENT, tensor_bytes
+from protos import weights_pb2
+
+
+def bucket_offsets(manifest: weights_pb2.Manifest) -> list[int]:
+    """Start of each bucket in bytes, where all lie one behind the other."""
+    return list(accumulate((_padded(bucket.nbytes) for bucket in manifest.buckets), initial=0))[:-1]
+
+
+def total_bytes(manifest: weights_pb2.Manifest) -> int:
+    """Bytes of all buckets with their padding."""
+    return sum(_padded(bucket.nbytes) for bucket in manifest.buckets)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def check_manifest(manifest: weights_pb2.Manifest) -> None:
+    """Checks a manifest as received.
+
+    Raises:
+        WeightsError: naming the tensor or the figure that is wrong.
+    """
+    policy = PolicyVersion.from_proto(manifest.policy)
+    if not manifest.tensors:
+        raise WeightsError(f"manifest {policy} names no tensors")
+    with_bytes: set[str] = set()
+    seen: set[str] = set()
+    for tensor in manifest.tensors:
+        if tensor.name in seen:
+            raise WeightsError(f"manifest {policy}: tensor {tensor.name} is listed twice")
+        seen.add(tensor.name)
+        if tensor.tied_to:
+            if tensor.tied_to not in with_bytes:
+                raise WeightsError(
+                    f"manifest {policy}: {tensor.name} is tied to {tensor.tied_to}, which is not before it"
+                )
+            continue
+        with_bytes.add(tensor.name)
+        if tensor.nbytes != tensor_bytes(tensor.dtype, tensor.shape):
+            raise WeightsError(
+                f"manifest {policy}: {tensor.name} has {tensor.nbytes} bytes, "
+                f"{tensor.dtype}{list(tensor.shape)} needs {tensor_bytes(tensor.dtype, tensor.shape)}"
+            )
+        if tensor.bucket >= len(manifest.buckets):
+            raise WeightsError(f"manifest {policy}: {tensor.name} lies in bucket {tensor.bucket}, which does not exist")
+        if tensor.offset + tensor.nbytes > manifest.buckets[tensor.bucket].nbytes or tensor.offset % ALIGNMENT:
+            raise WeightsError(f"manifest {policy}: {tensor.name} lies outside its bucket, or is not aligned")
+    found = manifest_digest(manifest.tensors)
+    if found != manifest.digest:
+        raise WeightsError(f"manifest {policy}: its digest is {found}, {manifest.digest} was announced")
+
+
+def verify_bucket(manifest: weights_pb2.Manifest, index: int, data: Buffer) -> None:
+    """Compares a bucket's bytes with the digest that was announced.
+
+    Raises:
+        WeightsError: where they differ.
+    """
+    entry = manifest.buckets[index]
+    found = digest_of(data)
+    if len(data) != entry.nbytes or found != entry.digest:
+        raise WeightsError(
+            f"bucket {index} of version {PolicyVersion.from_proto(manifest.policy)} is damaged: "
+            f"{len(data)} bytes with digest {found}, announced were {entry.nbytes} with {entry.digest}"
+        )
