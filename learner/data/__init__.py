@@ -1,0 +1,8 @@
+"""Datasets: reading rows, turning them into prompts, and the deterministic order in which they are rolled out."""
+
+from learner.data.dataset import Row, RowSource, open_dataset
+from learner.data.order import DataOrder
+from learner.data.prompts import PromptEncoder
+from learner.data.stream import PromptStream
+
+__all__ = ["DataOrder", "PromptEncoder", "PromptStream", "Row", "RowSource", "open_dataset"]

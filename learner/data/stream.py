@@ -1,0 +1,131 @@
+"""The stream of prompt tasks behind a cursor, tokenised window by window.
+
+Invariants: the tasks behind ordinal `o` depend on nothing but the dataset, the seed and `o`; a refused row keeps its
+ordinal, so skipping one moves no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from learner.data.dataset import RowSource
+from learner.data.order import DataOrder
+from learner.data.prompts import PromptEncoder, Refused, TaskShape
+from mesh.errors import DataError
+from protos import trajectory_pb2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A run of consecutive ordinals.
+
+    Attributes:
+        tasks: the usable ones, in increasing order of ordinals.
+        last_ordinal: last ordinal looked at: the cursor for the next window.
+        end: no ordinal lies behind it.
+    """
+
+    tasks: list[trajectory_pb2.PromptTask]
+    last_ordinal: int
+    end: bool
+
+
+class PromptStream:
+    """Prompt tasks of a training set.
+
+    Args:
+        source: the rows.
+        order: which row has which ordinal.
+        encoder: makes tasks of rows.
+        shape: group size and sampling parameters.
+        on_refused: skip rows that cannot be rolled out (and count them), or refuse them with a DataError.
+    """
+
+    def __init__(
+        self,
+        source: RowSource,
+        order: DataOrder,
+        encoder: PromptEncoder,
+        shape: TaskShape,
+        *,
+        on_refused: Literal["skip", "refuse"],
+    ) -> None:
+        self._source = source
+        self._order = order
+        self._encoder = encoder
+        self._shape = shape
+        self._on_refused = on_refused
+        self.refused: Counter[str] = Counter()
+        """Rows refused so far, by reason."""
+
+    def check(self, chunk: int = 1024) -> None:
+        """Where rows may not be skipped: looks at every row now, so that a run is refused at its start.
+
+        Raises:
+            DataError: the first row that cannot be rolled out.
+        """
+        if self._on_refused == "refuse":
+            for start in range(0, len(self._source), chunk):
+                indices = range(start, min(start + chunk, len(self._source)))
+                for row in self._source.rows(indices):
+                    self._take(self._encoder.encode(row, self._shape, task_id="check", ordinal=1))
+
+    def after(self, ordinal: int, count: int) -> Window:
+        """At least one and at most `count` tasks behind `ordinal` (fewer only at the end of the data).
+
+        Raises:
+            DataError: a refused row where rows may not be skipped, or a whole epoch of refused rows.
+        """
+        tasks: list[trajectory_pb2.PromptTask] = []
+        cursor, end, barren = ordinal, self._ends_at(ordinal), 0
+        while len(tasks) < count and not end:
+            chunk = self._ordinals(cursor, count - len(tasks))
+            found = self._encode(chunk)
+            tasks.extend(found)
+            barren = 0 if found else barren + len(chunk)
+            if barren >= self._order.rows:
+                raise DataError(
+                    f"no prompt of the dataset can be rolled out: {dict(self.refused)}",
+                    hint="raise rollout.max_prompt_tokens, or look at data.prompt_key",
+                )
+            cursor = chunk[-1]
+            end = self._ends_at(cursor)
+        return Window(tasks, cursor, end)
+
+    def _ends_at(self, ordinal: int) -> bool:
+        return self._order.last_ordinal is not None and ordinal >= self._order.last_ordinal
+
+    def _ordinals(self, cursor: int, count: int) -> Sequence[int]:
+        last = cursor + count
+        if self._order.last_ordinal is not None:
+            last = min(last, self._order.last_ordinal)
+        return range(cursor + 1, last + 1)
+
+    def _encode(self, ordinals: Sequence[int]) -> list[trajectory_pb2.PromptTask]:
+        places = [self._order.locate(ordinal) for ordinal in ordinals]
+        rows = self._source.rows([row for _, row in places])
+        tasks = []
+        for ordinal, (epoch, index), row in zip(ordinals, places, rows, strict=True):
+            encoded = self._encoder.encode(row, self._shape, task_id=f"{epoch}-{index}", ordinal=ordinal)
+            if (task := self._take(encoded)) is not None:
+                tasks.append(task)
+        return tasks
+
+    def _take(self, encoded: trajectory_pb2.PromptTask | Refused) -> trajectory_pb2.PromptTask | None:
+        if not isinstance(encoded, Refused):
+            return encoded
+        refused = encoded
+        if self._on_refused == "refuse":
+            raise DataError(
+                f"row {refused.row}: {refused.reason.replace('_', ' ')} ({refused.tokens} tokens)",
+                hint="raise rollout.max_prompt_tokens, or set data.on_long_prompt: skip",
+            )
+        self.refused[refused.reason] += 1
+        _log.info("prompt skipped", extra={"row": refused.row, "reason": refused.reason, "tokens": refused.tokens})
+        return None

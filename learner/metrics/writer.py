@@ -1,0 +1,64 @@
+"""The thread that hands records to the trackers, so that no tracker's I/O is on the training path.
+
+Invariants: records arrive in order; `log` never blocks and never raises; a tracker that fails is reported once and
+left out from then on, the others go on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from learner.metrics.trackers import Record, Tracker
+
+_log = logging.getLogger(__name__)
+
+
+class MetricsWriter:
+    """Fans records out to trackers from a thread of its own.
+
+    Args:
+        trackers: closed by `close`.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = list(trackers)
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def log(self, step: int, record: Record) -> None:
+        """Queues a record; it must not be changed afterwards."""
+        self._jobs.put(functools.partial(self._fan_out, step, record))
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Queues other I/O behind the records (kept samples); errors are the job's own affair."""
+        self._jobs.put(job)
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Writes what is queued and closes the trackers."""
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            _log.warning("metrics not flushed within %.0f s", timeout_s)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+        for tracker in self._trackers:
+            self._guard(tracker, tracker.close)
+
+    def _fan_out(self, step: int, record: Record) -> None:
+        for tracker in tuple(self._trackers):
+            self._guard(tracker, functools.partial(tracker.log, step, record))
+
+    def _guard(self, tracker: Tracker, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001  # third-party trackers raise anything; training must go on
+            _log.warning("%s failed and is left out: %s", type(tracker).__name__, error)
+            if tracker in self._trackers:
+                self._trackers.remove(tracker)
