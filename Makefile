@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types protos format bench clean
+.PHONY: help setup demo test check lint types docs protos format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ types: $(READY)
 format: $(READY) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(READY) ## Generate the configuration reference
+	$(BIN)/python -c "from mesh.config.reference import reference; print(reference(), end='')" > docs/configuration.md
 
 protos: $(READY) ## Generate the protobuf modules and descriptors from protos/*.proto
 	$(BIN)/python -m protos.generate

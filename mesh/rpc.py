@@ -304,7 +304,7 @@ def bind(server: grpc.aio.Server, host: str, port: int, security: SecuritySectio
     target = f"{host}:{port}"
     try:
         if security.tls_cert is not None and security.tls_key is not None:
-            pair = (_pem(security.tls_key, "tls_key"), _pem(security.tls_cert, "tls_cert"))
+            pair = (_read_pem(security.tls_key, "tls_key"), _read_pem(security.tls_cert, "tls_cert"))
             ca = _pem(security.tls_ca, "tls_ca")
             credentials = grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
             bound = server.add_secure_port(target, credentials)

@@ -1,0 +1,29 @@
+"""What the documentation says is checked: generated pages are current, links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mesh.config.reference import reference
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_configuration_reference_is_current() -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text() == reference(), "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_named_files_exist(page: Path) -> None:
+    folders = "mesh|buffer|reward_service|generators|learner|rollmesh|protos|examples|benchmarks|deploy|tests|docs"
+    for target in re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text()):
+        assert (ROOT / target).exists(), f"{page.name} names {target}"
