@@ -1,0 +1,98 @@
+"""The way to the learner, which may move: after a restart it has another address.
+
+Invariant: there is at most one connection in use, to the learner that the mesh named last; when it names another, the
+former connection is marked `replaced` and closed. A learner that the mesh misses for a while keeps its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from mesh.config.models import SecuritySection
+from mesh.membership import MembershipAgent
+from mesh.rpc import open_channel
+from mesh.versions import PolicyVersion
+from protos import weights_pb2_grpc
+
+
+class LearnerConnection:
+    """A channel to one learner.
+
+    Attributes:
+        member_id, address: of that learner.
+        weights: stub of its Weights service.
+        replaced: set when the mesh has named another learner.
+    """
+
+    def __init__(self, member_id: str, address: str, channel: grpc.aio.Channel) -> None:
+        self.member_id = member_id
+        self.address = address
+        self.weights = weights_pb2_grpc.WeightsStub(channel)
+        self.replaced = asyncio.Event()
+        self._channel = channel
+
+    async def replaced_within(self, timeout_s: float) -> bool:
+        """Waits for `replaced`, at most `timeout_s`; tells whether it is set."""
+        try:
+            await asyncio.wait_for(self.replaced.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Ends every call on it."""
+        self.replaced.set()
+        await self._channel.close()
+
+
+class LearnerLink:
+    """Follows the membership's word on who the learner is."""
+
+    def __init__(self, agent: MembershipAgent, security: SecuritySection, *, max_message_mb: int = 64) -> None:
+        self._agent = agent
+        self._security = security
+        self._max_message_mb = max_message_mb
+        self._known = asyncio.Event()
+        self._current: LearnerConnection | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        agent.on_change(self._follow)
+        self._follow()
+
+    @property
+    def policy_in_force(self) -> PolicyVersion | None:
+        """What the mesh says is the newest published version."""
+        return self._agent.policy
+
+    @property
+    def learner_is_known(self) -> bool:
+        """Whether the mesh names a learner at present."""
+        return self._agent.learner is not None
+
+    async def connection(self) -> LearnerConnection:
+        """The connection to use now; waits until the mesh has named a learner."""
+        await self._known.wait()
+        assert self._current is not None
+        return self._current
+
+    async def close(self) -> None:
+        """Closes what is open."""
+        if self._current is not None:
+            await self._current.close()
+        await asyncio.gather(*self._closing)
+
+    def _follow(self) -> None:
+        learner, former = self._agent.learner, self._current
+        if learner is None or not learner.address:
+            return
+        if former is not None and (former.member_id, former.address) == (learner.member_id, learner.address):
+            return
+        channel = open_channel(learner.address, self._security, max_message_mb=self._max_message_mb)
+        self._current = LearnerConnection(learner.member_id, learner.address, channel)
+        self._known.set()
+        if former is not None:
+            former.replaced.set()
+            task = asyncio.create_task(former.close(), name="close-former-learner")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)

@@ -1,0 +1,286 @@
+"""Keeps the engine on the newest weights.
+
+Invariants: the version in service (`serving`) changes only after the bytes of the new one agreed with their digests and
+the engine has swapped; whatever fails before leaves the old version in service and is reported; weights of an
+incarnation below one already seen are refused; of several announcements only the newest is fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import grpc
+
+from generators.engines.base import InferenceEngine, SwapTimings
+from generators.learner_link import LearnerConnection, LearnerLink
+from generators.weights.transfer import ReceivedVersion, SharedFileGoneError, receive_over_grpc, receive_shared
+from mesh.errors import WeightsError
+from mesh.versions import PolicyVersion
+from mesh.weights import check_manifest
+from protos import weights_pb2
+
+log = logging.getLogger(__name__)
+_FIRST_RETRY_S = 0.2
+_LONGEST_RETRY_S = 5.0
+# A watch on which nothing came for this long, although the mesh says there are newer weights, is opened anew.
+_IDLE_S = 30.0
+_REPORT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Announcement:
+    """A manifest, who sent it, and the Unix time in nanoseconds from which its way into service is timed."""
+
+    manifest: weights_pb2.Manifest
+    policy: PolicyVersion
+    connection: LearnerConnection
+    since_ns: int
+
+
+class WeightReceiver:
+    """Watches the learner, receives, verifies, swaps, reports.
+
+    Args:
+        link: the way to the learner, whoever that is at present.
+        engine: takes the tensors.
+        member_id: of this generator, for reports.
+        run: name of the run; weights of another are refused.
+        host_id: of this process (`mesh.hosts`).
+        transport: `weights.transport`.
+        timeout_s: `weights.timeout_s`.
+        on_serving: called after each swap, in the event loop.
+
+    Attributes:
+        serving, digest: what is in service; None and empty before the first weights.
+        waiting_reason: why the newest weights are not in service yet; empty when they are.
+        gate_open: set once the first weights are in service.
+    """
+
+    def __init__(
+        self,
+        link: LearnerLink,
+        engine: InferenceEngine,
+        *,
+        member_id: str,
+        run: str,
+        host_id: str,
+        transport: Literal["auto", "grpc", "shm"] = "auto",
+        timeout_s: float = 120.0,
+        on_serving: Callable[[PolicyVersion], None] | None = None,
+    ) -> None:
+        self._link = link
+        self._engine = engine
+        self._member_id = member_id
+        self._run_name = run
+        self._host_id = host_id
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._on_serving = on_serving
+        self._incarnation = 0
+        self._pending: _Announcement | None = None
+        self._news = asyncio.Event()
+        self._reports: set[asyncio.Task[None]] = set()
+        self.serving: PolicyVersion | None = None
+        self.digest = ""
+        self.waiting_reason = "waits for a learner"
+        self.gate_open = asyncio.Event()
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch(), name="watch-weights")
+            group.create_task(self._apply_newest(), name="apply-weights")
+
+    # ------------------------------------------------------------------------------------------- announcements
+
+    async def _watch(self) -> None:
+        """Follows the learner's announcements, over reconnects and from learner to learner."""
+        pause = _FIRST_RETRY_S
+        while True:
+            if self.serving is None and not self._link.learner_is_known:
+                self._say("waits for a learner")
+            connection = await self._link.connection()
+            try:
+                if await self._follow(connection):
+                    pause = _FIRST_RETRY_S
+            except grpc.aio.AioRpcError as error:
+                self._say(f"the learner at {connection.address} does not answer: {error.details()}")
+            await connection.replaced_within(pause)
+            pause = min(2 * pause, _LONGEST_RETRY_S)
+
+    async def _follow(self, connection: LearnerConnection) -> bool:
+        """Reads one stream of announcements until it ends, idles or another learner comes; tells whether any came."""
+        request = weights_pb2.WatchRequest(member_id=self._member_id, host_id=self._host_id)
+        call = connection.weights.Watch(request)
+        replaced = asyncio.create_task(connection.replaced.wait())
+        read = asyncio.ensure_future(call.read())
+        came = False
+        try:
+            while True:
+                done, _ = await asyncio.wait({read, replaced}, timeout=_IDLE_S, return_when=asyncio.FIRST_COMPLETED)
+                if replaced in done:
+                    return came
+                if not done:
+                    if self._missed_announcements():
+                        log.warning("no announcement for %.0f s, yet there are newer weights: watching anew", _IDLE_S)
+                        return came
+                    continue
+                manifest = read.result()
+                if manifest is grpc.aio.EOF:
+                    return came
+                # The first manifest may have been announced long before this receiver came.
+                self._offer(manifest, connection, manifest.announced_unix_ns if came else time.time_ns())
+                came = True
+                read = asyncio.ensure_future(call.read())
+        finally:
+            replaced.cancel()
+            read.cancel()
+            call.cancel()
+
+    def _missed_announcements(self) -> bool:
+        known = self._pending.policy if self._pending else self.serving
+        in_force = self._link.policy_in_force
+        return in_force is not None and (known is None or known < in_force)
+
+    def _offer(self, manifest: weights_pb2.Manifest, connection: LearnerConnection, since_ns: int) -> None:
+        policy = PolicyVersion.from_proto(manifest.policy)
+        announcement = _Announcement(manifest, policy, connection, since_ns)
+        if policy.incarnation < self._incarnation:
+            message = f"incarnation {policy.incarnation} is over: weights of {self._incarnation} have been seen"
+            self._refuse(announcement, WeightsError(message))
+            return
+        if manifest.run != self._run_name:
+            self._refuse(announcement, WeightsError(f"weights of run {manifest.run!r}, this is {self._run_name!r}"))
+            return
+        self._incarnation = policy.incarnation
+        if self.serving is None or policy > self.serving:
+            self._pending = announcement
+            self._news.set()
+
+    # ----------------------------------------------------------------------------------------------- transfers
+
+    async def _apply_newest(self) -> None:
+        """Puts the newest announcement into service, again and again; a failed one is tried again with pauses."""
+        pause = _FIRST_RETRY_S
+        failed: PolicyVersion | None = None
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            announcement, self._pending = self._pending, None
+            if announcement is None or (self.serving is not None and announcement.policy <= self.serving):
+                continue
+            self._say(f"receives version {announcement.policy}")
+            try:
+                await self._apply(announcement, shared=failed != announcement.policy)
+            except WeightsError as error:
+                self._refuse(announcement, error)
+                pause = min(2 * pause, _LONGEST_RETRY_S) if failed == announcement.policy else _FIRST_RETRY_S
+                failed = announcement.policy
+                await self._retry_after(pause, announcement)
+            else:
+                failed = None
+
+    async def _apply(self, announcement: _Announcement, *, shared: bool) -> None:
+        check_manifest(announcement.manifest)
+        received = await self._receive(announcement, shared=shared)
+        policy, digest = announcement.policy, announcement.manifest.digest
+        self._say(f"waits for the engine to swap to version {policy} (pinned evaluation requests finish first)")
+        timings = await asyncio.wrap_future(self._engine.update_weights(policy, received.tensors(), digest))
+        self.serving, self.digest = policy, digest
+        self._say("")
+        self.gate_open.set()
+        if self._on_serving is not None:
+            self._on_serving(policy)
+        self._report(announcement.connection, _success(self._member_id, announcement, received, timings))
+
+    async def _receive(self, announcement: _Announcement, *, shared: bool) -> ReceivedVersion:
+        """Chooses the transport.
+
+        Args:
+            announcement: what to receive.
+            shared: try shared memory first; after a failure of the same version grpc gets its turn.
+        """
+        manifest = announcement.manifest
+        same_host = bool(manifest.shm_path) and manifest.shm_host_id == self._host_id
+        if self._transport == "shm" or (self._transport == "auto" and same_host and shared):
+            if not same_host:
+                raise WeightsError(
+                    "weights.transport is shm, but the learner shares no memory with this generator",
+                    hint="set weights.transport: auto",
+                )
+            try:
+                return await receive_shared(manifest)
+            except SharedFileGoneError as error:
+                if self._transport == "shm":
+                    raise
+                log.info("%s: fetching version %s over grpc", error.message, announcement.policy)
+        return await receive_over_grpc(
+            announcement.connection.weights,
+            manifest,
+            timeout_s=self._timeout_s,
+            superseded=lambda: self._pending is not None and self._pending.connection is not announcement.connection,
+        )
+
+    async def _retry_after(self, pause_s: float, announcement: _Announcement) -> None:
+        """Tries the same version again after a pause, unless news come first."""
+        try:
+            await asyncio.wait_for(self._news.wait(), pause_s)
+        except TimeoutError:
+            self._pending = announcement
+            self._news.set()
+
+    # ------------------------------------------------------------------------------------------------- reports
+
+    def _refuse(self, announcement: _Announcement, error: WeightsError) -> None:
+        log.warning("version %s is not in service: %s", announcement.policy, error)
+        self._say(f"version {announcement.policy} could not be taken: {error.message}")
+        report = weights_pb2.SwapReport(
+            member_id=self._member_id, policy=announcement.policy.to_proto(), error=str(error), digest=self.digest
+        )
+        self._report(announcement.connection, report)
+
+    def _report(self, connection: LearnerConnection, report: weights_pb2.SwapReport) -> None:
+        """Sends a report beside everything else; a learner that is gone does not get it."""
+
+        async def send() -> None:
+            try:
+                await connection.weights.Report(report, timeout=_REPORT_TIMEOUT_S)
+            except grpc.aio.AioRpcError as error:
+                log.debug("report of version %s was not taken: %s", report.policy.version, error.details())
+            except grpc.aio.UsageError:
+                log.debug("report of version %s was not sent: the learner has changed", report.policy.version)
+
+        task = asyncio.create_task(send(), name="report-swap")
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
+
+    def _say(self, reason: str) -> None:
+        if reason != self.waiting_reason:
+            self.waiting_reason = reason
+            if reason:
+                log.debug("weights: %s", reason)
+
+
+def _success(
+    member_id: str, announcement: _Announcement, received: ReceivedVersion, timings: SwapTimings
+) -> weights_pb2.SwapReport:
+    def since_us(moment_ns: int) -> int:
+        # Clocks of two hosts may differ; a negative time would be worse than none.
+        return max(0, (moment_ns - announcement.since_ns) // 1000)
+
+    return weights_pb2.SwapReport(
+        member_id=member_id,
+        policy=announcement.policy.to_proto(),
+        digest=timings.digest,
+        transport=received.transport,
+        bytes=len(received.data),
+        first_byte_us=since_us(received.first_byte_ns),
+        last_byte_us=since_us(received.last_byte_ns),
+        pause_us=round(timings.pause_us),
+        total_us=since_us(time.time_ns()),
+    )

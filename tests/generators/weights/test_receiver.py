@@ -1,0 +1,379 @@
+"""Publisher and receiver over real gRPC: both transports, damage, cuts, restarts, fences."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from generators.engines.base import SwapTimings
+from generators.learner_link import LearnerLink
+from generators.weights import WeightReceiver
+from learner.weights import WeightPublisher, WeightsService
+from mesh.config.models import SecuritySection
+from mesh.errors import WeightsError
+from mesh.hosts import host_id
+from mesh.rpc import bind, new_server
+from mesh.versions import PolicyVersion
+from protos import membership_pb2, weights_pb2, weights_pb2_grpc
+
+SECURITY = SecuritySection()
+
+
+class Membership:
+    """Stands in for the agent: says who the learner is."""
+
+    def __init__(self) -> None:
+        self.learner: membership_pb2.Member | None = None
+        self.policy: PolicyVersion | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    def name(self, member_id: str, port: int) -> None:
+        self.learner = membership_pb2.Member(member_id=member_id, address=f"127.0.0.1:{port}")
+        for listener in self._listeners:
+            listener()
+
+
+class Engine:
+    """Takes weights like an engine; `hold` makes swaps wait, as pinned requests do."""
+
+    def __init__(self) -> None:
+        self.served: list[PolicyVersion] = []
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.hold: list[Future[None]] = []
+        self.asked = asyncio.Event()
+
+    def update_weights(
+        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
+    ) -> Future[SwapTimings]:
+        done: Future[SwapTimings] = Future()
+        self.asked.set()
+
+        def swap(_: object = None) -> None:
+            self.tensors = {name: tensor.clone() for name, tensor in tensors}
+            self.served.append(version)
+            done.set_result(SwapTimings(version, digest, 1.0, 2.0, 1.0, 0.0, 0))
+
+        if self.hold:
+            self.hold.pop().add_done_callback(swap)
+        else:
+            swap()
+        return done
+
+
+class Service(WeightsService):
+    """The learner's service with faults to order."""
+
+    def __init__(self, publisher: WeightPublisher) -> None:
+        super().__init__(publisher)
+        self.flip = False
+        self.cut_after = 0
+        self.offsets: list[int] = []
+        self.reports: asyncio.Queue[weights_pb2.SwapReport] = asyncio.Queue()
+
+    async def FetchBucket(self, request: Any, context: Any) -> AsyncIterator[weights_pb2.BucketChunk]:
+        self.offsets.append(request.offset)
+        async for chunk in super().FetchBucket(request, context):
+            if self.cut_after and chunk.offset >= self.cut_after:
+                self.cut_after = 0
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+            if self.flip:
+                chunk.data = bytes([chunk.data[0] ^ 1]) + chunk.data[1:]
+            yield chunk
+
+    async def Report(self, request: weights_pb2.SwapReport, context: Any) -> weights_pb2.ReportResponse:
+        response = await super().Report(request, context)
+        self.reports.put_nowait(request)
+        return response
+
+
+class Learner:
+    """A publisher with its server."""
+
+    def __init__(self, shared: Path, **settings: Any) -> None:
+        self.publisher = WeightPublisher("run", {"config.json": b"{}"}, directory=shared, **settings)
+        self.service = Service(self.publisher)
+        self.server = new_server(SECURITY)
+        weights_pb2_grpc.add_WeightsServicer_to_server(self.service, self.server)
+        self.port = bind(self.server, "127.0.0.1", 0, SECURITY)
+
+    async def report(self, timeout: float = 10.0) -> weights_pb2.SwapReport:
+        return await asyncio.wait_for(self.service.reports.get(), timeout)
+
+    async def stop(self) -> None:
+        await self.server.stop(0)
+        self.publisher.close()
+
+
+class Mesh:
+    """Everything of one test."""
+
+    def __init__(self, shared: Path) -> None:
+        self.shared = shared
+        self.membership = Membership()
+        self.engine = Engine()
+        self.learners: list[Learner] = []
+        self.receiver: WeightReceiver
+
+    async def learner(self, name: str = "learner-1", **settings: Any) -> Learner:
+        learner = Learner(self.shared, **settings)
+        await learner.server.start()
+        self.learners.append(learner)
+        self.membership.name(name, learner.port)
+        return learner
+
+
+@asynccontextmanager
+async def mesh(shared: Path, **settings: Any) -> AsyncIterator[Mesh]:
+    world = Mesh(shared)
+    link = LearnerLink(world.membership, SECURITY)  # type: ignore[arg-type]  # the part of the agent that it uses
+    world.receiver = WeightReceiver(
+        link,
+        world.engine,  # type: ignore[arg-type]  # the part of an engine that it uses
+        member_id="gen-1",
+        run="run",
+        host_id=settings.pop("host", host_id()),
+        **{"timeout_s": 5.0, **settings},
+    )
+    task = asyncio.create_task(world.receiver.run())
+    try:
+        yield world
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await link.close()
+        for learner in world.learners:
+            await learner.stop()
+
+
+def weights(seed: int, rows: int = 40) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {f"layer.{i}.weight": torch.randn(rows, 64, generator=generator) for i in range(8)}
+
+
+def same(engine: Engine, expected: dict[str, torch.Tensor]) -> bool:
+    return engine.tensors.keys() == expected.keys() and all(
+        torch.equal(engine.tensors[k], expected[k]) for k in expected
+    )
+
+
+@pytest.mark.parametrize(("host", "transport"), [(host_id(), "shm"), ("elsewhere", "grpc")])
+async def test_versions_arrive_whole(tmp_path: Path, host: str, transport: str) -> None:
+    async with mesh(tmp_path, host=host) as world:
+        learner = await world.learner(bucket_bytes=30_000)
+        for version in range(3):
+            manifest = learner.publisher.publish(PolicyVersion(1, version), weights(version).items(), "float32")
+            report = await learner.report()
+            assert (report.error, report.transport) == ("", transport)
+            assert report.digest == manifest.digest == world.receiver.digest
+            assert report.policy.version == version
+            assert report.first_byte_us <= report.last_byte_us <= report.total_us
+            assert same(world.engine, weights(version))
+        pushes = learner.publisher.pushes.summary()
+        assert pushes.count == 3
+        assert pushes.errors == 0
+        assert 0 < pushes.total_us_p50 <= pushes.total_us_p99
+        assert pushes.pause_us_p50 == 2.0
+        assert learner.publisher.pushes.served() == {"gen-1": (PolicyVersion(1, 2), manifest.digest)}
+        assert world.receiver.waiting_reason == ""
+
+
+async def test_a_damaged_shared_file_is_not_served(tmp_path: Path) -> None:
+    async with mesh(tmp_path, transport="shm") as world:
+        learner = await world.learner()
+        learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        assert (await learner.report()).error == ""
+
+        def announce_damaged() -> None:
+            manifest = learner.publisher.newest
+            assert manifest is not None
+            with Path(manifest.shm_path).open("r+b") as file:
+                file.seek(100)
+                byte = file.read(1)[0]
+                file.seek(100)
+                file.write(bytes([byte ^ 4]))
+
+        undo = learner.publisher.subscribe(announce_damaged)
+        # Listeners are told in order: damage is done before the watchers hear of the version.
+        learner.publisher._listeners.reverse()
+        learner.publisher.publish(PolicyVersion(1, 1), weights(1).items(), "float32")
+        report = await learner.report()
+        assert "bucket 0 of version 1:1 is damaged" in report.error
+        assert world.receiver.serving == PolicyVersion(1, 0)
+        assert world.engine.served == [PolicyVersion(1, 0)]
+        assert same(world.engine, weights(0))
+        undo()
+        learner.publisher.publish(PolicyVersion(1, 2), weights(2).items(), "float32")
+        while (report := await learner.report()).error:
+            pass
+        assert world.engine.served == [PolicyVersion(1, 0), PolicyVersion(1, 2)]
+        assert learner.publisher.pushes.summary().errors >= 1
+
+
+async def test_bytes_damaged_on_the_way_are_fetched_again(tmp_path: Path) -> None:
+    async with mesh(tmp_path, transport="grpc") as world:
+        learner = await world.learner()
+        learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        assert (await learner.report()).error == ""
+        learner.service.flip = True
+        learner.publisher.publish(PolicyVersion(1, 1), weights(1).items(), "float32")
+        report = await learner.report()
+        assert "is damaged" in report.error
+        assert report.digest == world.receiver.digest
+        assert world.receiver.serving == PolicyVersion(1, 0)
+        assert "could not be taken" in world.receiver.waiting_reason
+        learner.service.flip = False
+        while (report := await learner.report()).error:
+            pass
+        assert report.policy.version == 1
+        assert same(world.engine, weights(1))
+
+
+async def test_a_cut_transfer_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    async with mesh(tmp_path, transport="grpc") as world:
+        learner = await world.learner()
+        learner.service.cut_after = 2 << 20
+        learner.publisher.publish(PolicyVersion(1, 0), weights(0, rows=2000).items(), "float32")
+        assert (await learner.report()).error == ""
+        assert learner.service.offsets == [0, 2 << 20]
+        assert same(world.engine, weights(0, rows=2000))
+
+
+async def test_a_missing_shared_file_falls_back_to_grpc(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        # Another mount of shared memory: same host, but the file is not there.
+        learner.publisher.subscribe(lambda: Path(learner.publisher.newest.shm_path).unlink())  # type: ignore[union-attr]
+        learner.publisher._listeners.reverse()
+        learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        report = await learner.report()
+        assert (report.error, report.transport) == ("", "grpc")
+        assert same(world.engine, weights(0))
+
+
+async def test_shm_across_hosts_is_refused_by_name(tmp_path: Path) -> None:
+    async with mesh(tmp_path, host="elsewhere", transport="shm") as world:
+        learner = await world.learner()
+        learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        assert "shares no memory" in (await learner.report()).error
+        assert world.receiver.serving is None
+
+
+async def test_a_new_learner_rolls_generators_back_and_the_old_one_is_refused(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        old = await world.learner()
+        old.publisher.publish(PolicyVersion(1, 7), weights(7).items(), "float32")
+        assert (await old.report()).error == ""
+        new = await world.learner("learner-2")
+        new.publisher.publish(PolicyVersion(2, 4), weights(4).items(), "float32")
+        report = await new.report()
+        assert report.error == ""
+        assert world.receiver.serving == PolicyVersion(2, 4)
+        assert same(world.engine, weights(4))
+        # The membership is wrong for a moment: what the fenced learner says is refused whatever its version.
+        old.publisher.publish(PolicyVersion(1, 8), weights(8).items(), "float32")
+        world.membership.name("learner-1", old.port)
+        assert "incarnation 1 is over" in (await old.report()).error
+        assert world.receiver.serving == PolicyVersion(2, 4)
+
+
+async def test_a_restarted_server_is_watched_again(tmp_path: Path) -> None:
+    async with mesh(tmp_path, transport="grpc") as world:
+        first = await world.learner()
+        first.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        await first.report()
+        await first.server.stop(0)
+        second = await world.learner("learner-2")
+        second.publisher.publish(PolicyVersion(2, 0), weights(1).items(), "float32")
+        assert (await second.report()).error == ""
+        assert same(world.engine, weights(1))
+
+
+async def test_a_dead_learner_mid_transfer_does_not_hold_up_the_next(tmp_path: Path) -> None:
+    async with mesh(tmp_path, transport="grpc", timeout_s=100.0) as world:
+        first = await world.learner()
+
+        async def stuck(request: Any, context: Any) -> AsyncIterator[weights_pb2.BucketChunk]:
+            reached.set()
+            await asyncio.Event().wait()
+            yield weights_pb2.BucketChunk()
+
+        reached = asyncio.Event()
+        first.service.FetchBucket = stuck  # type: ignore[method-assign]  # a learner that hangs
+        await first.server.stop(0)
+        first.server = new_server(SECURITY)
+        weights_pb2_grpc.add_WeightsServicer_to_server(first.service, first.server)
+        first.port = bind(first.server, "127.0.0.1", 0, SECURITY)
+        await first.server.start()
+        world.membership.name("learner-1", first.port)
+        first.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        await asyncio.wait_for(reached.wait(), 10)
+        second = await world.learner("learner-2")
+        second.publisher.publish(PolicyVersion(2, 0), weights(1).items(), "float32")
+        assert (await second.report()).error == ""
+        assert same(world.engine, weights(1))
+
+
+async def test_intermediate_versions_are_skipped_while_a_swap_waits(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        learner = await world.learner(keep_versions=2)
+        release: Future[None] = Future()
+        world.engine.hold.append(release)
+        learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        await asyncio.wait_for(world.engine.asked.wait(), 10)
+        assert "waits for the engine to swap to version 1:0" in world.receiver.waiting_reason
+        for version in range(1, 6):
+            learner.publisher.publish(PolicyVersion(1, version), weights(version).items(), "float32")
+        # Version 0 is unlinked by now; its mapping is still whole.
+        release.set_result(None)
+        assert (await learner.report()).policy.version == 0
+        while (await learner.report()).policy.version != 5:
+            pass
+        assert len(world.engine.served) <= 4
+        assert same(world.engine, weights(5))
+
+
+async def test_weights_of_another_run_are_refused(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        learner.publisher.run = "other"
+        learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        assert "weights of run 'other'" in (await learner.report()).error
+        assert world.receiver.serving is None
+
+
+async def test_a_late_joiner_is_timed_from_its_arrival(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        learner = Learner(tmp_path)
+        world.learners.append(learner)
+        manifest = learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        manifest.announced_unix_ns = time.time_ns() - 3600 * 10**9
+        await learner.server.start()
+        world.membership.name("learner-1", learner.port)
+        assert (await learner.report()).total_us < 60 * 10**6
+
+
+async def test_engine_refusal_is_reported(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+
+        def refuse(*_: object) -> Future[SwapTimings]:
+            failed: Future[SwapTimings] = Future()
+            failed.set_exception(WeightsError("tensor lm_head.weight is missing"))
+            return failed
+
+        world.engine.update_weights = refuse  # type: ignore[method-assign]  # an engine of another architecture
+        learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        assert "lm_head.weight is missing" in (await learner.report()).error
+        assert not world.receiver.gate_open.is_set()

@@ -1,0 +1,174 @@
+"""The publisher: cheap, keeps the last versions, leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.weights import WeightPublisher, read_model_bundle
+from learner.weights.storage import VersionWriter, sweep
+from mesh.errors import DataError, WeightsError
+from mesh.hosts import host_id
+from mesh.versions import PolicyVersion
+from mesh.weights import check_manifest, digest_of
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that stands in for /dev/shm, so that tests see their own files only."""
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    return folder
+
+
+def weights(seed: int = 0) -> list[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(f"layer.{i}.weight", torch.randn(17, 9, generator=generator)) for i in range(6)]
+
+
+def test_the_file_holds_what_the_manifest_says(shared: Path) -> None:
+    publisher = WeightPublisher("run", {}, bucket_bytes=1500, directory=shared)
+    manifest = publisher.publish(PolicyVersion(1, 0), weights(), "bfloat16")
+    check_manifest(manifest)
+    assert len(manifest.buckets) == 2
+    assert manifest.shm_host_id == host_id()
+    content = Path(manifest.shm_path).read_bytes()
+    version = publisher.version(PolicyVersion(1, 0))
+    for start, bucket in zip(version.offsets, manifest.buckets, strict=True):
+        assert digest_of(content[start : start + bucket.nbytes]) == bucket.digest
+    assert {entry.dtype for entry in manifest.tensors} == {"bfloat16"}
+    publisher.close()
+    assert not list(shared.iterdir())
+
+
+def test_old_versions_go_and_running_transfers_do_not_mind(shared: Path) -> None:
+    publisher = WeightPublisher("run", {}, keep_versions=2, directory=shared)
+    publisher.publish(PolicyVersion(1, 0), weights(), torch.float32)
+    reading = publisher.version(PolicyVersion(1, 0))
+    for version in (1, 2):
+        publisher.publish(PolicyVersion(1, version), weights(version), torch.float32)
+    assert len(list(shared.iterdir())) == 2
+    with pytest.raises(WeightsError, match=r"1:0 is not kept any more \(kept: 1:1, 1:2\)"):
+        publisher.version(PolicyVersion(1, 0))
+    assert digest_of(reading.data.read(0, reading.manifest.buckets[0].nbytes)) == reading.manifest.buckets[0].digest
+    publisher.close()
+
+
+def test_without_shared_memory_the_bytes_stay_private(shared: Path) -> None:
+    publisher = WeightPublisher("run", {}, transport="grpc", directory=shared)
+    manifest = publisher.publish(PolicyVersion(1, 0), weights(), "float32")
+    assert manifest.shm_path == ""
+    assert not list(shared.iterdir())
+    assert digest_of(publisher.version(PolicyVersion(1, 0)).data.read(0, manifest.buckets[0].nbytes))
+    publisher.close()
+
+
+def test_shared_memory_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="no file can be created"):
+        WeightPublisher("run", {}, transport="shm", directory=tmp_path / "missing")
+    publisher = WeightPublisher("run", {}, transport="auto", directory=tmp_path / "missing")
+    assert publisher.publish(PolicyVersion(1, 0), weights(), "float32").shm_path == ""
+
+
+def test_a_full_tmpfs_is_left_for_anonymous_memory(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, full = os.pwrite, []
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        if "memfd" not in os.readlink(f"/proc/self/fd/{descriptor}") and offset > 1000:
+            full.append(offset)
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    publisher = WeightPublisher("run", {}, directory=shared)
+    manifest = publisher.publish(PolicyVersion(1, 0), weights(), "float32")
+    assert full
+    assert manifest.shm_path == ""
+    data = publisher.version(PolicyVersion(1, 0)).data
+    assert digest_of(data.read(0, manifest.buckets[0].nbytes)) == manifest.buckets[0].digest
+    strict = VersionWriter(shared, fall_back=False)
+    with pytest.raises(WeightsError, match="No space left"):
+        strict.write(b"x", 2000)
+    strict.abandon()
+
+
+def test_ties_travel_once(shared: Path) -> None:
+    table = torch.nn.Parameter(torch.randn(5, 3))
+    publisher = WeightPublisher("run", {}, directory=shared)
+    manifest = publisher.publish(PolicyVersion(1, 0), [("embed", table), ("head", table)], "float32")
+    assert [entry.tied_to for entry in manifest.tensors] == ["", "embed"]
+    check_manifest(manifest)
+    # Temporary tensors may reuse an address: they are never taken for twins.
+    manifest = publisher.publish(PolicyVersion(1, 1), ((f"t{i}", torch.full((5,), i)) for i in range(9)), "float32")
+    assert not any(entry.tied_to for entry in manifest.tensors)
+    assert len({entry.digest for entry in manifest.tensors}) == 9
+    publisher.close()
+
+
+def test_versions_go_up_and_have_tensors(shared: Path) -> None:
+    publisher = WeightPublisher("run", {}, directory=shared)
+    with pytest.raises(WeightsError, match="has no weights"):
+        publisher.publish(PolicyVersion(1, 0), [], "float32")
+    publisher.publish(PolicyVersion(1, 5), weights(), "float32")
+    with pytest.raises(WeightsError, match="1:5 was published already"):
+        publisher.publish(PolicyVersion(1, 5), weights(), "float32")
+    publisher.publish(PolicyVersion(2, 0), weights(), "float32")
+    publisher.close()
+
+
+def test_publishing_a_tiny_model_is_cheap(shared: Path) -> None:
+    tensors = [(f"model.layers.{i}.mlp.weight", torch.nn.Parameter(torch.randn(64, 64))) for i in range(43)]
+    publisher = WeightPublisher("run", {}, directory=Path("/dev/shm"))
+    times = []
+    for version in range(30):
+        begin = time.perf_counter()
+        publisher.publish(PolicyVersion(1, version), tensors, "float32")
+        times.append(time.perf_counter() - begin)
+    publisher.close()
+    assert sorted(times)[10] < 0.005, "0.7 MB take under 2 ms on a quiet machine"
+
+
+_KILLED = """
+import sys, time, torch
+from pathlib import Path
+from learner.weights import WeightPublisher
+from mesh.versions import PolicyVersion
+publisher = WeightPublisher("run", {}, directory=Path(sys.argv[1]))
+publisher.publish(PolicyVersion(1, 0), [("w", torch.zeros(100))], "float32")
+sys.stdout.write("ready\\n"); sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+def test_what_a_killed_publisher_left_is_swept(shared: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _KILLED, str(shared)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert sweep(shared) == [], "its publisher lives"
+        process.send_signal(signal.SIGKILL)
+        process.wait(10)
+    assert len(list(shared.iterdir())) == 1
+    WeightPublisher("other", {}, directory=shared)
+    assert not list(shared.iterdir())
+
+
+def test_the_bundle_holds_small_files_only(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no config\.json"):
+        read_model_bundle(tmp_path)
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors", "modeling_x.py"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "x.json").write_text("{}")
+    assert set(read_model_bundle(tmp_path)) == {"config.json", "tokenizer.json", "chat_template.jinja"}
