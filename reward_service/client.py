@@ -1,0 +1,245 @@
+"""What other services use to score: `RewardClient` (remote), `LocalScorer` (in this process), one interface.
+
+Invariant: `score` returns one result per item, in order, within its deadline; a failure of an item or of a server is
+an error result, never an exception and never a score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+from mesh.config.models import Config, SecuritySection
+from mesh.errors import PayloadError
+from protos import reward_pb2
+from reward_service.dispatcher import ClientStats, Dispatcher
+from reward_service.endpoint import Connect, connector, mesh_connector
+from reward_service.engine import ScoringEngine
+from reward_service.loading import FunctionSpec
+from reward_service.routing import split_routes
+
+__all__ = ["ClientStats", "LocalScorer", "RewardClient", "RewardScorer", "build_scorer", "needs_discovery"]
+
+
+class RewardScorer(Protocol):
+    """Scores items, here or elsewhere."""
+
+    async def score(
+        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+    ) -> list[reward_pb2.ScoreResult]:
+        """One result per item, in order.
+
+        Args:
+            items: unique item_ids; a group's items are kept together where they are given together.
+            timeout_s: seconds for all of it, retries and failover included; none: the scorer's default.
+
+        Raises:
+            PayloadError: two items with the same item_id.
+        """
+        ...
+
+    def set_endpoints(self, endpoints: Iterable[str]) -> None:
+        """Changes the default endpoints, `grpc://host:port` or `host:port`."""
+        ...
+
+    def waiting_reason(self) -> str:
+        """Why items wait at present; empty while scoring works."""
+        ...
+
+    async def close(self) -> None:
+        """Ends what is in flight."""
+        ...
+
+
+class LocalScorer:
+    """Scores in this process.
+
+    Args:
+        functions, by_data_source, workers, call_timeout_s: as of `ScoringEngine`.
+        wait_s: default deadline of `score` in seconds.
+
+    Raises:
+        RewardError: a function that cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[FunctionSpec] = ("auto",),
+        by_data_source: Mapping[str, Sequence[FunctionSpec]] = MappingProxyType({}),
+        *,
+        workers: int = 1,
+        call_timeout_s: float = 8.0,
+        wait_s: float = 30.0,
+    ) -> None:
+        self._engine = ScoringEngine(functions, by_data_source, workers=workers, call_timeout_s=call_timeout_s)
+        self._wait_s = wait_s
+
+    async def score(
+        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+    ) -> list[reward_pb2.ScoreResult]:
+        """See `RewardScorer.score`."""
+        _refuse_repeated(items)
+        return await self._engine.score(items, self._wait_s if timeout_s is None else timeout_s)
+
+    def set_endpoints(self, endpoints: Iterable[str]) -> None:
+        """Has no endpoints to change."""
+
+    def waiting_reason(self) -> str:
+        lost = self._engine.lost_workers
+        return f"{lost} reward calls hang in this process" if lost else ""
+
+    async def close(self) -> None:
+        self._engine.close()
+
+
+class RewardClient:
+    """Scores over gRPC.
+
+    Args:
+        endpoints: `grpc://host:port`, several share the load and stand in for one another.
+        by_data_source: data_source -> its own endpoints.
+        default: scores the sources without endpoints of their own instead of `endpoints` (in-process runs).
+        timeout_s: deadline of one call.
+        attempts: tries of an item whose error is retryable.
+        wait_s: default deadline of `score`, retries and failover included.
+        connect: opens a channel to a default endpoint.
+        connect_source: opens a channel to an endpoint of `by_data_source`; by default as `connect`.
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[str] = (),
+        by_data_source: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        *,
+        default: RewardScorer | None = None,
+        timeout_s: float = 10.0,
+        attempts: int = 3,
+        wait_s: float = 30.0,
+        connect: Connect | None = None,
+        connect_source: Connect | None = None,
+    ) -> None:
+        connect = connect or connector(SecuritySection())
+        self._wait_s = wait_s
+        self._local = default
+        self._remote = Dispatcher(map(_with_scheme, endpoints), connect, timeout_s=timeout_s, attempts=attempts)
+        sets: dict[tuple[str, ...], Dispatcher] = {}
+        self._by_source: dict[str, Dispatcher] = {}
+        for source, addresses in by_data_source.items():
+            key = tuple(addresses)
+            if key not in sets:
+                sets[key] = Dispatcher(key, connect_source or connect, timeout_s=timeout_s, attempts=attempts)
+            self._by_source[source] = sets[key]
+        self._dispatchers = (self._remote, *sets.values())
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The default endpoints in use."""
+        return self._remote.endpoints
+
+    @property
+    def stats(self) -> ClientStats:
+        """Counters over all endpoints."""
+        total = ClientStats()
+        for dispatcher in self._dispatchers:
+            for name in ClientStats.__slots__:
+                setattr(total, name, getattr(total, name) + getattr(dispatcher.stats, name))
+        return total
+
+    async def score(
+        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+    ) -> list[reward_pb2.ScoreResult]:
+        """See `RewardScorer.score`."""
+        _refuse_repeated(items)
+        limit = self._wait_s if timeout_s is None else timeout_s
+        routed: dict[str, list[int]] = {}
+        for index, item in enumerate(items):
+            source = item.data_source if item.data_source in self._by_source else ""
+            routed.setdefault(source, []).append(index)
+        if len(routed) == 1:
+            return await self._route(next(iter(routed)), items, limit)
+        results: list[reward_pb2.ScoreResult] = [reward_pb2.ScoreResult()] * len(items)
+
+        async def part(source: str, indices: list[int]) -> None:
+            answers = await self._route(source, [items[index] for index in indices], limit)
+            for index, answer in zip(indices, answers, strict=True):
+                results[index] = answer
+
+        await asyncio.gather(*(part(source, indices) for source, indices in routed.items()))
+        return results
+
+    def set_endpoints(self, endpoints: Iterable[str]) -> None:
+        """Changes the default endpoints, as membership tells them."""
+        self._remote.set_endpoints(map(_with_scheme, endpoints))
+
+    def waiting_reason(self) -> str:
+        """Why items wait at present; empty while every set of endpoints works."""
+        reasons = [dispatcher.waiting_reason() for dispatcher in self._by_source.values()]
+        reasons.append(self._remote.waiting_reason() if self._local is None else self._local.waiting_reason())
+        return next(filter(None, reasons), "")
+
+    async def close(self) -> None:
+        """Ends calls in flight and closes the channels."""
+        await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
+        if self._local is not None:
+            await self._local.close()
+
+    async def _route(
+        self, source: str, items: Sequence[reward_pb2.ScoreItem], limit: float
+    ) -> list[reward_pb2.ScoreResult]:
+        dispatcher = self._by_source.get(source)
+        if dispatcher is None and self._local is not None:
+            return await self._local.score(items, timeout_s=limit)
+        return await (dispatcher or self._remote).score(items, timeout_s=limit)
+
+
+def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardScorer:
+    """The scorer that a configuration asks for; call it on the event loop that will use it.
+
+    In process, at the configured endpoints, or at the mesh's own reward services: the caller passes those as
+    `discovered` and keeps them up to date with `set_endpoints` (needed only where `needs_discovery(config)`).
+
+    Raises:
+        ConfigError: a malformed endpoint or route.
+        RewardError: a function that cannot be loaded (in process).
+    """
+    reward, security = config.reward, config.security
+    functions, endpoints = split_routes(reward.by_data_source)
+    size = config.network.max_message_mb
+    foreign = connector(security, max_message_mb=size)
+    local = None
+    if reward.in_process:
+        local = LocalScorer(
+            reward.functions,
+            functions,
+            workers=reward.workers,
+            call_timeout_s=reward.scorer_timeout_s,
+            wait_s=config.rollout.reward_wait_s,
+        )
+        if not endpoints:
+            return local
+    return RewardClient(
+        () if reward.in_process else reward.endpoints or discovered,
+        endpoints,
+        default=local,
+        timeout_s=reward.timeout_s,
+        attempts=reward.attempts,
+        wait_s=config.rollout.reward_wait_s,
+        connect=foreign if reward.endpoints else mesh_connector(security, max_message_mb=size),
+        connect_source=foreign,
+    )
+
+
+def needs_discovery(config: Config) -> bool:
+    """Whether reward services are to be found through the mesh's membership."""
+    return not config.reward.in_process and not config.reward.endpoints
+
+
+def _with_scheme(address: str) -> str:
+    return address if "://" in address else f"grpc://{address}"
+
+
+def _refuse_repeated(items: Sequence[reward_pb2.ScoreItem]) -> None:
+    if len({item.item_id for item in items}) != len(items):
+        raise PayloadError("item_id", "two items have the same", hint="item ids are unique in one score call")

@@ -1,0 +1,81 @@
+"""Runs coroutine reward functions on an event loop of their own.
+
+A user's coroutine may block its loop by mistake; that must not stop the service's heartbeats and other calls. A
+loop that does not answer is given up and replaced.
+
+Invariant: every call ends in its outcomes or in `Failed("timeout")`, by the deadline and a short grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from mesh.service import AsyncBridge
+from reward_service.outcomes import Failed, Outcome
+
+log = logging.getLogger(__name__)
+Start = Callable[[], Coroutine[Any, Any, list[Outcome]]]
+
+# Coroutines of one request that run together.
+_MAX_CONCURRENT = 256
+# What a live loop gets to report its own time-outs before it counts as blocked, in seconds.
+_GRACE_S = 0.1
+
+
+class CoroutinePool:
+    """One lazily started event loop for coroutine functions."""
+
+    def __init__(self) -> None:
+        self._bridge: AsyncBridge | None = None
+
+    async def run(
+        self, starts: Sequence[Start], *, call_timeout_s: float, deadline: float
+    ) -> list[list[Outcome] | Failed]:
+        """Runs calls together.
+
+        Args:
+            call_timeout_s: seconds that one call may take.
+            deadline: monotonic time by which all must be done.
+
+        Returns:
+            per call its outcomes, or the `Failed` of one that was not done in time.
+        """
+        blocked = Failed("timeout", "the function blocks its event loop", retryable=True)
+        answers: list[list[Outcome] | Failed] = [blocked] * len(starts)
+        gate = asyncio.Semaphore(_MAX_CONCURRENT)
+
+        async def one(index: int) -> None:
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()), gate:
+                    async with asyncio.timeout(call_timeout_s):
+                        answers[index] = await starts[index]()
+            except TimeoutError:
+                overdue = time.monotonic() >= deadline
+                why = "the call's deadline passed" if overdue else f"no answer within {call_timeout_s:g} s"
+                answers[index] = Failed("timeout", why, retryable=True)
+
+        async def everything() -> None:
+            await asyncio.gather(*(one(index) for index in range(len(starts))))
+
+        if self._bridge is None:
+            self._bridge = AsyncBridge("scorer-loop")
+        bridge = self._bridge
+        future = asyncio.wrap_future(bridge.submit(everything()))
+        longest = min(deadline - time.monotonic(), call_timeout_s * -(-len(starts) // _MAX_CONCURRENT))
+        done, _ = await asyncio.wait((future,), timeout=max(0.0, longest) + _GRACE_S)
+        if not done:
+            future.cancel()
+            log.warning("a coroutine reward function blocks its event loop; the loop is given up")
+            if self._bridge is bridge:
+                self._bridge = None
+        return list(answers)
+
+    def close(self) -> None:
+        """Cancels what runs and ends the loop."""
+        if self._bridge is not None:
+            self._bridge.close()
+            self._bridge = None

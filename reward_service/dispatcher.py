@@ -1,0 +1,309 @@
+"""Sends items to a set of equal endpoints: coalesced, balanced, failed over, retried, within each caller's deadline.
+
+Invariants: `score` returns one result per item by its deadline and raises for no remote failure; a request holds
+whole groups unless they exceed the endpoint's limit, and no item_id twice; an item is tried again only for retryable
+errors, at most `attempts` times (a lost connection is no try: the item goes elsewhere until the deadline).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from protos import reward_pb2
+from reward_service.endpoint import Connect, Endpoint, close_all
+from reward_service.outcomes import error_result
+from reward_service.tickets import Entry, Ticket
+from reward_service.validation import match_answer
+
+log = logging.getLogger(__name__)
+
+_MAX_ITEMS = 512
+_MAX_BYTES = 1 << 20
+_RETRY_BASE_S = 0.05
+_RETRY_LONGEST_S = 1.0
+# The connection or the server failed, not the request.
+_LOST = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+# Another try at the same endpoint will fail likewise.
+_HOPELESS = frozenset(
+    {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+)
+
+
+@dataclass(slots=True)
+class ClientStats:
+    """Counters since the start."""
+
+    items: int = 0
+    calls: int = 0
+    failed_calls: int = 0
+    retried_items: int = 0
+    unknown_results: int = 0
+    errors: int = 0
+
+
+class Dispatcher:
+    """Client of a set of equal endpoints.
+
+    Args:
+        endpoints: addresses, `grpc://host:port`; may be empty at first.
+        connect: opens a channel to one.
+        timeout_s: deadline of one call.
+        attempts: tries of an item whose error is retryable.
+    """
+
+    def __init__(self, endpoints: Iterable[str], connect: Connect, *, timeout_s: float, attempts: int) -> None:
+        self.stats = ClientStats()
+        self._connect = connect
+        self._timeout_s = timeout_s
+        self._attempts = attempts
+        self._endpoints: dict[str, Endpoint] = {}
+        self._queue: deque[list[Entry]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake: asyncio.TimerHandle | None = None
+        self._pump_due = False
+        self._closed = False
+        self.set_endpoints(endpoints)
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Addresses in use."""
+        return tuple(self._endpoints)
+
+    def set_endpoints(self, addresses: Iterable[str]) -> None:
+        """Changes the set; calls in flight at an endpoint that leaves end in peace."""
+        wanted = dict.fromkeys(addresses)
+        for address in wanted:
+            if address not in self._endpoints:
+                self._endpoints[address] = Endpoint(address, self._connect)
+        leaving = [address for address in self._endpoints if address not in wanted]
+        for address in leaving:
+            endpoint = self._endpoints.pop(address)
+            if not endpoint.outstanding:
+                self._spawn(endpoint.close())
+        if self._queue:
+            self._pump_soon()
+
+    async def score(self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float) -> list[reward_pb2.ScoreResult]:
+        """One result per item, in order, within `timeout_s` seconds."""
+        loop = asyncio.get_running_loop()
+        ticket = Ticket(items, loop.time() + timeout_s)
+        self.stats.items += len(items)
+        groups: dict[str, list[Entry]] = {}
+        for entry in ticket.entries:
+            groups.setdefault(entry.item.group_id, []).append(entry)
+        if self._closed:
+            _refuse_closed(ticket.entries)
+        self._queue.extend(groups.values())
+        self._pump_soon()
+        try:
+            await asyncio.wait((ticket.finished,), timeout=timeout_s)
+        finally:
+            ticket.expire(f"no score within {timeout_s:g} s: {self.waiting_reason() or 'the call is under way'}")
+        results = ticket.results()
+        self.stats.errors += sum(result.WhichOneof("outcome") == "error" for result in results)
+        return results
+
+    def waiting_reason(self) -> str:
+        """Why items wait at present; empty while an endpoint works."""
+        if not self._endpoints:
+            return "no reward service is known"
+        failing = [e for e in self._endpoints.values() if not e.circuit.closed]
+        if len(failing) < len(self._endpoints):
+            return ""
+        return "no reward service answers: " + "; ".join(f"{e.address}: {e.circuit.last_error}" for e in failing)
+
+    async def close(self) -> None:
+        """Ends calls in flight; waiting items are answered with an error."""
+        self._closed = True
+        if self._wake is not None:
+            self._wake.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for unit in self._queue:
+            _refuse_closed(unit)
+        self._queue.clear()
+        await close_all(list(self._endpoints.values()))
+
+    # ------------------------------------------------------------------------------------------ sending
+
+    def _pump_soon(self) -> None:
+        """Pumps once the callers that are ready now have put their items in."""
+        if not self._pump_due and not self._closed:
+            self._pump_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Starts as many calls as endpoints allow."""
+        self._pump_due = False
+        loop = asyncio.get_running_loop()
+        while self._queue and not self._closed:
+            now = loop.time()
+            endpoint, at = self._choose(self._queue[0], now)
+            if endpoint is None or at > now:
+                if endpoint is not None and at != float("inf"):
+                    self._pump_at(at)
+                return
+            batch = self._take(endpoint.max_items or _MAX_ITEMS)
+            if batch:
+                endpoint.begin(len(batch), now)
+                self._spawn(self._send(endpoint, batch))
+
+    def _pump_at(self, at: float) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+        self._wake = asyncio.get_running_loop().call_at(at, self._pump_soon)
+
+    def _choose(self, unit: list[Entry], now: float) -> tuple[Endpoint | None, float]:
+        """The endpoint that is ready first; among the ready, not where the unit failed, then least outstanding."""
+        if not self._endpoints:
+            return None, float("inf")
+        avoid = unit[0].failed_at
+        ready = [(endpoint.ready_at(now), endpoint) for endpoint in self._endpoints.values()]
+        at, endpoint = min(ready, key=lambda pair: (pair[0], pair[1].address == avoid, pair[1].outstanding))
+        return endpoint, at
+
+    def _take(self, limit: int) -> list[Entry]:
+        """Open entries for one request, by whole groups where they fit."""
+        limit = min(limit, _MAX_ITEMS)
+        batch: list[Entry] = []
+        ids: set[str] = set()
+        size = 0
+        while self._queue:
+            unit = [entry for entry in self._queue.popleft() if entry.result is None]
+            if batch and (len(batch) + len(unit) > limit or not ids.isdisjoint(e.item.item_id for e in unit)):
+                self._queue.appendleft(unit)
+                break
+            room = limit - len(batch)
+            if len(unit) > room:
+                self._queue.appendleft(unit[room:])
+                unit = unit[:room]
+            batch.extend(unit)
+            ids.update(entry.item.item_id for entry in unit)
+            size += sum(entry.item.ByteSize() for entry in unit)
+            if size >= _MAX_BYTES or len(batch) >= limit:
+                break
+        return batch
+
+    async def _send(self, endpoint: Endpoint, batch: list[Entry]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await endpoint.describe()
+            if endpoint.max_items and len(batch) > endpoint.max_items:
+                self._queue.extendleft(
+                    batch[start : start + endpoint.max_items] for start in range(0, len(batch), endpoint.max_items)
+                )
+                return
+            longest = max(entry.ticket.deadline for entry in batch) - loop.time()
+            self.stats.calls += 1
+            response = await endpoint.score([entry.item for entry in batch], max(0.001, min(self._timeout_s, longest)))
+        except asyncio.CancelledError:
+            _refuse_closed(batch)
+            raise
+        except grpc.aio.AioRpcError as error:
+            self.stats.failed_calls += 1
+            self._on_failed_call(endpoint, batch, error)
+        else:
+            endpoint.circuit.succeed()
+            self._on_answer(endpoint, batch, response)
+        finally:
+            endpoint.end(len(batch))
+            if endpoint.address not in self._endpoints and not endpoint.outstanding:
+                self._spawn(endpoint.close())
+            self._pump_soon()
+
+    # ------------------------------------------------------------------------------------------ answers
+
+    def _on_answer(self, endpoint: Endpoint, batch: list[Entry], response: reward_pb2.ScoreResponse) -> None:
+        matched = match_answer([entry.item for entry in batch], response)
+        if matched.unknown_ids:
+            self.stats.unknown_results += len(matched.unknown_ids)
+            log.warning(
+                "%s answered for %d items that were not asked, such as %r",
+                endpoint.address,
+                len(matched.unknown_ids),
+                matched.unknown_ids[0],
+            )
+        again = []
+        for entry, result in zip(batch, matched.results, strict=True):
+            entry.attempts += 1
+            if result.WhichOneof("outcome") != "error":
+                entry.resolve(result)
+                continue
+            error = result.error
+            message = f"{endpoint.address}: {error.message}"
+            entry.note(error.code, message, retryable=error.retryable, address=endpoint.address)
+            if error.retryable and entry.attempts < self._attempts:
+                again.append(entry)
+            else:
+                entry.fail()
+        self._retry(again)
+
+    def _on_failed_call(self, endpoint: Endpoint, batch: list[Entry], error: grpc.aio.AioRpcError) -> None:
+        status = error.code()
+        what = f"{endpoint.address}: {status.name}: {error.details()}"
+        lost = status in _LOST
+        endpoint.circuit.fail(
+            asyncio.get_running_loop().time(), f"{status.name}: {error.details()}", fatal=lost or status in _HOPELESS
+        )
+        if status is grpc.StatusCode.RESOURCE_EXHAUSTED and len(batch) > 1:
+            endpoint.circuit.succeed()
+            middle = len(batch) // 2
+            self._queue.extendleft((batch[middle:], batch[:middle]))
+            return
+        code, message = _explain(status, what, self._timeout_s)
+        for entry in batch:
+            entry.attempts += not lost
+            entry.note(code, message, retryable=status not in _HOPELESS, address=endpoint.address)
+            if entry.attempts >= self._attempts:
+                entry.fail()
+        self._retry([entry for entry in batch if entry.result is None], at_once=lost)
+
+    def _retry(self, entries: list[Entry], *, at_once: bool = False) -> None:
+        """Queues entries again: at once where another endpoint (or the circuit) decides, else after a pause."""
+        if not entries:
+            return
+        self.stats.retried_items += len(entries)
+        groups: dict[tuple[int, str], list[Entry]] = {}
+        for entry in entries:
+            groups.setdefault((id(entry.ticket), entry.item.group_id), []).append(entry)
+        if at_once:
+            self._requeue(list(groups.values()))
+            return
+        pause = min(_RETRY_LONGEST_S, _RETRY_BASE_S * 2 ** max(0, max(e.attempts for e in entries) - 1))
+        asyncio.get_running_loop().call_later(pause, self._requeue, list(groups.values()))
+
+    def _requeue(self, units: list[list[Entry]]) -> None:
+        self._queue.extend(units)
+        self._pump_soon()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _refuse_closed(entries: Iterable[Entry]) -> None:
+    for entry in entries:
+        message = "the reward client is closed"
+        entry.resolve(error_result(entry.item.item_id, "closed", message, retryable=False))
+
+
+def _explain(status: grpc.StatusCode, what: str, timeout_s: float) -> tuple[str, str]:
+    """(code, message) of an item whose call failed."""
+    if status in _LOST:
+        return "unreachable", what
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "timeout", f"{what} (calls get {timeout_s:g} s)"
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return "endpoint", f"{what} (is it a rollmesh.v1.Reward server?)"
+    if status is grpc.StatusCode.UNAUTHENTICATED:
+        return "endpoint", f"{what} (a service with the mesh's token must join the mesh, not stand in reward.endpoints)"
+    return "endpoint", what

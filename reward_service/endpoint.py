@@ -1,0 +1,132 @@
+"""One reward endpoint as the client sees it: its channel, what is in flight, and whether it may be called.
+
+Calls in flight: two at any time; more only where the last call began a while ago. So items pile up into larger
+requests while an endpoint is busy, a slow endpoint still gets a fresh request every few milliseconds, and the CPU
+that calls cost is bounded either way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+
+from mesh.config.models import SecuritySection
+from mesh.errors import ConfigError
+from mesh.rpc import open_channel
+from protos import reward_pb2, reward_pb2_grpc
+from reward_service.circuit import Circuit
+from reward_service.routing import target_of
+
+Connect = Callable[[str], grpc.aio.Channel]
+
+_FREE_CALLS = 2
+_MAX_CALLS = 32
+# Least seconds between the starts of calls beyond the free ones.
+_SPACING_S = 0.02
+_INFO_TIMEOUT_S = 2.0
+
+
+class Endpoint:
+    """A reward service at one address.
+
+    Attributes:
+        address: as configured, `grpc://host:port`.
+        circuit: its recent failures.
+        outstanding: items in flight.
+        max_items: most items it takes in a request; 0 for no limit. Known after the first call.
+    """
+
+    def __init__(self, address: str, connect: Connect) -> None:
+        self.address = address
+        self.circuit = Circuit()
+        self.outstanding = 0
+        self.max_items = 0
+        self._channel = connect(address)
+        self._stub = reward_pb2_grpc.RewardStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self._calls = 0
+        self._last_start = 0.0
+        self._described = False
+
+    def ready_at(self, now: float) -> float:
+        """Monotonic time from which it may be called; infinite where only a finished call can free it."""
+        at = self.circuit.ready_at()
+        probing = not self.circuit.closed or not self._described
+        if self._calls >= (1 if probing else _MAX_CALLS):
+            return float("inf")
+        if self._calls >= _FREE_CALLS:
+            at = max(at, self._last_start + _SPACING_S)
+        return max(now, at)
+
+    def begin(self, items: int, now: float) -> None:
+        """Counts a call that is about to be made."""
+        self._calls += 1
+        self._last_start = now
+        self.outstanding += items
+
+    def end(self, items: int) -> None:
+        """Counts a call that has ended."""
+        self._calls -= 1
+        self.outstanding -= items
+
+    async def score(self, items: list[reward_pb2.ScoreItem], timeout_s: float) -> reward_pb2.ScoreResponse:
+        """One Score call.
+
+        Raises:
+            grpc.aio.AioRpcError: as it failed.
+        """
+        response: reward_pb2.ScoreResponse = await self._stub.Score(
+            reward_pb2.ScoreRequest(items=items), timeout=timeout_s
+        )
+        return response
+
+    async def describe(self) -> None:
+        """Asks once what the server takes; a server without Info takes everything.
+
+        Raises:
+            grpc.aio.AioRpcError: where the server cannot be reached.
+        """
+        if self._described:
+            return
+        try:
+            info = await self._stub.Info(reward_pb2.InfoRequest(), timeout=_INFO_TIMEOUT_S)
+            self.max_items = info.max_items
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise
+        self._described = True
+
+    async def close(self) -> None:
+        """Ends running calls and the channel."""
+        await self._channel.close()
+
+
+def connector(security: SecuritySection, *, max_message_mb: int = 64) -> Connect:
+    """Opens channels to configured endpoints.
+
+    `grpc://` is plain text, `grpcs://` is TLS checked by `security.tls_ca`. Neither carries the mesh's token: these
+    servers may be other people's. Reward services of the mesh itself are found through its membership.
+    """
+    plain = SecuritySection()
+
+    def connect(address: str) -> grpc.aio.Channel:
+        target = target_of(address)
+        if not address.startswith("grpcs://"):
+            return open_channel(target, plain, max_message_mb=max_message_mb)
+        if security.tls_ca is None:
+            raise ConfigError(f"{address} needs a certificate authority", hint="set security.tls_ca")
+        trusted = SecuritySection(tls_ca=security.tls_ca)
+        return open_channel(target, trusted, max_message_mb=max_message_mb)
+
+    return connect
+
+
+def mesh_connector(security: SecuritySection, *, max_message_mb: int = 64) -> Connect:
+    """Opens channels to reward services that are members of the mesh, with its token and TLS."""
+    return lambda address: open_channel(target_of(address), security, max_message_mb=max_message_mb)
+
+
+async def close_all(endpoints: list[Endpoint]) -> None:
+    """Closes several endpoints."""
+    await asyncio.gather(*(endpoint.close() for endpoint in endpoints))

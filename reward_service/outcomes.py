@@ -1,0 +1,138 @@
+"""What goes into a reward function and the three ways in which it can come out.
+
+Invariants: a `Scored` that leaves this package is finite in total, components and per-token values; whatever went
+wrong is a `Failed` with a stable code, so that no failure is ever mistaken for a reward of zero.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mesh.errors import PayloadError
+from protos import reward_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class RewardItem:
+    """One response to score, as reward functions see it.
+
+    Attributes:
+        item_id: unique in its request.
+        group_id: the group (all responses to one prompt) it belongs to.
+        data_source: the dataset's data_source.
+        prompt, response: text; special tokens are left out of the response.
+        ground_truth: the dataset's reward_model.ground_truth; None when the row has none.
+        extra_info: the dataset's extra_info; empty when the row has none.
+        response_ids: token ids of the response.
+    """
+
+    item_id: str
+    group_id: str
+    data_source: str
+    prompt: str
+    response: str
+    ground_truth: Any = None
+    extra_info: Mapping[str, Any] = field(default_factory=dict)
+    response_ids: Sequence[int] = ()
+
+    @classmethod
+    def from_proto(cls, message: reward_pb2.ScoreItem) -> RewardItem:
+        """Decodes the JSON fields.
+
+        Raises:
+            PayloadError: where a JSON field is malformed or extra_info is not an object.
+        """
+        extra_info = _decode(message.extra_info_json, "extra_info_json")
+        if extra_info is not None and not isinstance(extra_info, dict):
+            raise PayloadError("extra_info_json", f"expected a JSON object, got {type(extra_info).__name__}")
+        return cls(
+            item_id=message.item_id,
+            group_id=message.group_id,
+            data_source=message.data_source,
+            prompt=message.prompt,
+            response=message.response,
+            ground_truth=_decode(message.ground_truth_json, "ground_truth_json"),
+            extra_info=extra_info or {},
+            response_ids=message.response_ids,
+        )
+
+
+def _decode(text: str, field_name: str) -> Any:
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise PayloadError(field_name, f"not JSON: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A reward: `total`, named parts of it, and optionally one value per response token."""
+
+    total: float
+    components: Mapping[str, float] = field(default_factory=dict)
+    per_token: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unscorable:
+    """There is no right score; the item is left out of its group's baseline."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Scoring failed. `code` is short and stable: timeout, exception, nan, bad_input, bad_output, ..."""
+
+    code: str
+    message: str
+    retryable: bool = False
+
+
+Outcome = Scored | Unscorable | Failed
+
+
+def checked(outcome: Outcome, item: RewardItem, function: str) -> Outcome:
+    """Turns a `Scored` that breaks the contract (not finite, wrong per-token length) into a `Failed`.
+
+    Args:
+        function: names the reward function for the reader of the error.
+    """
+    if not isinstance(outcome, Scored):
+        return outcome
+    if not math.isfinite(outcome.total):
+        return Failed("nan", f"{function} returned {outcome.total}")
+    for name, value in outcome.components.items():
+        if not math.isfinite(value):
+            return Failed("nan", f"{function} returned {value} for component {name!r}")
+    if outcome.per_token:
+        if len(outcome.per_token) != len(item.response_ids):
+            return Failed(
+                "per_token_length",
+                f"{function} returned {len(outcome.per_token)} per-token values for {len(item.response_ids)} tokens",
+            )
+        if not all(math.isfinite(value) for value in outcome.per_token):
+            return Failed("nan", f"{function} returned a per-token value that is not finite")
+    return outcome
+
+
+def to_proto(item_id: str, outcome: Outcome) -> reward_pb2.ScoreResult:
+    """The wire form of an outcome."""
+    if isinstance(outcome, Scored):
+        scored = reward_pb2.Scored(total=outcome.total, components=outcome.components, per_token=outcome.per_token)
+        return reward_pb2.ScoreResult(item_id=item_id, scored=scored)
+    if isinstance(outcome, Unscorable):
+        return reward_pb2.ScoreResult(item_id=item_id, unscorable=reward_pb2.Unscorable(reason=outcome.reason))
+    return error_result(item_id, outcome.code, outcome.message, retryable=outcome.retryable)
+
+
+def error_result(item_id: str, code: str, message: str, *, retryable: bool) -> reward_pb2.ScoreResult:
+    """A result that says that scoring failed."""
+    error = reward_pb2.Error(code=code, message=message, retryable=retryable)
+    return reward_pb2.ScoreResult(item_id=item_id, error=error)

@@ -1,0 +1,55 @@
+"""Which data_source goes where: to named functions, or to endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mesh.errors import ConfigError
+
+SCHEMES = ("grpc://", "grpcs://")
+
+
+def is_endpoint(text: str) -> bool:
+    """Whether an entry of `reward.by_data_source` is the address of a reward service."""
+    return text.startswith(SCHEMES)
+
+
+def target_of(endpoint: str) -> str:
+    """`grpc://host:port` -> `host:port`.
+
+    Raises:
+        ConfigError: where the address has not that form.
+    """
+    target = endpoint
+    for scheme in SCHEMES:
+        target = target.removeprefix(scheme)
+    host, separator, port = target.rpartition(":")
+    if not separator or not host or not port.isdigit() or "/" in host or not 0 < int(port) < 65536:
+        raise ConfigError(f"reward endpoint {endpoint!r} is no address", hint="write grpc://host:port")
+    return target
+
+
+def split_routes(
+    by_data_source: Mapping[str, Sequence[str]],
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Splits `reward.by_data_source` into (functions by source, endpoints by source).
+
+    Raises:
+        ConfigError: a source that mixes the two, or has neither.
+    """
+    functions: dict[str, tuple[str, ...]] = {}
+    endpoints: dict[str, tuple[str, ...]] = {}
+    for source, entries in by_data_source.items():
+        remote = [entry for entry in entries if is_endpoint(entry)]
+        if not entries or 0 < len(remote) < len(entries):
+            raise ConfigError(
+                f"reward.by_data_source.{source}: {list(entries)!r}",
+                hint="give function names, which are summed, or grpc://host:port endpoints, which share the load",
+            )
+        if remote:
+            for entry in remote:
+                target_of(entry)
+            endpoints[source] = tuple(remote)
+        else:
+            functions[source] = tuple(entries)
+    return functions, endpoints

@@ -1,0 +1,29 @@
+"""Picks the scorer by what the data_source is called; a source it does not know is an error, not a zero."""
+
+from __future__ import annotations
+
+from reward_service.outcomes import Failed, Outcome, RewardItem
+from reward_service.scorers import arithmetic, exact_match, gsm8k, strings
+
+# First match wins: part of the data_source's name, scorer.
+_RULES = (
+    ("gsm8k", gsm8k.score),
+    ("arithmetic", arithmetic.score),
+    ("addition", arithmetic.score),
+    ("string", strings.score),
+    ("exact_match", exact_match.score),
+)
+
+
+def score(item: RewardItem) -> Outcome:
+    """The chosen scorer's outcome; `Failed("no_scorer")` for an unknown source."""
+    name = item.data_source.lower()
+    for part, scorer in _RULES:
+        if part in name:
+            return scorer(item)
+    known = ", ".join(part for part, _ in _RULES)
+    return Failed(
+        "no_scorer",
+        f"no built-in scorer for data_source {item.data_source!r} (known by name: {known}); "
+        "set reward.functions or reward.by_data_source",
+    )

@@ -1,0 +1,116 @@
+"""The gRPC server of the reward service: `Score` and `Info` over a `ScoringEngine`.
+
+Invariant: an answer leaves before the caller's deadline, with one result per item; what was not done in time is an
+error result, not a failed call.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from importlib import metadata
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from mesh.config.models import SecuritySection
+from mesh.errors import PayloadError
+from mesh.rpc import bind, new_server
+from mesh.service import add_health_and_reflection, set_serving
+from protos import reward_pb2, reward_pb2_grpc
+from reward_service.engine import ScoringEngine
+from reward_service.metrics import RewardMetrics
+
+log = logging.getLogger(__name__)
+SERVICE_NAME = reward_pb2.DESCRIPTOR.services_by_name["Reward"].full_name
+
+
+class RewardServicer(reward_pb2_grpc.RewardServicer):
+    """Answers Score and Info.
+
+    Args:
+        engine: what scores.
+        timeout_s: deadline of a call that comes without one, and the most that any call gets.
+    """
+
+    def __init__(self, engine: ScoringEngine, metrics: RewardMetrics, *, timeout_s: float) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+
+    async def Score(
+        self, request: reward_pb2.ScoreRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> reward_pb2.ScoreResponse:
+        ids = {item.item_id for item in request.items}
+        if len(ids) != len(request.items):
+            raise PayloadError("items.item_id", "not unique in the request")
+        began = time.monotonic()
+        results = await self._engine.score(request.items, self._budget(context.time_remaining()))
+        self._metrics.record(results, time.monotonic() - began, lost_workers=self._engine.lost_workers)
+        return reward_pb2.ScoreResponse(results=results)
+
+    async def Info(
+        self,
+        request: reward_pb2.InfoRequest,  # noqa: ARG002 - the contract's signature
+        context: grpc.aio.ServicerContext[Any, Any],  # noqa: ARG002 - the contract's signature
+    ) -> reward_pb2.InfoResponse:
+        return reward_pb2.InfoResponse(name="rollmesh", version=_version(), max_items=0)
+
+    def _budget(self, remaining: float | None) -> float:
+        """Seconds for scoring: what the caller has left, less what the way back takes."""
+        if remaining is None:
+            return self._timeout_s
+        return max(0.0, min(self._timeout_s, remaining - max(0.02, min(0.5, 0.05 * remaining))))
+
+
+def _version() -> str:
+    try:
+        return metadata.version("rollmesh")
+    except metadata.PackageNotFoundError:
+        return "0"
+
+
+class RewardServer:
+    """A running reward service; the same class serves the process, notebooks and tests.
+
+    Args:
+        engine: what scores; closed with the server.
+        timeout_s: the most seconds that a call gets.
+    """
+
+    def __init__(
+        self,
+        engine: ScoringEngine,
+        *,
+        timeout_s: float = 10.0,
+        security: SecuritySection | None = None,
+        max_message_mb: int = 64,
+    ) -> None:
+        self.metrics = RewardMetrics()
+        self.port = 0
+        self._engine = engine
+        self._security = security or SecuritySection()
+        self._server = new_server(self._security, max_message_mb=max_message_mb)
+        servicer = RewardServicer(engine, self.metrics, timeout_s=timeout_s)
+        reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
+        self._health: health.aio.HealthServicer = add_health_and_reflection(self._server, [SERVICE_NAME])
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Binds, serves and returns the port.
+
+        Raises:
+            ConfigError: a bind to others without protection.
+            PortInUseError: the port is taken.
+        """
+        self.port = bind(self._server, host, port, self._security)
+        await self._server.start()
+        await set_serving(self._health, [SERVICE_NAME])
+        return self.port
+
+    async def stop(self, grace_s: float = 2.0) -> None:
+        """Reports NOT_SERVING, lets running calls end within `grace_s` seconds, and closes."""
+        for name in ("", SERVICE_NAME):
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.stop(grace_s)
+        self._engine.close()

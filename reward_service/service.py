@@ -1,0 +1,132 @@
+"""The reward service as a process: a server, its place in the mesh, and a graceful end.
+
+Invariant: the ready file appears only when the service answers; on SIGTERM the mesh hears first, then running calls
+end, then the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from pathlib import Path
+
+import prometheus_client
+
+from mesh.config.models import Config
+from mesh.membership import MembershipAgent, new_member_id
+from mesh.rpc import open_channel
+from mesh.service import Shutdown, advertised_address, run_service, write_ready_file
+from protos import membership_pb2
+from reward_service.engine import ScoringEngine
+from reward_service.metrics import RewardMetrics
+from reward_service.routing import split_routes
+from reward_service.server import RewardServer
+
+log = logging.getLogger(__name__)
+# Seconds between refreshes of the figures that heartbeats carry.
+_REPORT_INTERVAL_S = 1.0
+
+
+def run(config: Config, *, host: str, port: int, mesh: str | None, ready_file: Path | None) -> int:
+    """Serves until asked to end.
+
+    Args:
+        config: the run's configuration; `reward`, `network`, `security` and `logging` matter here.
+        host, port: address to bind; port 0 picks a free one.
+        mesh: address of the buffer, to be found through; none: clients must be told the address.
+        ready_file: written once the service answers.
+
+    Returns:
+        the process exit code.
+    """
+    return run_service(
+        "reward",
+        lambda shutdown: serve(config, shutdown, host=host, port=port, mesh=mesh, ready_file=ready_file),
+        level=config.logging.level,
+    )
+
+
+async def serve(
+    config: Config, shutdown: Shutdown, *, host: str, port: int, mesh: str | None, ready_file: Path | None
+) -> int:
+    """The coroutine behind `run`.
+
+    Raises:
+        RollmeshError: a reward function that cannot be loaded, a port that is taken, a mesh that stays away.
+    """
+    reward = config.reward
+    local, _ = split_routes(reward.by_data_source)
+    engine = ScoringEngine(reward.functions, local, workers=reward.workers, call_timeout_s=reward.scorer_timeout_s)
+    server = RewardServer(
+        engine,
+        timeout_s=reward.timeout_s,
+        security=config.security,
+        max_message_mb=config.network.max_message_mb,
+    )
+    bound = await server.start(host, port)
+    address = advertised_address(host, bound, config.network.advertise)
+    log.info("serving rewards at %s: %s", address, ", ".join(reward.functions))
+    exporter = None
+    if config.network.metrics:
+        exporter, _ = prometheus_client.start_http_server(0, addr=host, registry=server.metrics.registry)
+        log.info("metrics at http://%s:%d/metrics", host, exporter.server_port)
+    try:
+        if mesh is None:
+            write_ready_file(ready_file, address)
+            await shutdown.requested.wait()
+        else:
+            await _serve_in_mesh(config, shutdown, server.metrics, mesh=mesh, address=address, ready_file=ready_file)
+    finally:
+        await server.stop()
+        if exporter is not None:
+            exporter.shutdown()
+            exporter.server_close()
+    return 0
+
+
+async def _serve_in_mesh(
+    config: Config,
+    shutdown: Shutdown,
+    metrics: RewardMetrics,
+    *,
+    mesh: str,
+    address: str,
+    ready_file: Path | None,
+) -> None:
+    """Advertises the service in the mesh until the run has ended or the process is asked to."""
+    network = config.network
+    channel = open_channel(mesh, config.security, max_message_mb=network.max_message_mb)
+    agent = MembershipAgent(
+        channel,
+        membership_pb2.ROLE_REWARD,
+        member_id=new_member_id("reward"),
+        address=address,
+        host_id=socket.gethostname(),
+        timeout_s=network.rpc_timeout_s,
+        retry_s=network.retry_s,
+    )
+    try:
+        await agent.start()
+        write_ready_file(ready_file, address)
+        await _until_end(shutdown, agent, metrics)
+        await agent.leave()
+        if agent.lost_error is not None:
+            raise agent.lost_error
+    finally:
+        await agent.stop()
+        await channel.close()
+
+
+async def _until_end(shutdown: Shutdown, agent: MembershipAgent, metrics: RewardMetrics) -> None:
+    """Keeps the heartbeat's figures fresh until shutdown, the end of the run, or the loss of the mesh."""
+    ends = [asyncio.create_task(event.wait()) for event in (shutdown.requested, agent.run_finished, agent.lost)]
+    try:
+        while True:
+            agent.set_status(gauges=metrics.gauges())
+            done, _ = await asyncio.wait(ends, timeout=_REPORT_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+    finally:
+        for end in ends:
+            end.cancel()

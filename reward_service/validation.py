@@ -1,0 +1,72 @@
+"""Checks a server's answer against the request: what a reward server can get wrong is caught here, by name.
+
+Invariant: one result per item comes out; an answer that breaks the contract becomes an error result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protos import reward_pb2
+from reward_service.outcomes import error_result
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Results in the order of the items, and the ids in the answer that nobody asked for."""
+
+    results: list[reward_pb2.ScoreResult]
+    unknown_ids: list[str]
+
+
+def match_answer(items: Sequence[reward_pb2.ScoreItem], response: reward_pb2.ScoreResponse) -> Matched:
+    """Pairs items with results by item_id.
+
+    Codes of what breaks the contract: missing_result (retryable), duplicate_result, no_outcome, nan,
+    per_token_length.
+    """
+    by_id = {result.item_id: result for result in response.results}
+    repeated: Counter[str] = Counter()
+    if len(by_id) != len(response.results):
+        repeated = Counter(result.item_id for result in response.results)
+    results = []
+    for item in items:
+        result = by_id.pop(item.item_id, None)
+        if result is None:
+            results.append(
+                error_result(item.item_id, "missing_result", "the answer has no result for it", retryable=True)
+            )
+        elif repeated[item.item_id] > 1:
+            message = f"the answer has {repeated[item.item_id]} results for it"
+            results.append(error_result(item.item_id, "duplicate_result", message, retryable=False))
+        else:
+            fault = contract_fault(item, result)
+            results.append(error_result(item.item_id, *fault, retryable=False) if fault else result)
+    return Matched(results, list(by_id))
+
+
+def contract_fault(item: reward_pb2.ScoreItem, result: reward_pb2.ScoreResult) -> tuple[str, str] | None:
+    """(code, message) of the first rule of the contract that a result breaks; None for a good one."""
+    outcome = result.WhichOneof("outcome")
+    if outcome is None:
+        return "no_outcome", "the result is neither scored, unscorable nor error"
+    if outcome != "scored":
+        return None
+    scored = result.scored
+    if not math.isfinite(scored.total):
+        return "nan", f"total is {scored.total}"
+    for name, value in scored.components.items():
+        if not math.isfinite(value):
+            return "nan", f"component {name!r} is {value}"
+    if scored.per_token:
+        if len(scored.per_token) != len(item.response_ids):
+            return (
+                "per_token_length",
+                f"{len(scored.per_token)} per-token values for {len(item.response_ids)} response tokens",
+            )
+        if not all(map(math.isfinite, scored.per_token)):
+            return "nan", "a per-token value is not finite"
+    return None
