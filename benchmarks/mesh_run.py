@@ -1,0 +1,113 @@
+"""One real run of the mesh, started as a user starts it, and the figures that its metrics file holds.
+
+Invariant: nothing is measured from inside: `rollmesh run` starts every service as its own process, and what is read
+afterwards is `metrics.jsonl` and `summary.json` of the run folder, as any user could.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.common import REPOSITORY
+
+
+class RunFailedError(RuntimeError):
+    """`rollmesh run` did not end in order; the message holds the end of its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshRun:
+    """A finished run: one record per trained batch, and the summary."""
+
+    folder: Path
+    steps: list[dict[str, Any]]
+    summary: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The batches of a run after its warm-up.
+
+    Attributes:
+        seconds: wall time from the end of the last warm-up batch to the end of the last batch.
+        batches: batches that ended within it.
+        mean_length: mean response length of those batches, in tokens.
+        wait_s, train_s: seconds in which the learner waited for groups, and in which it trained.
+    """
+
+    seconds: float
+    batches: int
+    mean_length: float
+    wait_s: float
+    train_s: float
+
+
+def run_mesh(config: dict[str, Any], overrides: Sequence[str] = (), *, timeout_s: float = 900.0) -> MeshRun:
+    """Runs a configuration to its end.
+
+    Raises:
+        RunFailedError: exit code other than 0, or no end within `timeout_s`.
+    """
+    folder = Path(config["run"]["dir"]) / config["run"]["name"]
+    folder.mkdir(parents=True)
+    path = folder.parent / f"{folder.name}.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    command = [sys.executable, "-m", "rollmesh.cli", "run", str(path), *overrides]
+    with (folder.parent / f"{folder.name}.log").open("w+", encoding="utf-8") as log:
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise RunFailedError(f"{folder.name}: no end within {timeout_s:.0f} s, see {log.name}") from error
+        finally:
+            _end(process)
+        log.seek(0)
+        if status != 0:
+            raise RunFailedError(f"{folder.name}: exit code {status}: {log.read()[-2000:]}")
+    return read_run(folder)
+
+
+def read_run(folder: Path) -> MeshRun:
+    """Reads what a finished run left in its folder."""
+    with (folder / "metrics.jsonl").open(encoding="utf-8") as lines:
+        records = [json.loads(line) for line in lines]
+    steps = [record for record in records if "timing/step_s" in record]
+    return MeshRun(folder, steps, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+
+
+def window(run: MeshRun, warmup: int) -> Window:
+    """What happened after the first `warmup` batches.
+
+    Raises:
+        ValueError: fewer than two batches are left.
+    """
+    rest = run.steps[warmup:]
+    if warmup < 1 or len(rest) < 2:
+        raise ValueError(f"{len(run.steps)} batches are too few for a warm-up of {warmup}")
+    lengths = [step["response_length/mean"] for step in rest]
+    return Window(
+        seconds=rest[-1]["time"] - run.steps[warmup - 1]["time"],
+        batches=len(rest),
+        mean_length=sum(lengths) / len(lengths),
+        wait_s=sum(step["timing/wait_s"] for step in rest),
+        train_s=sum(step["timing/train_s"] for step in rest),
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Asks a launcher that still runs to drain, and then insists."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
