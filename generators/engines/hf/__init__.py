@@ -1,0 +1,1 @@
+"""The `hf` engine: continuous batching around the forward pass of any Hugging Face causal language model."""

@@ -1,0 +1,185 @@
+"""The decode loop's body: one step, one swap. No threads here; the engine's thread calls it.
+
+One step gives free slots to waiting requests, runs one forward pass over the rows in use, draws a token for every
+row, and closes the rows that have ended. A new row's first token is drawn from its prefix's logits in the same draw
+(its row in the forward pass is padding). So a slot that became free is at work again in the very next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from generators.engines.base import GenerationResult
+from generators.engines.hf.cache import SlotCache
+from generators.engines.hf.loading import LoadedModel
+from generators.engines.hf.masks import MaskBuilder
+from generators.engines.hf.prefill import Prefiller, Prefix, PrefixBatch
+from generators.engines.hf.sampling import draw, next_uniform
+from generators.engines.hf.scheduling import Prompt, Waiting
+from generators.engines.hf.stopping import StopMatcher
+from generators.engines.hf.table import Running, SlotTable
+from mesh.versions import PolicyVersion
+
+
+class Decoder:
+    """The running sequences of one model."""
+
+    def __init__(self, loaded: LoadedModel, slots: int, seed: int) -> None:
+        self._loaded = loaded
+        self._model = loaded.model
+        self._device = self._model.device
+        self._masks = MaskBuilder(loaded.layer_types, loaded.window, self._model.dtype, self._device)
+        self._prefiller = Prefiller(self._model, len(loaded.layer_types), self._masks)
+        self._cache = SlotCache(slots, loaded.layer_types, self._device)
+        self._vocabulary = int(self._model.config.get_text_config().vocab_size)
+        self._is_end = np.zeros(self._vocabulary, np.bool_)
+        self._is_end[[token for token in loaded.eos_ids if 0 <= token < self._vocabulary]] = True
+        self._seeds = np.random.default_rng(seed)
+        self.table = SlotTable(slots)
+        self.serving: PolicyVersion | None = None
+        self.tokens_generated = 0
+
+    @property
+    def pinned(self) -> int:
+        """Pinned sequences that are running."""
+        return sum(1 for running in self.table.running if running is not None and running.request.pinned)
+
+    def prefill(self, prompts: Sequence[Prompt]) -> None:
+        """Computes the prefixes of prompts."""
+        for prompt, prefix in zip(prompts, self._prefiller.run([prompt.ids for prompt in prompts]), strict=True):
+            prompt.prefix = prefix
+
+    def step(self, starting: Sequence[Waiting]) -> list[GenerationResult]:
+        """Draws one token for every running sequence and for those in `starting`, whose prompts are prefilled.
+
+        Returns:
+            The sequences that have ended.
+        """
+        table = self.table
+        new_rows = [self._open(waiting) for waiting in starting]
+        while table.holes:
+            self._fill_hole()
+        if not table.rows:
+            return []
+        logits = self._forward(new_rows, starting)
+        rows = table.rows
+        table.position[:rows] += 1
+        if new_rows:
+            table.position[new_rows] = table.prompt_length[new_rows]
+        uniform = torch.from_numpy(next_uniform(table.generator[:rows])).to(self._device)
+        ids, log_probs = draw(logits, uniform, table.sampling(self._device))
+        tokens = ids.cpu().numpy()
+        table.record(tokens, log_probs.cpu().numpy())
+        self.tokens_generated += rows
+        return self._close_ended(tokens)
+
+    def abort(self, request_ids: set[str]) -> list[GenerationResult]:
+        """Ends running sequences early."""
+        return [
+            self.table.close(row, "aborted")
+            for row, running in enumerate(self.table.running)
+            if running is not None and running.request.request_id in request_ids
+        ]
+
+    def served(self, version: PolicyVersion) -> None:
+        """Notes that the model's weights are now those of `version`."""
+        self.serving = version
+        for row, running in enumerate(self.table.running):
+            if running is not None:
+                drawn = int(self.table.position[row] - self.table.prompt_length[row]) + 1
+                running.marks.append((drawn, version))
+
+    def recompute(self) -> None:
+        """Replaces the cached keys and values of all running sequences by those of the present weights."""
+        table = self.table
+        while table.holes:
+            self._fill_hole()
+        rows = list(range(table.rows))
+        sequences = [table.tokens[row, : table.position[row]].tolist() for row in rows]
+        for batch, members in _by_batch(self._prefiller.run(sequences)):
+            self._store([rows[member] for member, _ in members], batch, [index for _, index in members])
+
+    def _open(self, waiting: Waiting) -> int:
+        request, serving = waiting.request, self.serving
+        assert serving is not None
+        sampling = request.sampling
+        tokenizer = self._loaded.tokenizer
+        matcher = StopMatcher(tokenizer, sampling.stop) if sampling.stop and tokenizer else None
+        prompt = waiting.prompt.ids
+        limit = min(sampling.max_tokens, self._loaded.context - len(prompt))
+        seed = sampling.seed or int(self._seeds.integers(1, 2**63))
+        return self.table.open(Running(request, [(0, serving)], matcher), prompt, limit, seed)
+
+    def _fill_hole(self) -> None:
+        move = self.table.next_move()
+        if move is not None:
+            self._cache.move(*move, columns=int(self.table.position[move[1]]))
+
+    def _forward(self, new_rows: list[int], starting: Sequence[Waiting]) -> torch.Tensor:
+        """Logits [rows, vocabulary] of every row's next token."""
+        table = self.table
+        rows = table.rows
+        batches = _by_batch([_prefix(waiting) for waiting in starting])
+        targets = [
+            (self._store([new_rows[member] for member, _ in members], batch, [index for _, index in members]), batch)
+            for batch, members in batches
+        ]
+        if len(new_rows) < rows:
+            logits = self._decode()
+        else:
+            logits = batches[0][0].logits.new_empty((rows, batches[0][0].logits.shape[1]))
+        for (row_index, source), batch in targets:
+            logits[row_index] = batch.logits.index_select(0, source)
+        return logits
+
+    def _store(self, rows: list[int], batch: PrefixBatch, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        row_index = torch.tensor(rows, device=self._device)
+        source = torch.tensor(indices, device=self._device)
+        self._cache.store(row_index, batch.cache, source, self.table.rows)
+        return row_index, source
+
+    def _decode(self) -> torch.Tensor:
+        table, rows = self.table, self.table.rows
+        position = table.position[:rows]
+        columns = int(position.max()) + 1
+        positions = torch.from_numpy(position).to(self._device)
+        self._cache.reserve(columns, rows)
+        self._cache.step.begin(positions, columns)
+        output = self._model(
+            input_ids=torch.from_numpy(table.last_token[:rows, None]).to(self._device),
+            attention_mask=self._masks.decode(positions, columns),
+            position_ids=positions[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
+
+    def _close_ended(self, tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[GenerationResult]:
+        table, rows = self.table, self.table.rows
+        stopped = self._is_end[tokens]
+        for row in table.watched_rows():
+            running = table.running[row]
+            if running is not None and running.matcher is not None and running.matcher.push(int(tokens[row])):
+                stopped[row] = True
+        ended = stopped | (table.position[:rows] >= table.last_position[:rows])
+        if not ended.any():
+            return []
+        return [table.close(row, "stop" if stopped[row] else "length") for row in np.flatnonzero(ended).tolist()]
+
+
+def _prefix(waiting: Waiting) -> Prefix:
+    prefix = waiting.prompt.prefix
+    assert prefix is not None
+    return prefix
+
+
+def _by_batch(prefixes: Sequence[Prefix]) -> list[tuple[PrefixBatch, list[tuple[int, int]]]]:
+    """Prefixes grouped by their forward pass: (batch, [(position in `prefixes`, index in the batch)])."""
+    groups: dict[int, tuple[PrefixBatch, list[tuple[int, int]]]] = {}
+    for member, (batch, index) in enumerate(prefixes):
+        groups.setdefault(id(batch), (batch, []))[1].append((member, index))
+    return list(groups.values())

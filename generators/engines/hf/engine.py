@@ -1,0 +1,300 @@
+"""The `hf` engine's thread: what other threads ask for is taken up between two decode steps.
+
+Invariants: only the engine's thread touches the model and the running sequences. Other threads put commands into an
+inbox and wake it. The thread sleeps only where nothing can be done before another command arrives.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from generators.engines.base import (
+    EngineError,
+    EngineStatus,
+    GenerationRequest,
+    GenerationResult,
+    InferenceEngine,
+    KvPolicy,
+    OnFailure,
+    OnResults,
+    SwapTimings,
+)
+from generators.engines.hf.checks import check_request
+from generators.engines.hf.decoder import Decoder
+from generators.engines.hf.loading import LoadedModel, load_model
+from generators.engines.hf.scheduling import WaitingLine
+from generators.engines.hf.weights import InPlaceWeights
+from mesh.errors import PayloadError, WeightsError
+from mesh.versions import PolicyVersion, VersionRuns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Submit:
+    requests: Sequence[GenerationRequest]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Abort:
+    request_ids: set[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Update:
+    version: PolicyVersion
+    tensors: Iterable[tuple[str, torch.Tensor]]
+    digest: str
+    asked: float
+    done: Future[SwapTimings]
+
+
+class HfEngine(InferenceEngine):
+    """Continuous batching over a Hugging Face model's own forward pass.
+
+    Args:
+        loaded: the model; its parameters are overwritten by `update_weights`.
+        slots: sequences decoded together.
+        on_results, on_failure: see `InferenceEngine`.
+        kv: what becomes of the KV cache of running sequences at a swap.
+        seed: of the draws of requests that bring none.
+    """
+
+    name = "hf"
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        slots: int,
+        on_results: OnResults,
+        on_failure: OnFailure,
+        kv: KvPolicy = "keep",
+        seed: int = 0,
+    ) -> None:
+        self._loaded = loaded
+        self._on_results = on_results
+        self._on_failure = on_failure
+        self._kv = kv
+        self._weights = InPlaceWeights(loaded.model)
+        self._decoder = Decoder(loaded, slots, seed)
+        self._line = WaitingLine()
+        self._updates: deque[_Update] = deque()
+        self._swaps = 0
+        self._digest = ""
+        self._wake = threading.Condition()
+        # Guarded by `_wake`:
+        self._inbox: deque[_Submit | _Abort | _Update] = deque()
+        self._in_flight: set[str] = set()
+        self._stopping = False
+        self._failure: EngineError | None = None
+        self._thread = threading.Thread(target=self._run, name="hf-engine", daemon=True)
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path,
+        *,
+        slots: int,
+        dtype: str,
+        on_results: OnResults,
+        on_failure: OnFailure,
+        kv: KvPolicy,
+        device: str,
+        seed: int,
+    ) -> HfEngine:
+        loaded = load_model(folder, dtype=dtype, device=device)
+        return cls(loaded, slots=slots, on_results=on_results, on_failure=on_failure, kv=kv, seed=seed)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        for request in requests:
+            check_request(request, self._loaded)
+        with self._wake:
+            self._check_running()
+            ids = [request.request_id for request in requests]
+            seen = set(self._in_flight)
+            for request_id in ids:
+                if request_id in seen:
+                    raise PayloadError("request_id", f"{request_id!r} is already in flight")
+                seen.add(request_id)
+            self._in_flight = seen
+            self._inbox.append(_Submit(tuple(requests)))
+            self._wake.notify_all()
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        with self._wake:
+            self._inbox.append(_Abort(set(request_ids)))
+            self._wake.notify_all()
+
+    def update_weights(
+        self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
+    ) -> Future[SwapTimings]:
+        done: Future[SwapTimings] = Future()
+        with self._wake:
+            self._check_running()
+            self._inbox.append(_Update(version, tensors, digest, time.perf_counter(), done))
+            self._wake.notify_all()
+        return done
+
+    def status(self) -> EngineStatus:
+        active = self._decoder.table.active
+        failure = self._failure
+        return EngineStatus(
+            active=active,
+            queued=max(0, len(self._in_flight) - active),
+            tokens_generated=self._decoder.tokens_generated,
+            swaps=self._swaps,
+            serving=self._decoder.serving,
+            digest=self._digest,
+            failure=None if failure is None else str(failure),
+        )
+
+    def drain(self, timeout_s: float) -> bool:
+        with self._wake:
+            return self._wake.wait_for(lambda: not self._in_flight, timeout_s)
+
+    def stop(self) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _check_running(self) -> None:
+        if self._failure is not None:
+            raise EngineError(f"the engine has failed: {self._failure.message}", hint="restart the generator")
+        if self._stopping:
+            raise EngineError("the engine is stopping", hint="submit to another generator")
+
+    # --- the engine's thread ---
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while not self._stopping:
+                    self._turn()
+                self._abandon()
+        except Exception as error:  # noqa: BLE001 - whatever the model's code or a callback raises must be reported
+            self._fail(error)
+
+    def _turn(self) -> None:
+        if self._inbox or not self._has_work():
+            self._take_commands()
+            if self._stopping:
+                return
+        pinned = self._decoder.pinned + self._line.pinned if self._updates else 0
+        if self._updates and (pinned == 0 or self._decoder.serving is None):
+            self._swap(self._updates.popleft())
+            return
+        if self._decoder.serving is None:
+            return
+        starting = self._line.take(self._decoder.table.free, pinned_only=bool(self._updates)) if self._line else []
+        if starting:
+            self._decoder.prefill(self._line.to_prefill(starting))
+        self._deliver(self._decoder.step(starting))
+
+    def _has_work(self) -> bool:
+        if self._updates:
+            return True
+        return self._decoder.serving is not None and bool(self._line or self._decoder.table.active)
+
+    def _take_commands(self) -> None:
+        with self._wake:
+            self._wake.wait_for(lambda: bool(self._inbox) or self._stopping or self._has_work())
+            commands, self._inbox = self._inbox, deque()
+        for command in commands:
+            match command:
+                case _Submit():
+                    self._line.add(command.requests)
+                case _Abort():
+                    self._deliver(self._withdraw(command.request_ids))
+                case _Update():
+                    self._updates.append(command)
+
+    def _withdraw(self, request_ids: set[str]) -> list[GenerationResult]:
+        waiting = [_never_started(item.request) for item in self._line.withdraw(request_ids)]
+        return waiting + self._decoder.abort(request_ids)
+
+    def _swap(self, update: _Update) -> None:
+        if not update.done.set_running_or_notify_cancel():
+            return
+        begin = time.perf_counter()
+        try:
+            pairs = self._weights.check(update.tensors)
+        except WeightsError as error:
+            update.done.set_exception(error)
+            return
+        self._weights.copy(pairs)
+        copied = time.perf_counter()
+        self._line.drop_prefixes()
+        self._decoder.served(update.version)
+        if self._kv == "recompute":
+            self._decoder.recompute()
+        end = time.perf_counter()
+        self._swaps += 1
+        self._digest = update.digest
+        update.done.set_result(
+            SwapTimings(
+                version=update.version,
+                digest=update.digest,
+                wait_us=(begin - update.asked) * 1e6,
+                pause_us=(end - begin) * 1e6,
+                copy_us=(copied - begin) * 1e6,
+                recompute_us=(end - copied) * 1e6 if self._kv == "recompute" else 0.0,
+                in_flight=self._decoder.table.active,
+            )
+        )
+
+    def _deliver(self, results: list[GenerationResult]) -> None:
+        if not results:
+            return
+        self._on_results(results)
+        with self._wake:
+            self._in_flight.difference_update(result.request_id for result in results)
+            self._wake.notify_all()
+
+    def _abandon(self) -> None:
+        """Ends everything in flight, for `stop`."""
+        self._take_commands()
+        with self._wake:
+            ids = set(self._in_flight)
+        self._deliver(self._withdraw(ids))
+        self._refuse_updates(EngineError("the engine was stopped before the swap"))
+
+    def _fail(self, error: Exception) -> None:
+        failure = error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
+        failure.__cause__ = error
+        with self._wake:
+            self._failure = failure
+            self._in_flight.clear()
+            self._updates.extend(command for command in self._inbox if isinstance(command, _Update))
+            self._inbox.clear()
+            self._wake.notify_all()
+        self._refuse_updates(failure)
+        self._on_failure(failure)
+
+    def _refuse_updates(self, error: EngineError) -> None:
+        while self._updates:
+            update = self._updates.popleft()
+            if update.done.set_running_or_notify_cancel():
+                update.done.set_exception(error)
+
+
+def _never_started(request: GenerationRequest) -> GenerationResult:
+    return GenerationResult(
+        request_id=request.request_id,
+        response_ids=np.zeros(0, np.int32),
+        log_probs=np.zeros(0, np.float32),
+        versions=VersionRuns(()),
+        finish_reason="aborted",
+    )

@@ -1,0 +1,131 @@
+"""A model and its tokenizer from a folder of configuration and tokenizer files, without weights.
+
+The parameters are left uninitialized: an engine serves nothing before its first weights have been swapped in.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.initialization import no_init_weights
+
+from mesh.errors import DataError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What the engine needs to know of a model.
+
+    Attributes:
+        model: in evaluation mode, without gradients; parameters hold arbitrary values.
+        tokenizer: None where the folder has no tokenizer files.
+        eos_ids: tokens that end a response.
+        context: longest sequence (prompt and response) in tokens.
+        layer_types: `full_attention` or `sliding_attention`, one per layer.
+        window: tokens that a sliding layer sees, the current one included; None without such layers.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    eos_ids: tuple[int, ...]
+    context: int
+    layer_types: tuple[str, ...]
+    window: int | None
+
+
+def load_model(folder: Path, *, dtype: str, device: str) -> LoadedModel:
+    """Builds model and tokenizer from local files only.
+
+    Raises:
+        DataError: the folder is missing, has no readable configuration, or its architecture cannot be served.
+    """
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder}: no config.json", hint="give a Hugging Face model folder")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder}/config.json: {error}") from error
+    text_config = config.get_text_config()
+    layer_types, window = _attention_layout(text_config, folder)
+    implementation = "eager" if getattr(text_config, "attn_logit_softcapping", None) else "sdpa"
+    try:
+        with no_init_weights():
+            model = AutoModelForCausalLM.from_config(config, dtype=_DTYPES[dtype], attn_implementation=implementation)
+    except ValueError as error:
+        raise DataError(f"{folder}: not a causal language model: {error}") from error
+    model.tie_weights()
+    model.to(device).eval().requires_grad_(False)
+    tokenizer = load_tokenizer(folder)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        eos_ids=_eos_ids(folder, text_config, tokenizer),
+        context=int(text_config.max_position_embeddings),
+        layer_types=layer_types,
+        window=window,
+    )
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    """The folder's tokenizer; None where it has no tokenizer files.
+
+    Raises:
+        DataError: the files are there but cannot be read.
+    """
+    if not any(folder.glob("tokenizer*")):
+        return None
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise DataError(f"{folder}: tokenizer files cannot be read: {error}") from error
+    return tokenizer
+
+
+def _attention_layout(config: PreTrainedConfig, folder: Path) -> tuple[tuple[str, ...], int | None]:
+    layers = int(config.num_hidden_layers)
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "use_sliding_window", True) is False:
+        window = None
+    declared: Any = getattr(config, "layer_types", None)
+    layer_types = tuple(declared) if declared else ("sliding_attention" if window else "full_attention",) * layers
+    unknown = set(layer_types) - _LAYER_TYPES
+    if unknown:
+        raise DataError(
+            f"{folder}: layers of type {', '.join(sorted(unknown))} cannot be served by the hf engine",
+            hint="full and sliding-window attention are",
+        )
+    if "sliding_attention" not in layer_types:
+        return layer_types, None
+    if not window:
+        raise DataError(f"{folder}/config.json: sliding_attention layers without sliding_window")
+    return layer_types, int(window)
+
+
+def _eos_ids(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    """The generation configuration names the end tokens; else the model's configuration; else the tokenizer."""
+    declared: Any = None
+    if (folder / "generation_config.json").is_file():
+        declared = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    if declared is None:
+        declared = getattr(config, "eos_token_id", None)
+    if declared is None and tokenizer is not None:
+        declared = tokenizer.eos_token_id
+    if declared is None:
+        return ()
+    return tuple(declared) if isinstance(declared, list | tuple) else (int(declared),)

@@ -1,0 +1,86 @@
+"""The forward pass over whole prompts (or, at a swap with recomputation, over whole running sequences).
+
+Sequences are right-padded: under a causal mask padding changes nothing for what stands before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedModel
+
+from generators.engines.hf.cache import PrefixCache
+from generators.engines.hf.masks import MaskBuilder
+
+# Padded tokens of one forward pass; bounds its memory.
+_MAX_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixBatch:
+    """The outcome of one forward pass.
+
+    Attributes:
+        cache: keys and values of all its sequences, right-padded.
+        logits: [sequences, vocabulary], of each sequence's last token.
+    """
+
+    cache: PrefixCache
+    logits: torch.Tensor
+
+
+class Prefix(NamedTuple):
+    """One sequence of a `PrefixBatch`."""
+
+    batch: PrefixBatch
+    index: int
+
+
+class Prefiller:
+    """Runs sequences through the model from their start."""
+
+    def __init__(self, model: PreTrainedModel, layers: int, masks: MaskBuilder) -> None:
+        self._model = model
+        self._layers = layers
+        self._masks = masks
+        self._device = model.device
+
+    def run(self, sequences: Sequence[Sequence[int]]) -> list[Prefix]:
+        """Prefixes of the given token sequences, in their order."""
+        prefixes: list[Prefix | None] = [None] * len(sequences)
+        for members in _batches([len(ids) for ids in sequences]):
+            batch = self._forward([sequences[member] for member in members])
+            for index, member in enumerate(members):
+                prefixes[member] = Prefix(batch, index)
+        return [prefix for prefix in prefixes if prefix is not None]
+
+    def _forward(self, sequences: Sequence[Sequence[int]]) -> PrefixBatch:
+        columns = max(len(ids) for ids in sequences)
+        input_ids = torch.tensor([[*ids, *([0] * (columns - len(ids)))] for ids in sequences], device=self._device)
+        last = torch.tensor([[len(ids) - 1] for ids in sequences], device=self._device)
+        cache = PrefixCache(self._layers)
+        output = self._model(
+            input_ids=input_ids,
+            attention_mask=self._masks.prefill(columns),
+            position_ids=torch.arange(columns, device=self._device)[None],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=last,
+        )
+        return PrefixBatch(cache, output.logits[:, 0])
+
+
+def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Indices in batches of similar length, each of at most `_MAX_TOKENS` padded tokens (or one sequence)."""
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    batch: list[int] = []
+    for index in order:
+        if batch and (len(batch) + 1) * lengths[index] > _MAX_TOKENS:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch

@@ -1,0 +1,48 @@
+"""Finding stop strings while tokens arrive.
+
+Text is decoded incrementally: only tokens since the last complete character boundary, together with the few before
+them that fix how they are spelled, are decoded again. Work per token does not grow with the response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+# What decoders emit for bytes that do not form a character yet.
+_INCOMPLETE = "\ufffd"
+
+
+class StopMatcher:
+    """Watches one response.
+
+    Args:
+        tokenizer: decodes; special tokens are skipped, as in the text that rewards see.
+        stop: strings to look for, none empty.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._keep = max(len(text) for text in stop) - 1
+        self._context: list[int] = []
+        self._fresh: list[int] = []
+        self._context_text = ""
+        self._tail = ""
+
+    def push(self, token: int) -> bool:
+        """Adds a token; True where it completes a stop string."""
+        self._fresh.append(token)
+        text = self._decode(self._context + self._fresh)
+        window = self._tail + text[len(self._context_text) :]
+        if any(stop in window for stop in self._stop):
+            return True
+        if not text.endswith(_INCOMPLETE):
+            self._tail = window[-self._keep :] if self._keep else ""
+            self._context, self._fresh = self._fresh, []
+            self._context_text = self._decode(self._context)
+        return False
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)

@@ -1,0 +1,206 @@
+"""The book of the running sequences: one row per slot, in arrays on the host.
+
+Invariants: rows [0, rows) are in use, apart from `holes`, whose sequences have ended. For a row in use `position` is
+the number of tokens whose keys and values are cached; `tokens[row, :position]` are those tokens and
+`tokens[row, position]` is the last sampled one, which is fed next (a new row, before its first sample, has none).
+Per-step work is a handful of vectorized operations, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from generators.engines.base import FinishReason, GenerationRequest, GenerationResult
+from generators.engines.hf.sampling import RowSampling
+from generators.engines.hf.stopping import StopMatcher
+from mesh.versions import PolicyVersion, VersionRuns
+
+_FIRST_CAPACITY = 64
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A request with a slot.
+
+    Attributes:
+        request: as submitted.
+        marks: (index of the first response token, version that produces tokens from there on).
+        matcher: finds its stop strings; None without any.
+    """
+
+    request: GenerationRequest
+    marks: list[tuple[int, PolicyVersion]]
+    matcher: StopMatcher | None
+
+
+class SlotTable:
+    """Rows of running sequences."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.rows = 0
+        self.holes: list[int] = []
+        self.running: list[Running | None] = [None] * slots
+        self.position = np.zeros(slots, np.int64)
+        self.prompt_length = np.zeros(slots, np.int64)
+        self.last_position = np.zeros(slots, np.int64)
+        self.last_token = np.zeros(slots, np.int64)
+        self.generator = np.zeros(slots, np.uint64)
+        self._temperature = np.ones(slots, np.float32)
+        self._greedy = np.zeros(slots, np.bool_)
+        self._top_k = np.zeros(slots, np.int64)
+        self._top_p = np.ones(slots, np.float32)
+        self.tokens = np.zeros((slots, _FIRST_CAPACITY), np.int32)
+        self.log_probs = np.zeros((slots, _FIRST_CAPACITY), np.float32)
+        self._index = np.arange(slots)
+        self._sampling: RowSampling | None = None
+        self._watched: list[int] | None = None
+
+    @property
+    def active(self) -> int:
+        """Sequences that have not ended."""
+        return self.rows - len(self.holes)
+
+    @property
+    def free(self) -> int:
+        """Slots that can be given out."""
+        return self.slots - self.active
+
+    def open(self, running: Running, prompt: tuple[int, ...], limit: int, seed: int) -> int:
+        """Gives a request a row and returns it.
+
+        Args:
+            running: the request.
+            prompt: token ids, not empty.
+            limit: most response tokens, at least one.
+            seed: 64-bit state of the row's random numbers.
+        """
+        row = self.holes.pop() if self.holes else self.rows
+        self.rows = max(self.rows, row + 1)
+        length = len(prompt)
+        self.reserve(length + 1)
+        sampling = running.request.sampling
+        greedy = sampling.temperature == 0
+        self.running[row] = running
+        self.position[row] = self.prompt_length[row] = length
+        self.last_position[row] = length + limit - 1
+        self.last_token[row] = 0
+        self.generator[row] = seed
+        self._temperature[row] = 1.0 if greedy else sampling.temperature
+        self._greedy[row] = greedy
+        self._top_k[row] = 0 if greedy else sampling.top_k
+        self._top_p[row] = 1.0 if greedy else sampling.top_p
+        self.tokens[row, :length] = prompt
+        self._membership_changed()
+        return row
+
+    def record(self, tokens: NDArray[np.int64], log_probs: NDArray[np.float32]) -> None:
+        """Appends one sampled token per row; `position` already counts the step's forward pass."""
+        rows, position = self.rows, self.position[: self.rows]
+        self.reserve(int(position.max()) + 1)
+        index = self._index[:rows]
+        self.tokens[index, position] = tokens
+        self.log_probs[index, position] = log_probs
+        self.last_token[:rows] = tokens
+
+    def close(self, row: int, reason: FinishReason) -> GenerationResult:
+        """Ends a row: it becomes a hole, and its sequence a result."""
+        running = self.running[row]
+        assert running is not None
+        begin, end = int(self.prompt_length[row]), int(self.position[row]) + 1
+        self.running[row] = None
+        self.holes.append(row)
+        self._membership_changed()
+        return GenerationResult(
+            request_id=running.request.request_id,
+            response_ids=self.tokens[row, begin:end].copy(),
+            log_probs=self.log_probs[row, begin:end].copy(),
+            versions=_runs(running.marks, end - begin),
+            finish_reason=reason,
+        )
+
+    def next_move(self) -> tuple[int, int] | None:
+        """Takes one hole out of use; returns the (source, target) rows to be moved for it, or None where none is."""
+        hole = self.holes.pop()
+        source = self.rows - 1
+        self.rows = source
+        if hole == source:
+            return None
+        if source in self.holes:
+            # The last row is itself a hole: it leaves, the other one stays to be closed.
+            self.holes[self.holes.index(source)] = hole
+            return None
+        self._move(source, hole)
+        return source, hole
+
+    def watched_rows(self) -> list[int]:
+        """Rows with stop strings."""
+        if self._watched is None:
+            self._watched = [
+                row for row, running in enumerate(self.running[: self.rows]) if running and running.matcher
+            ]
+        return self._watched
+
+    def sampling(self, device: torch.device) -> RowSampling:
+        """Sampling parameters of rows [0, rows)."""
+        if self._sampling is None:
+            rows = self.rows
+            temperature, greedy = self._temperature[:rows], self._greedy[:rows]
+            top_k, top_p = self._top_k[:rows], self._top_p[:rows]
+            filtered = bool((top_k > 0).any() or (top_p < 1).any())
+            self._sampling = RowSampling(
+                temperature=_column(temperature, device) if bool((temperature != 1).any()) else None,
+                greedy=torch.from_numpy(greedy.copy()).to(device) if bool(greedy.any()) else None,
+                top_k=_column(top_k, device) if filtered else None,
+                top_p=_column(top_p, device) if filtered else None,
+            )
+        return self._sampling
+
+    def reserve(self, capacity: int) -> None:
+        """Makes room for sequences of `capacity` tokens."""
+        have = self.tokens.shape[1]
+        if capacity <= have:
+            return
+        new = have
+        while new < capacity:
+            new *= 2
+        self.tokens = np.pad(self.tokens, ((0, 0), (0, new - have)))
+        self.log_probs = np.pad(self.log_probs, ((0, 0), (0, new - have)))
+
+    def _move(self, source: int, target: int) -> None:
+        self.running[target], self.running[source] = self.running[source], None
+        for column in (
+            self.position,
+            self.prompt_length,
+            self.last_position,
+            self.last_token,
+            self.generator,
+            self._temperature,
+            self._greedy,
+            self._top_k,
+            self._top_p,
+        ):
+            column[target] = column[source]
+        end = int(self.position[source]) + 1
+        self.tokens[target, :end] = self.tokens[source, :end]
+        self.log_probs[target, :end] = self.log_probs[source, :end]
+        self._membership_changed()
+
+    def _membership_changed(self) -> None:
+        self._sampling = None
+        self._watched = None
+
+
+def _column(values: NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(values.copy()).to(device)[:, None]
+
+
+def _runs(marks: list[tuple[int, PolicyVersion]], length: int) -> VersionRuns:
+    """Marks as runs over `length` tokens; marks under which no token was drawn vanish."""
+    ends = [start for start, _ in marks[1:]] + [length]
+    runs = [(end - start, version) for (start, version), end in zip(marks, ends, strict=True) if end > start]
+    return VersionRuns(tuple(runs))
