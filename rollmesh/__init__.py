@@ -1,0 +1,33 @@
+"""Rollmesh: asynchronous reinforcement learning for language models as a mesh of small services.
+
+`rollmesh.train(config, reward_fn=...)` runs a whole mesh from a script or notebook. Names are loaded when they are
+first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mesh.config import Config, load_config
+    from mesh.errors import RollmeshError
+    from rollmesh.api import train
+    from rollmesh.report.summary import Summary
+
+__all__ = ["Config", "RollmeshError", "Summary", "load_config", "train"]
+
+_HOMES = {
+    "Config": "mesh.config",
+    "RollmeshError": "mesh.errors",
+    "Summary": "rollmesh.report.summary",
+    "load_config": "mesh.config",
+    "train": "rollmesh.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rollmesh' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

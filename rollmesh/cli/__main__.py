@@ -1,0 +1,5 @@
+"""`python -m rollmesh.cli`, as the launcher starts the services."""
+
+from rollmesh.cli.app import main
+
+main()

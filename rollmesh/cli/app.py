@@ -1,0 +1,44 @@
+"""The command tree, and what an error looks like to the person at the terminal.
+
+Invariant: an expected failure (`RollmeshError`) is one line `error: ...`, a hint where there is one, and the error's
+exit code; a traceback is shown only with `--debug`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from mesh.errors import RollmeshError
+from rollmesh.cli import config, inspect, results, run, services
+
+app = typer.Typer(
+    name="rollmesh",
+    help="Asynchronous reinforcement learning for language models as a mesh of small services.",
+    epilog="With --debug, anywhere on the line, an error shows its traceback.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+run.register(app)
+services.register(app)
+inspect.register(app)
+results.register(app)
+config.register(app)
+
+
+def main() -> None:
+    """Entry point of the `rollmesh` command; ends the process."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    try:
+        app(args=[item for item in arguments if item != "--debug"], prog_name="rollmesh")
+    except RollmeshError as error:
+        if debug:
+            raise
+        typer.echo(f"error: {error.message}", err=True)
+        if error.hint:
+            typer.echo(f"hint: {error.hint}", err=True)
+        raise SystemExit(error.exit_code) from error

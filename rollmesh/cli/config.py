@@ -1,0 +1,48 @@
+"""`rollmesh config show|schema|explain`."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+import yaml
+
+from mesh.config.models import Config
+from rollmesh.cli.options import OVERRIDES, ConfigPath, read_config
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    group = typer.Typer(help="The configuration: as resolved, its keys, what follows from it.", no_args_is_help=True)
+    group.command("show", context_settings=OVERRIDES)(_show)
+    group.command("schema")(_schema)
+    group.command("explain", context_settings=OVERRIDES)(_explain)
+    app.add_typer(group, name="config")
+
+
+def _show(context: typer.Context, config_path: ConfigPath) -> None:
+    """Print the configuration with all defaults and overrides, as YAML."""
+    config = read_config(config_path, context)
+    typer.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True), nl=False)
+
+
+def _schema(
+    as_json: bool = typer.Option(False, "--json", help="Print the JSON schema instead."),
+) -> None:
+    """Print every key with its meaning and default."""
+    if as_json:
+        typer.echo(json.dumps(Config.model_json_schema(), indent=2))
+        return
+    from rollmesh.cli.schema import describe
+
+    for line in describe(Config):
+        typer.echo(line)
+
+
+def _explain(context: typer.Context, config_path: ConfigPath) -> None:
+    """Print what follows from the configuration: sizes, bounds, deadlines, threads, addresses."""
+    config = read_config(config_path, context)
+    from rollmesh.cli.explain import explain
+
+    for line in explain(config):
+        typer.echo(line)

@@ -1,0 +1,65 @@
+"""What follows from a configuration, in words and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mesh.config.models import Config
+from mesh.threads import available_cores, plan_threads
+
+
+def explain(config: Config) -> Iterator[str]:
+    """One derived figure per line, with how it comes about."""
+    batch, rollout, buffer = config.learner.batch, config.rollout, config.buffer
+    samples = batch.groups * rollout.n
+    tokens = rollout.max_prompt_tokens + rollout.max_response_tokens
+    live = batch.groups * (buffer.max_staleness + 1)
+    yield f"run folder: {config.run.folder}"
+    yield f"samples per step: {batch.groups} groups x {rollout.n} responses = {samples}"
+    yield f"optimizer steps per batch: {batch.epochs} epoch(s) x {batch.minibatches} minibatch(es)"
+    yield (
+        f"samples of the run: {samples} x {config.learner.steps} steps = {samples * config.learner.steps}"
+        f" ({batch.groups * config.learner.steps} prompts)"
+    )
+    yield (
+        f"tokens of a step: at most {samples} x ({rollout.max_prompt_tokens} prompt + "
+        f"{rollout.max_response_tokens} response) = {samples * tokens}; packed {batch.tokens_per_micro_batch} "
+        "to a forward pass"
+    )
+    yield f"live groups: at most {batch.groups} x ({buffer.max_staleness} + 1) = {live}"
+    yield (
+        f"staleness: no trained token is older than {buffer.max_staleness} versions"
+        + (" (on-policy)" if buffer.max_staleness == 0 else "")
+    )
+    yield f"prompt tasks kept ready: {buffer.seed_ahead} x {batch.groups} = {buffer.seed_ahead * batch.groups}"
+    yield (
+        f"deadlines: scorer {config.reward.scorer_timeout_s:g} s < reward call {config.reward.timeout_s:g} s < "
+        f"rollout's wait for its reward {rollout.reward_wait_s:g} s"
+    )
+    yield (
+        f"leases: {buffer.lease_s:g} s, renewed by heartbeats; {buffer.reconnect_grace_s:g} s once a stream breaks; "
+        f"a group is handed out at most {rollout.max_attempts} times"
+    )
+    yield (
+        f"network: calls {config.network.rpc_timeout_s:g} s, a lost peer is retried for {config.network.retry_s:g} s, "
+        f"a bucket of weights {config.weights.timeout_s:g} s"
+    )
+    plan = plan_threads(
+        available_cores(),
+        ranks=config.learner.ranks,
+        replicas=rollout.replicas,
+        learner=config.resources.learner_threads,
+        generator=config.resources.generator_threads,
+    )
+    yield f"threads: {plan.describe(config.learner.ranks, rollout.replicas)}"
+    yield f"sequences decoded together: {rollout.replicas} generator(s) x {rollout.slots}"
+    yield f"reward: {_rewards(config)}"
+    port = config.network.port or "a free port, see mesh.json in the run folder"
+    yield f"mesh address: {config.network.advertise or config.network.host}, port {port}"
+
+
+def _rewards(config: Config) -> str:
+    if config.reward.endpoints:
+        return f"remote, {', '.join(config.reward.endpoints)}"
+    where = "inside the generators" if config.reward.in_process else "by a reward service started here"
+    return f"{' + '.join(config.reward.functions)}, {where}"

@@ -1,0 +1,65 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mesh.config import load_config
+from mesh.config.models import Config, SecuritySection
+from mesh.errors import DataError
+
+# For commands whose unknown options are `--section.key=value` overrides.
+OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+ConfigPath = Annotated[
+    Path, typer.Argument(metavar="CFG.YAML", help="Configuration; change keys with --section.key=value.")
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, as runs/NAME.")]
+OptionalRunFolder = Annotated[
+    Path | None, typer.Argument(metavar="RUN", help="Run folder; the latest one that is going, if left out.")
+]
+Mesh = Annotated[str | None, typer.Option("--mesh", metavar="HOST:PORT", help="Address of the mesh (its buffer).")]
+RequiredMesh = Annotated[str, typer.Option("--mesh", metavar="HOST:PORT", help="Address of the mesh (its buffer).")]
+ReadyFile = Annotated[
+    Path | None, typer.Option("--ready-file", help="File to write, as JSON, once the service is healthy.")
+]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the mesh's bearer token.")]
+TlsCa = Annotated[Path | None, typer.Option("--tls-ca", help="PEM certificate authority to trust.")]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="PEM certificate of this service.")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="PEM key of this service.")]
+
+
+def read_config(path: Path, context: typer.Context) -> Config:
+    """The configuration with the overrides that the command line holds."""
+    return load_config(path, context.args)
+
+
+def target(run: Path | None, mesh: str | None, token_file: Path | None, tls_ca: Path | None) -> Target:
+    """Where the mesh is: as given, or as the run folder says.
+
+    Raises:
+        DataError: neither is given and no run is going below `runs/`.
+    """
+    from rollmesh.launcher import folder
+
+    security = SecuritySection(token_file=token_file, tls_ca=tls_ca)
+    if mesh is not None:
+        return Target(mesh, security)
+    if run is None:
+        going = sorted(Path("runs").glob(f"*/{folder.MESH}"), key=lambda path: path.stat().st_mtime)
+        if not going:
+            raise DataError("no run is going below runs/", hint="give a run folder, or --mesh host:port")
+        run = going[-1].parent
+    address = folder.read_mesh(run)
+    return Target(address, security if token_file or tls_ca else folder.read_config(run).security)
+
+
+class Target:
+    """A mesh to talk to."""
+
+    def __init__(self, address: str, security: SecuritySection) -> None:
+        self.address = address
+        self.security = security

@@ -1,0 +1,51 @@
+"""`rollmesh samples|report|export`: what a run left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollmesh.cli.options import RunFolder
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command("samples")(_samples)
+    app.command("report")(_report)
+    app.command("export")(_export)
+
+
+def _samples(
+    run: RunFolder,
+    worst: Annotated[bool, typer.Option("--worst", help="Lowest rewards first, instead of latest first.")] = False,
+    number: Annotated[int, typer.Option("-n", min=1, help="Samples to show.")] = 10,
+) -> None:
+    """Show kept samples with their rewards."""
+    from rollmesh.report.samples import read_samples, sample_lines
+
+    for sample in read_samples(run, worst=worst, number=number):
+        for line in sample_lines(sample):
+            typer.echo(line)
+
+
+def _report(run: RunFolder) -> None:
+    """Write the run's report, one HTML file with its plots, and say where it is."""
+    from rollmesh.report.html import write_report
+
+    typer.echo(write_report(run))
+
+
+def _export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Hugging Face folder to write.")],
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="Checkpoint; the run's latest, if left out.")
+    ] = None,
+) -> None:
+    """Turn a checkpoint into a Hugging Face model folder."""
+    from rollmesh.launcher.folder import read_config
+
+    config = read_config(run)
+    raise NotImplementedError((config, out, checkpoint))

@@ -1,0 +1,159 @@
+"""`rollmesh buffer|reward|generator|learner`: one service in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from mesh.config.models import SecuritySection
+from mesh.threads import thread_environment
+from rollmesh.cli.options import (
+    OVERRIDES,
+    ConfigPath,
+    Mesh,
+    ReadyFile,
+    RequiredMesh,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    TokenFile,
+    read_config,
+)
+
+Host = Annotated[str | None, typer.Option("--host", help="Address to bind; network.host if left out.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to bind; 0 picks a free one.")]
+
+
+class _ServeByDefault(TyperGroup):
+    """`rollmesh reward cfg.yaml` means `rollmesh reward serve cfg.yaml`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help",):
+            args = ["serve", *args]
+        return super().parse_args(ctx, args)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command("buffer", context_settings=OVERRIDES)(_buffer)
+    reward = typer.Typer(cls=_ServeByDefault, help="The reward service: serve one, or check one.", no_args_is_help=True)
+    reward.command("serve", context_settings=OVERRIDES)(_reward)
+    reward.command("check")(_reward_check)
+    app.add_typer(reward, name="reward")
+    app.command("generator")(_generator)
+    app.command("learner", context_settings=OVERRIDES)(_learner)
+
+
+def _buffer(
+    context: typer.Context,
+    config_path: ConfigPath,
+    host: Host = None,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Default: network.port.")] = None,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Serve the buffer: the mesh's one address."""
+    config = read_config(config_path, context)
+    from buffer import service
+
+    _end(
+        service.run(
+            config,
+            host=host or config.network.host,
+            port=config.network.port if port is None else port,
+            ready_file=ready_file,
+        )
+    )
+
+
+def _reward(
+    context: typer.Context,
+    config_path: ConfigPath,
+    mesh: Mesh = None,
+    host: Host = None,
+    port: Port = 0,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Serve the configuration's reward functions; with --mesh, generators find the service by themselves."""
+    config = read_config(config_path, context)
+    from reward_service import service
+
+    _end(service.run(config, host=host or config.network.host, port=port, mesh=mesh, ready_file=ready_file))
+
+
+def _reward_check(
+    endpoint: Annotated[str, typer.Argument(metavar="GRPC://HOST:PORT", help="Reward service to try.")],
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds each call may take.")] = 10.0,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Call a reward service with sample items and say what is wrong with its answers."""
+    from reward_service import check
+
+    raise NotImplementedError((endpoint, timeout_s, token_file, tls_ca, check, asyncio))
+
+
+def _generator(
+    mesh: RequiredMesh,
+    host: Annotated[str, typer.Option("--host", help="Address to bind.")] = "127.0.0.1",
+    port: Port = 0,
+    advertise: Annotated[str | None, typer.Option("--advertise", help="Host under which others reach it.")] = None,
+    member_id: Annotated[str | None, typer.Option("--member-id", help="Name in the mesh; new if left out.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Compute threads.")] = None,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    allow_insecure: Annotated[bool, typer.Option("--allow-insecure", help="Bind beyond loopback unprotected.")] = False,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Serve a generator. It needs the mesh address alone: model, tokenizer and settings come over the mesh."""
+    if threads is not None:
+        # Read by the numerical libraries when they are loaded, which happens below.
+        os.environ.update(thread_environment(threads))
+    from generators import service
+
+    security = SecuritySection(
+        token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, allow_insecure=allow_insecure
+    )
+    _end(
+        service.run(
+            mesh,
+            host=host,
+            port=port,
+            advertise=advertise,
+            member_id=member_id,
+            threads=threads,
+            security=security,
+            ready_file=ready_file,
+        )
+    )
+
+
+def _learner(
+    context: typer.Context,
+    config_path: ConfigPath,
+    mesh: RequiredMesh,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Take the run over although its learner's lease still runs.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Go on from a checkpoint older than the last commit.")] = False,
+    ready_file: ReadyFile = None,
+) -> None:
+    """Serve the learner; under torchrun, one rank of it."""
+    config = read_config(config_path, context)
+    from learner import service
+
+    _end(service.run(config, mesh, takeover=takeover, force=force, ready_file=ready_file))
+
+
+def _end(status: int) -> None:
+    """Ends the command with a service's exit status, left for the launcher where a wrapper would replace it."""
+    path = os.environ.get("ROLLMESH_EXIT_FILE")
+    if path and status != 0:
+        Path(path).write_text(str(status), encoding="utf-8")
+    raise typer.Exit(status)

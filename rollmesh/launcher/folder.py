@@ -1,0 +1,116 @@
+"""The run folder as the launcher uses it: one launcher at a time, the mesh address, the resolved configuration.
+
+Layout: `config.yaml`, `mesh.json` (while the run is going), `logs/`, `services/` (ready files), `metrics.jsonl`,
+`samples.jsonl`, `summary.json`, `report.html`, and what the services keep (checkpoints, Redis data).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mesh.config import load_config
+from mesh.config.models import Config
+from mesh.errors import ConfigError, DataError
+from rollmesh.launcher.errors import RunBusyError
+
+CONFIG = "config.yaml"
+MESH = "mesh.json"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+REPORT = "report.html"
+_LOCK = "run.lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the run folder for this process; the kernel frees it whatever way the process ends.
+
+    Raises:
+        RunBusyError: another launcher works there.
+        ConfigError: the folder cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use run folder {folder}: {error.strerror}", hint="set run.dir to a folder you may write to"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunBusyError(
+                f"run folder {folder} is in use by another `rollmesh run`",
+                hint="stop that one, or choose another --run.name",
+            ) from error
+        yield
+
+
+def was_used(folder: Path) -> bool:
+    """Whether a run was started here before."""
+    return (folder / CONFIG).exists()
+
+
+def write_config(config: Config) -> Path:
+    """Writes the resolved configuration and returns its path."""
+    path = config.run.folder / CONFIG
+    _write(path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+    return path
+
+
+def write_mesh(folder: Path, address: str) -> None:
+    """Makes the mesh address known to `rollmesh status` and the like."""
+    _write(folder / MESH, json.dumps({"address": address, "pid": os.getpid()}))
+
+
+def remove_mesh(folder: Path) -> None:
+    (folder / MESH).unlink(missing_ok=True)
+
+
+def read_mesh(folder: Path) -> str:
+    """The mesh address of a run that is going.
+
+    Raises:
+        DataError: the folder is none of a run, or the run is not going.
+    """
+    try:
+        return str(json.loads((folder / MESH).read_text(encoding="utf-8"))["address"])
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder / MESH} cannot be read: {error}", hint="give the address with --mesh") from error
+    if not (folder / CONFIG).exists():
+        raise DataError(f"{folder} is not a run folder", hint="give the folder of a run, or --mesh host:port")
+    raise DataError(f"run {folder} is not going", hint=f"see {folder / SUMMARY}, or give another mesh with --mesh")
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration a run was started with.
+
+    Raises:
+        DataError: the folder is none of a run.
+    """
+    path = folder / CONFIG
+    if not path.exists():
+        raise DataError(f"{folder} is not a run folder: it has no {CONFIG}", hint="give the folder of a run")
+    return load_config(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON so that a reader sees the old file or the new one, never a part."""
+    _write(path, json.dumps(value, indent=2))
+
+
+def _write(path: Path, text: str) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)

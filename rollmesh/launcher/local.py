@@ -1,0 +1,169 @@
+"""`rollmesh run`: a whole mesh on this machine, from an empty or used run folder to its summary.
+
+Invariants: one launcher per run folder; every service it started has ended when `LocalRun.run` returns; the summary is
+written from what the buffer and the metrics said last, also when the run was interrupted or failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from typing import Any
+
+from mesh.config.models import Config
+from mesh.errors import RollmeshError
+from rollmesh.launcher import folder as folders
+from rollmesh.launcher.memory import MemoryWatch
+from rollmesh.launcher.monitor import EVAL, TRAIN, MeshView, Snapshot
+from rollmesh.launcher.preflight import check_inputs
+from rollmesh.launcher.services import BUFFER, ServiceCatalogue, drain_order, thread_plan
+from rollmesh.launcher.supervisor import Observer, Supervisor
+from rollmesh.launcher.view import View, open_view
+from rollmesh.report.metrics import MetricsTail
+from rollmesh.report.summary import FinalState, Summary, write_summary
+
+_LOOK_EVERY_S = 1.0
+
+
+def run_locally(config: Config) -> int:
+    """Runs the mesh with a view for the terminal; returns the command's exit status.
+
+    Raises:
+        RollmeshError: what ended the run early.
+    """
+    check_inputs(config)
+    view = open_view(config.logging.console_every_steps)
+    try:
+        run = LocalRun(config, view)
+        asyncio.run(run.run(handle_signals=True))
+    finally:
+        view.close()
+    return 128 + signal.SIGINT if run.interrupted else 0
+
+
+class LocalRun:
+    """One run of a mesh on this machine.
+
+    Args:
+        config: the run.
+        view: shown events and figures.
+    """
+
+    def __init__(self, config: Config, view: View) -> None:
+        self._config = config
+        self._view = view
+        self._folder = config.run.folder
+        self._final = FinalState()
+        self._announced = asyncio.Event()
+        self._supervisor = Supervisor(
+            self._folder,
+            security=config.security,
+            max_restarts=config.resources.max_restarts,
+            observer=Observer(event=view.event, tail=view.tail),
+            before_drain=self._collect,
+        )
+        self._memory = MemoryWatch(self._supervisor.pids)
+
+    @property
+    def interrupted(self) -> bool:
+        return self._supervisor.interrupted
+
+    def interrupt(self) -> None:
+        """Asks for an orderly end, a second time for a quick one. On the event loop's thread."""
+        self._supervisor.interrupt()
+
+    async def run(self, *, handle_signals: bool) -> Summary:
+        """Starts everything, waits for the learner to finish, ends everything.
+
+        Args:
+            handle_signals: take SIGINT and SIGTERM as the wish to end (main thread only).
+
+        Raises:
+            RollmeshError: what ended the run early.
+        """
+        with folders.locked(self._folder):
+            resumed = folders.was_used(self._folder)
+            config_path = folders.write_config(self._config)
+            plan = thread_plan(self._config)
+            config = self._config
+            self._view.event(f"run {config.run.name}: {'going on' if resumed else 'starting'} in {self._folder}")
+            self._view.event(plan.describe(config.learner.ranks, config.rollout.replicas))
+            # With a Redis of its own, what held this run before was this machine's and is gone: the lock says so.
+            takeover = resumed and config.buffer.redis is None
+            catalogue = ServiceCatalogue(config, config_path, plan, resumed=takeover)
+            started = time.time()
+            with _signals(self._supervisor.interrupt) if handle_signals else contextlib.nullcontext():
+                watching = [asyncio.create_task(self._memory.run()), asyncio.create_task(self._watch())]
+                try:
+                    await self._supervisor.run(
+                        [catalogue.buffer, lambda: catalogue.others(self._announce())], drain_order
+                    )
+                finally:
+                    for task in watching:
+                        task.cancel()
+                    await asyncio.gather(*watching, return_exceptions=True)
+                    folders.remove_mesh(self._folder)
+                    self._final.peak_memory_bytes = self._memory.peaks
+                    self._final.starts = self._supervisor.starts()
+                    self._final.wall_s = time.time() - started
+                    summary = write_summary(self._folder, self._config, self._final)
+            for line in summary.lines():
+                self._view.event(line)
+            return summary
+
+    def _announce(self) -> str:
+        address = self._supervisor.address(BUFFER)
+        folders.write_mesh(self._folder, address)
+        self._announced.set()
+        return address
+
+    async def _collect(self) -> None:
+        """Reads the final figures while the buffer still answers."""
+        self._memory.look()
+        address = self._supervisor.address(BUFFER)
+        if not address:
+            return
+        async with MeshView(address, self._config.security) as mesh:
+            for table in (TRAIN, EVAL):
+                try:
+                    self._final.tables[table] = await mesh.describe(table)
+                    self._final.ledgers[table] = await mesh.ledger(table, failed_limit=20)
+                except RollmeshError as error:
+                    self._view.event(f"no final figures of table {table}: {error.message}")
+
+    async def _watch(self) -> None:
+        """Feeds the view until cancelled."""
+        metrics = MetricsTail(self._folder / folders.METRICS, from_end=True)
+        latest = Snapshot(trouble="starting")
+        await self._announced.wait()
+        async with MeshView(self._supervisor.address(BUFFER), self._config.security) as mesh:
+            while True:
+                records = metrics.read()
+                seen = await _look(mesh)
+                seen.training, seen.evaluation = latest.training, latest.evaluation
+                seen.note(records)
+                latest = seen
+                self._view.update(latest, records)
+                await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _look(mesh: MeshView) -> Snapshot:
+    try:
+        return await mesh.look()
+    except RollmeshError as error:
+        return Snapshot(trouble=error.message)
+
+
+@contextlib.contextmanager
+def _signals(interrupt: Any) -> Any:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,135 @@
+"""One look at a mesh: its table, its members, and the learner's latest figures."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import grpc
+
+from mesh.config.models import SecuritySection
+from mesh.rpc import open_channel, to_rollmesh_error
+from protos import buffer_pb2, buffer_pb2_grpc, membership_pb2, membership_pb2_grpc
+from rollmesh.report.metrics import Record, is_evaluation, is_training
+
+TRAIN = "train"
+EVAL = "eval"
+_DEADLINE_S = 5.0
+# It counts every group.
+_LEDGER_DEADLINE_S = 30.0
+
+
+@dataclass
+class Snapshot:
+    """The mesh at one moment.
+
+    Attributes:
+        table: the train table's figures; None while the buffer does not answer.
+        members: who is in the mesh.
+        run_finished: the learner has said so.
+        training, evaluation: latest record of a training step and of an evaluation round.
+        trouble: why the mesh could not be asked; empty when it answered.
+    """
+
+    table: buffer_pb2.DescribeResponse | None = None
+    members: list[membership_pb2.Member] = field(default_factory=list)
+    run_finished: bool = False
+    training: Record = field(default_factory=dict)
+    evaluation: Record = field(default_factory=dict)
+    trouble: str = ""
+
+    def note(self, records: list[Record]) -> None:
+        """Takes up new records of the metrics file."""
+        for record in records:
+            if is_training(record):
+                self.training = record
+            elif is_evaluation(record):
+                self.evaluation = record
+
+    def generators(self) -> list[membership_pb2.Member]:
+        return [member for member in self.members if member.role == membership_pb2.ROLE_GENERATOR]
+
+    def generated_per_second(self) -> float:
+        """Tokens per second that the generators report, together."""
+        return sum(member.gauges.get("tokens_per_second", 0.0) for member in self.generators())
+
+    def who_waits(self) -> str:
+        """Who waits for whom at present, in words."""
+        if self.table is None:
+            return self.trouble
+        parts = []
+        if self.table.learner_waits:
+            parts.append(f"learner waits: {self.table.learner_waits}")
+        if self.table.generators_wait:
+            parts.append(f"generators wait: {self.table.generators_wait}")
+        return "; ".join(parts) or "nobody waits"
+
+
+class MeshView:
+    """Asks one mesh, over one channel.
+
+    Args:
+        address: the mesh address (`host:port`).
+    """
+
+    def __init__(self, address: str, security: SecuritySection) -> None:
+        self._address = address
+        self._channel = open_channel(address, security)
+        self._buffer = buffer_pb2_grpc.BufferStub(self._channel)
+        self._membership = membership_pb2_grpc.MembershipStub(self._channel)
+
+    async def __aenter__(self) -> MeshView:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._channel.close()
+
+    async def look(self) -> Snapshot:
+        """The table and the members.
+
+        Raises:
+            RollmeshError: the mesh does not answer.
+        """
+        table, members = await asyncio.gather(self.describe(TRAIN), self.members())
+        return Snapshot(table=table, members=list(members.members), run_finished=members.run_finished)
+
+    async def describe(self, table: str) -> buffer_pb2.DescribeResponse:
+        """A table in figures.
+
+        Raises:
+            RollmeshError: the mesh does not answer.
+        """
+        try:
+            answer: buffer_pb2.DescribeResponse = await self._buffer.Describe(
+                buffer_pb2.DescribeRequest(table=table), timeout=_DEADLINE_S
+            )
+            return answer
+        except grpc.aio.AioRpcError as error:
+            raise to_rollmesh_error(error, f"mesh {self._address}") from error
+
+    async def ledger(self, table: str, failed_limit: int = 0) -> buffer_pb2.LedgerResponse:
+        """A table's ledger, counted and recounted.
+
+        Raises:
+            RollmeshError: the mesh does not answer.
+        """
+        request = buffer_pb2.LedgerRequest(table=table, failed_limit=failed_limit)
+        try:
+            answer: buffer_pb2.LedgerResponse = await self._buffer.Ledger(request, timeout=_LEDGER_DEADLINE_S)
+            return answer
+        except grpc.aio.AioRpcError as error:
+            raise to_rollmesh_error(error, f"mesh {self._address}") from error
+
+    async def members(self) -> membership_pb2.ListResponse:
+        """Everyone in the mesh.
+
+        Raises:
+            RollmeshError: the mesh does not answer.
+        """
+        try:
+            answer: membership_pb2.ListResponse = await self._membership.List(
+                membership_pb2.ListRequest(), timeout=_DEADLINE_S
+            )
+            return answer
+        except grpc.aio.AioRpcError as error:
+            raise to_rollmesh_error(error, f"mesh {self._address}") from error

@@ -1,0 +1,133 @@
+"""What `rollmesh run` starts for a configuration: commands, threads, order of starting and draining."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mesh.config.models import Config
+from mesh.threads import ThreadPlan, available_cores, plan_threads, thread_environment
+from rollmesh.launcher.process import ServiceSpec, ready_file
+
+BUFFER = "buffer"
+REWARD = "reward"
+LEARNER = "learner"
+_GENERATOR = "generator-"
+# Torch, the model and the first weights have to be loaded on a machine where everything starts at once.
+_TORCH_START_S = 300.0
+# Long enough for a checkpoint of a large model.
+_LEARNER_DRAIN_S = 120.0
+
+_CLI = (sys.executable, "-m", "rollmesh.cli")
+
+
+def thread_plan(config: Config) -> ThreadPlan:
+    """Who computes with how many threads on this machine."""
+    return plan_threads(
+        available_cores(),
+        ranks=config.learner.ranks,
+        replicas=config.rollout.replicas,
+        learner=config.resources.learner_threads,
+        generator=config.resources.generator_threads,
+    )
+
+
+def drain_order(name: str) -> int:
+    """Generators first (no new work is paid for), then the learner's checkpoint, the reward service, the buffer."""
+    if name.startswith(_GENERATOR):
+        return 0
+    return {LEARNER: 1, REWARD: 2}.get(name, 3)
+
+
+def needs_reward_service(config: Config) -> bool:
+    """Whether a reward service is started here: not with endpoints given, nor with scoring inside the generators."""
+    return not config.reward.endpoints and not config.reward.in_process
+
+
+class ServiceCatalogue:
+    """Builds the specifications of a run's services.
+
+    Args:
+        config: the run's configuration.
+        config_path: the same as a file that the services read.
+        plan: compute threads.
+        resumed: the run folder was in use before, so the learner takes over what an earlier launcher left behind.
+    """
+
+    def __init__(self, config: Config, config_path: Path, plan: ThreadPlan, *, resumed: bool) -> None:
+        self._config = config
+        self._config_path = str(config_path)
+        self._folder = config.run.folder
+        self._plan = plan
+        self._resumed = resumed
+
+    def buffer(self) -> list[ServiceSpec]:
+        def command(_restart: bool, address: str | None) -> Sequence[str]:
+            # All others know the first address; a restarted front must answer there again.
+            port = address.rsplit(":", 1)[1] if address else str(self._config.network.port)
+            return (*_CLI, "buffer", self._config_path, "--port", port, *self._ready(BUFFER))
+
+        return [ServiceSpec(BUFFER, command, thread_environment(1), start_deadline_s=60.0)]
+
+    def others(self, mesh: str) -> list[ServiceSpec]:
+        """Everything but the buffer, given the mesh address."""
+        specs = [self._learner(mesh)]
+        if needs_reward_service(self._config):
+            specs.append(self._reward(mesh))
+        specs += [self._generator(mesh, index) for index in range(self._config.rollout.replicas)]
+        return specs
+
+    def _reward(self, mesh: str) -> ServiceSpec:
+        def command(_restart: bool, _address: str | None) -> Sequence[str]:
+            return (*_CLI, "reward", "serve", self._config_path, "--mesh", mesh, *self._ready(REWARD))
+
+        return ServiceSpec(REWARD, command, thread_environment(1))
+
+    def _generator(self, mesh: str, index: int) -> ServiceSpec:
+        name = f"{_GENERATOR}{index}"
+
+        def command(_restart: bool, _address: str | None) -> Sequence[str]:
+            return (
+                *(*_CLI, "generator", "--mesh", mesh, "--host", self._config.network.host),
+                *("--threads", str(self._plan.generator), *self._security(), *self._ready(name)),
+            )
+
+        return ServiceSpec(
+            name, command, thread_environment(self._plan.generator), start_deadline_s=_TORCH_START_S, drain_s=20.0
+        )
+
+    def _learner(self, mesh: str) -> ServiceSpec:
+        def command(restart: bool, _address: str | None) -> Sequence[str]:
+            ranks = self._config.learner.ranks
+            runner: tuple[str, ...] = _CLI
+            if ranks > 1:
+                torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+                runner = (sys.executable, *torchrun, "-m", "rollmesh.cli")
+            takeover = ("--takeover",) if restart or self._resumed else ()
+            return (*runner, "learner", self._config_path, "--mesh", mesh, *takeover, *self._ready(LEARNER))
+
+        return ServiceSpec(
+            LEARNER,
+            command,
+            thread_environment(self._plan.learner),
+            start_deadline_s=_TORCH_START_S,
+            drain_s=_LEARNER_DRAIN_S,
+            completes_run=True,
+        )
+
+    def _ready(self, name: str) -> tuple[str, str]:
+        return ("--ready-file", str(ready_file(self._folder, name)))
+
+    def _security(self) -> tuple[str, ...]:
+        """Generators learn everything else over the mesh, but need these to be let in."""
+        security = self._config.security
+        options = {
+            "--token-file": security.token_file,
+            "--tls-ca": security.tls_ca,
+            "--tls-cert": security.tls_cert,
+            "--tls-key": security.tls_key,
+        }
+        pairs = [(flag, str(path)) for flag, path in options.items() if path is not None]
+        insecure = ("--allow-insecure",) if security.allow_insecure else ()
+        return (*(item for pair in pairs for item in pair), *insecure)

@@ -1,0 +1,243 @@
+"""Keeps a set of services running until the run is over, then ends them in order.
+
+Invariants:
+- services are started in the given stages, a stage only when the one before it is healthy;
+- a service that dies is restarted with backoff while its budget lasts; a failure that a restart cannot mend (a wrong
+  configuration, missing data, a learner that was fenced) ends the run at once and is the run's error;
+- the run ends when the completing service exits with 0, when it is asked to, or with an error; in every case each
+  process has ended before `run` returns, in the drain order unless it was asked to hurry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mesh.config.models import SecuritySection
+from mesh.errors import ConfigError, DataError, FencedError, PortInUseError, RollmeshError, TakeoverRefusedError
+from rollmesh.launcher.backoff import RestartBudget
+from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.launcher.process import ServiceProcess, ServiceSpec
+
+log = logging.getLogger(__name__)
+
+# A restart would end the same way.
+_PERMANENT = frozenset({ConfigError.exit_code, DataError.exit_code, FencedError.exit_code})
+# The same, but only before the service was ever healthy: later they may be the echo of its predecessor's end.
+_PERMANENT_AT_FIRST = frozenset({PortInUseError.exit_code, TakeoverRefusedError.exit_code})
+
+
+@dataclass
+class Observer:
+    """What the launcher tells whoever watches; each is called on the event loop."""
+
+    event: Callable[[str], None] = field(default=lambda _text: None)
+    tail: Callable[[str, Sequence[str]], None] = field(default=lambda _service, _lines: None)
+
+
+@dataclass
+class _Service:
+    spec: ServiceSpec
+    budget: RestartBudget
+    healthy: asyncio.Event = field(default_factory=asyncio.Event)
+    process: ServiceProcess | None = None
+    task: asyncio.Task[None] | None = None
+    address: str | None = None
+    starts: int = 0
+
+
+class Supervisor:
+    """Runs services as local processes.
+
+    Args:
+        folder: run folder (logs, ready files).
+        security: how to reach the services' health.
+        max_restarts: restarts of one service within ten minutes.
+        observer: told of starts, deaths and restarts.
+        before_drain: awaited once when the run is over and the services still answer (to read final figures).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        security: SecuritySection,
+        max_restarts: int,
+        observer: Observer,
+        before_drain: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._security = security
+        self._max_restarts = max_restarts
+        self._observer = observer
+        self._before_drain = before_drain
+        self._services: dict[str, _Service] = {}
+        self._over = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._error: RollmeshError | None = None
+        self.interrupted = False
+
+    def interrupt(self) -> None:
+        """Asks for an orderly end; asked a second time, kills what still runs."""
+        if self.interrupted:
+            self._observer.event("killing the services")
+            self._hurry.set()
+            for service in self._services.values():
+                if service.process is not None:
+                    service.process.kill()
+            return
+        self.interrupted = True
+        self._observer.event("draining: generators, learner, reward service, buffer (again to kill)")
+        self._over.set()
+
+    def pids(self) -> dict[str, int]:
+        """Process id of each running service by name."""
+        return {
+            name: service.process.pid
+            for name, service in self._services.items()
+            if service.process is not None and service.process.running
+        }
+
+    def starts(self) -> dict[str, int]:
+        """How often each service was started."""
+        return {name: service.starts for name, service in self._services.items()}
+
+    def address(self, name: str) -> str:
+        """Where a service answers; empty before it was first healthy."""
+        service = self._services.get(name)
+        return (service.address if service else None) or ""
+
+    async def run(
+        self, stages: Sequence[Callable[[], Sequence[ServiceSpec]]], drain_order: Callable[[str], int]
+    ) -> None:
+        """Runs the services to the end of the run.
+
+        Args:
+            stages: the stages' specifications; a stage is built when the one before it is healthy (so that it can
+                use `address`).
+            drain_order: rank of a service by name; lower ranks end first, equal ranks together.
+
+        Raises:
+            RollmeshError: what ended the run, where it was neither completed nor interrupted.
+        """
+        try:
+            for stage in stages:
+                started = [self._launch(spec) for spec in stage()]
+                if not await self._healthy_or_over(started):
+                    break
+            await self._over.wait()
+            if self._before_drain is not None and not self._hurry.is_set():
+                await self._before_drain()
+        finally:
+            await self._drain(drain_order)
+        if self._error is not None and not self.interrupted:
+            raise self._error
+
+    def _launch(self, spec: ServiceSpec) -> _Service:
+        service = _Service(spec, RestartBudget(self._max_restarts))
+        self._services[spec.name] = service
+        service.task = asyncio.create_task(self._keep_running(service), name=f"supervise {spec.name}")
+        return service
+
+    async def _healthy_or_over(self, services: Sequence[_Service]) -> bool:
+        over = asyncio.create_task(self._over.wait())
+        waiting = [asyncio.create_task(service.healthy.wait()) for service in services]
+        everyone = asyncio.create_task(asyncio.wait(waiting))
+        try:
+            await asyncio.wait([over, everyone], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (over, everyone, *waiting):
+                task.cancel()
+            await asyncio.gather(over, everyone, *waiting, return_exceptions=True)
+        return not self._over.is_set()
+
+    async def _keep_running(self, service: _Service) -> None:
+        name = service.spec.name
+        while not self._over.is_set():
+            error = await self._run_once(service)
+            if self._over.is_set():
+                return
+            if error is None:
+                self._over.set()
+                return
+            if self._is_permanent(error, service):
+                self._fail(error)
+                return
+            delay = service.budget.grant(asyncio.get_running_loop().time())
+            if delay is None:
+                self._fail(_exhausted(error, name, self._max_restarts))
+                return
+            self._observer.event(f"{error.message}; restarting in {delay:.2g} s")
+            await self._pause(delay)
+
+    async def _run_once(self, service: _Service) -> RollmeshError | None:
+        """Starts the service and waits for its end; None when that end completes the run."""
+        spec = service.spec
+        restart = service.starts > 0
+        service.starts += 1
+        process = await ServiceProcess.start(spec, self._folder, restart=restart, address=service.address)
+        service.process = process
+        if self._over.is_set():
+            return None
+        try:
+            service.address = await process.wait_ready(self._security)
+            self._observer.event(f"{spec.name} {'is back' if restart else 'is up'} at {service.address}")
+            service.healthy.set()
+            status = await process.wait()
+        except RollmeshError as error:
+            # A service that runs but never became healthy must not stay beside its successor.
+            process.kill()
+            status = await process.wait()
+            if not (spec.completes_run and status == 0):
+                return error
+        return None if spec.completes_run and status == 0 else process.failure()
+
+    def _is_permanent(self, error: RollmeshError, service: _Service) -> bool:
+        status = error.status if isinstance(error, ServiceExitError) else error.exit_code
+        return status in _PERMANENT or (not service.healthy.is_set() and status in _PERMANENT_AT_FIRST)
+
+    def _fail(self, error: RollmeshError) -> None:
+        if isinstance(error, ServiceExitError):
+            self._observer.tail(error.service, error.log_tail)
+        self._error = self._error or error
+        self._over.set()
+
+    async def _pause(self, delay_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._over.wait(), delay_s)
+        except TimeoutError:
+            return
+
+    async def _drain(self, drain_order: Callable[[str], int]) -> None:
+        self._over.set()
+        for rank in sorted({drain_order(name) for name in self._services}):
+            same = [service for name, service in self._services.items() if drain_order(name) == rank]
+            await asyncio.gather(*(self._end(service) for service in same))
+
+    async def _end(self, service: _Service) -> None:
+        process = service.process
+        if process is not None and process.running:
+            if self._hurry.is_set():
+                process.kill()
+            await process.stop()
+        if service.task is not None:
+            await asyncio.gather(service.task, return_exceptions=True)
+        # Its task may have been between two processes just then.
+        if service.process is not None and service.process is not process:
+            await service.process.stop()
+
+
+def _exhausted(error: RollmeshError, name: str, max_restarts: int) -> RollmeshError:
+    if isinstance(error, ServiceExitError):
+        message = error.message.removeprefix(f"{name}: ")
+        return ServiceExitError(
+            name,
+            error.status,
+            f"died more than {max_restarts} times within ten minutes; last: {message}",
+            error.log_tail,
+            hint=error.hint or "raise resources.max_restarts if that is expected",
+        )
+    return error

@@ -1,0 +1,196 @@
+"""What a person sees of a run: a live table in a terminal, plain lines elsewhere.
+
+Invariant: a view only shows; the run goes on the same whatever view watches it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from protos import membership_pb2
+from rollmesh.launcher.logs import readable
+from rollmesh.launcher.monitor import Snapshot
+from rollmesh.report.metrics import Record, is_evaluation, is_training
+
+_ROLES = {
+    membership_pb2.ROLE_LEARNER: "learner",
+    membership_pb2.ROLE_GENERATOR: "generator",
+    membership_pb2.ROLE_REWARD: "reward",
+}
+
+
+class View(Protocol):
+    """Shows a run; called on the launcher's event loop."""
+
+    def event(self, text: str) -> None:
+        """Something happened: a start, a death, a restart."""
+
+    def tail(self, service: str, lines: Sequence[str]) -> None:
+        """The last log lines of a service that failed."""
+
+    def update(self, snapshot: Snapshot, records: Sequence[Record]) -> None:
+        """The mesh as it is now, with the metrics records that are new."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+def open_view(every_steps: int) -> View:
+    """The live view where stdout is a terminal, plain lines elsewhere.
+
+    Args:
+        every_steps: training steps between plain lines.
+    """
+    return LiveView() if sys.stdout.isatty() else PlainView(every_steps)
+
+
+class SilentView:
+    """Shows nothing (the Python API with `quiet`)."""
+
+    def event(self, text: str) -> None:
+        pass
+
+    def tail(self, service: str, lines: Sequence[str]) -> None:
+        pass
+
+    def update(self, snapshot: Snapshot, records: Sequence[Record]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainView:
+    """One line per event, evaluation and so many steps."""
+
+    def __init__(self, every_steps: int) -> None:
+        self._every = every_steps
+        self._console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+    def event(self, text: str) -> None:
+        self._console.print(f"{_clock()} {text}")
+
+    def tail(self, service: str, lines: Sequence[str]) -> None:
+        self._console.print(f"--- last lines of {service}.log ---")
+        for line in lines:
+            self._console.print(f"  {readable(line)}")
+
+    def update(self, snapshot: Snapshot, records: Sequence[Record]) -> None:
+        for record in records:
+            if is_evaluation(record):
+                self.event(evaluation_line(record))
+            elif is_training(record) and int(record["step"]) % self._every == 0:
+                self.event(f"{training_line(record, snapshot)} | {snapshot.who_waits()}")
+
+    def close(self) -> None:
+        pass
+
+
+class LiveView:
+    """A table that is drawn anew, with the latest events below it."""
+
+    def __init__(self) -> None:
+        self._console = Console()
+        self._events: list[str] = []
+        self._snapshot = Snapshot(trouble="starting")
+        self._live = Live(console=self._console, refresh_per_second=2, get_renderable=self._render, transient=False)
+        self._live.start()
+
+    def event(self, text: str) -> None:
+        self._events = [*self._events, f"{_clock()} {text}"][-8:]
+
+    def tail(self, service: str, lines: Sequence[str]) -> None:
+        body = "\n".join(f"  {readable(line)}" for line in lines)
+        self._console.print(Text(f"--- last lines of {service}.log ---\n{body}"))
+
+    def update(self, snapshot: Snapshot, records: Sequence[Record]) -> None:
+        self._snapshot = snapshot
+        for record in records:
+            if is_evaluation(record):
+                self.event(evaluation_line(record))
+
+    def close(self) -> None:
+        self._live.refresh()
+        self._live.stop()
+
+    def _render(self) -> RenderableType:
+        events = Text("\n".join(self._events), style="dim")
+        return Group(figures(self._snapshot), members(self._snapshot.members), events)
+
+
+def training_line(record: Record, snapshot: Snapshot) -> str:
+    """A training step in one line."""
+    trained = _number(record, "tokens_per_second", ".0f")
+    return (
+        f"step {record['step']}: reward {_number(record, 'reward/mean', '.3f')}, "
+        f"staleness {_number(record, 'staleness/mean', '.2f')}, "
+        f"tokens/s {snapshot.generated_per_second():.0f} generated {trained} trained"
+    )
+
+
+def evaluation_line(record: Record) -> str:
+    """An evaluation round in one line."""
+    return f"step {record['step']}: held-out reward {_number(record, 'eval/reward', '.3f')}"
+
+
+def ledger_line(snapshot: Snapshot) -> str:
+    """Where the admitted groups are."""
+    if snapshot.table is None:
+        return "-"
+    counts = snapshot.table.counts
+    return (
+        f"admitted {counts.admitted} = trained {counts.trained} + stale {counts.evicted_stale} + filtered "
+        f"{counts.filtered} + failed {counts.failed} + live {counts.generating}/{counts.ready}/{counts.leased}/"
+        f"{counts.consumed} (generating/ready/leased/consumed)"
+    )
+
+
+def figures(snapshot: Snapshot) -> Table:
+    """The run's figures, one per row."""
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    record, described = snapshot.training, snapshot.table
+    table.add_row("reward", f"{_number(record, 'reward/mean', '.3f')} in training")
+    table.add_row("held-out", f"{_number(snapshot.evaluation, 'eval/reward', '.3f')}")
+    if described is not None:
+        policy = described.policy
+        table.add_row("version", f"{policy.version} (incarnation {policy.incarnation})")
+        bound = f"at most {described.max_staleness}"
+        table.add_row("staleness", f"{_number(record, 'staleness/mean', '.2f')} mean, {bound}")
+    trained = _number(record, "tokens_per_second", ".0f")
+    table.add_row("tokens/s", f"{snapshot.generated_per_second():.0f} generated, {trained} trained")
+    table.add_row("waiting", snapshot.who_waits())
+    table.add_row("ledger", ledger_line(snapshot))
+    return table
+
+
+def members(everyone: Sequence[membership_pb2.Member]) -> Table:
+    """Who is in the mesh."""
+    table = Table(box=None, padding=(0, 2))
+    for title in ("member", "role", "address", "serves", "tokens/s", "heartbeat", "waits for"):
+        table.add_column(title)
+    for member in sorted(everyone, key=lambda item: (item.role, item.member_id)):
+        serving = f"{member.serving.incarnation}:{member.serving.version}" if member.HasField("serving") else "-"
+        speed = member.gauges.get("tokens_per_second")
+        table.add_row(
+            *(member.member_id, _ROLES.get(member.role, "?"), member.address or "-", serving),
+            *("-" if speed is None else f"{speed:.0f}", f"{member.heartbeat_age_ms / 1000:.1f} s"),
+            member.waiting_reason or "-",
+        )
+    return table
+
+
+def _number(record: Record, name: str, form: str) -> str:
+    value = record.get(name)
+    return format(value, form) if isinstance(value, int | float) else "-"
+
+
+def _clock() -> str:
+    return time.strftime("%H:%M:%S")

@@ -1,0 +1,1 @@
+"""What a run leaves behind for its reader: metrics, summary, report."""

@@ -1,0 +1,80 @@
+"""Reading `metrics.jsonl`: as a whole, and as it grows.
+
+A line is one flat record with `step`, `time` (Unix seconds) and named figures: a training step has `reward/mean`, an
+evaluation has `eval/reward`. A last line that is still being written is left for the next reading.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Record = Mapping[str, Any]
+
+
+def is_training(record: Record) -> bool:
+    """Whether the record is of a training step."""
+    return "reward/mean" in record
+
+
+def is_evaluation(record: Record) -> bool:
+    """Whether the record is of an evaluation round."""
+    return "eval/reward" in record
+
+
+class MetricsTail:
+    """Follows a metrics file; each `read` gives the records added since the one before.
+
+    Args:
+        from_end: leave out what is in the file already.
+    """
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def read(self) -> list[Record]:
+        """New complete records; lines that are no JSON objects are skipped."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        complete = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [record for line in complete.splitlines() if (record := _parse(line)) is not None]
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """All records of a file; empty where there is none."""
+    return MetricsTail(path).read()
+
+
+def surviving(records: Sequence[Record]) -> list[Record]:
+    """The records of the surviving lineage: a step that a resumed learner trained again replaces the discarded one."""
+    kept: list[Record] = []
+    last = -1
+    for record in records:
+        step = int(record.get("step", 0))
+        if is_training(record) and step <= last:
+            kept = [old for old in kept if int(old.get("step", 0)) < step]
+        if is_training(record):
+            last = step
+        kept.append(record)
+    return kept
+
+
+def run_records(folder: Path) -> list[Record]:
+    """The surviving records of a run folder."""
+    return surviving(read_metrics(folder / "metrics.jsonl"))
+
+
+def _parse(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None

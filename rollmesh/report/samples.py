@@ -1,0 +1,53 @@
+"""Reading the samples a run has kept."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mesh.errors import DataError
+
+_FILE = "samples.jsonl"
+
+
+def read_samples(folder: Path, *, worst: bool, number: int) -> list[Mapping[str, Any]]:
+    """The latest samples (newest first), or those with the lowest rewards.
+
+    Raises:
+        DataError: the folder holds no samples.
+    """
+    path = folder / _FILE
+    try:
+        with path.open(encoding="utf-8") as file:
+            samples = _parse(file)
+            if worst:
+                return heapq.nsmallest(number, samples, key=lambda sample: float(sample["reward"]))
+            return list(reversed(deque(samples, maxlen=number)))
+    except OSError as error:
+        raise DataError(
+            f"no samples in {folder}: {error.strerror}", hint="give a run folder; logging.samples_per_step keeps some"
+        ) from error
+
+
+def sample_lines(sample: Mapping[str, Any]) -> Iterator[str]:
+    """A sample for a person to read."""
+    parts = {name: value for name, value in (sample.get("components") or {}).items() if name != "total"}
+    detail = " (" + ", ".join(f"{name} {value:g}" for name, value in parts.items()) + ")" if len(parts) > 1 else ""
+    yield f"step {sample['step']}  reward {float(sample['reward']):g}{detail}  {sample.get('finish_reason', '')}"
+    yield f"  prompt:   {sample.get('prompt', '')!r}"
+    yield f"  response: {sample.get('response', '')!r}"
+    yield f"  truth:    {sample.get('ground_truth')!r}"
+
+
+def _parse(lines: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    for line in lines:
+        try:
+            sample = json.loads(line)
+        except ValueError:
+            continue  # the line that is being written
+        if isinstance(sample, dict) and "reward" in sample:
+            yield sample

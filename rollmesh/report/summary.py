@@ -1,0 +1,208 @@
+"""`summary.json`: a run in one page of figures.
+
+Invariant: it is made from what the services recorded (`metrics.jsonl`) and what the buffer said last; nothing is
+estimated, and what is not known is null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mesh.config.models import Config
+from mesh.errors import DataError
+from rollmesh.report.metrics import Record, is_evaluation, is_training, run_records
+
+if TYPE_CHECKING:
+    from protos import buffer_pb2
+
+_FILE = "summary.json"
+
+
+@dataclass
+class FinalState:
+    """What only the launcher knows at the end of a run.
+
+    Attributes:
+        tables, ledgers: last answers of the buffer by table name.
+        peak_memory_bytes: by service.
+        starts: how often each service was started.
+        wall_s: seconds from the launcher's start to its end, start-up of the services included.
+    """
+
+    tables: dict[str, buffer_pb2.DescribeResponse] = field(default_factory=dict)
+    ledgers: dict[str, buffer_pb2.LedgerResponse] = field(default_factory=dict)
+    peak_memory_bytes: dict[str, int] = field(default_factory=dict)
+    starts: dict[str, int] = field(default_factory=dict)
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A finished (or ended) run.
+
+    Attributes:
+        run, folder: name and folder.
+        held_out_first, held_out_last: mean held-out reward of the first and the last evaluation.
+        steps: batches trained on the surviving lineage.
+        training_s: seconds from the first to the last metrics record, waiting included.
+        wall_s: seconds of the last launch in all.
+        tokens_per_s_generated, tokens_per_s_trained: response tokens of trained samples, over `training_s`; generated
+            ones also count what was evicted, filtered and failed, as far as the learner saw the generators' figures.
+        groups_by_fate: trained, evicted_stale, filtered, failed, and `live` for what had no fate at the end.
+        ledger: table -> counters, and the discrepancies of the recount.
+        staleness: versions of age -> trained trajectories.
+        waiting_s: who waited how long for whom, in seconds.
+        weight_push_ms: p50 and p99 from announcement to service.
+        peak_memory_mb: by service.
+        restarts: by service, those above zero.
+    """
+
+    run: str
+    folder: str
+    held_out_first: float | None
+    held_out_last: float | None
+    steps: int
+    training_s: float
+    wall_s: float
+    tokens_per_s_generated: float | None
+    tokens_per_s_trained: float | None
+    groups_by_fate: dict[str, int]
+    ledger: dict[str, Any]
+    staleness: dict[str, int]
+    waiting_s: dict[str, float]
+    weight_push_ms: dict[str, float | None]
+    peak_memory_mb: dict[str, float]
+    restarts: dict[str, int]
+
+    def lines(self) -> Iterator[str]:
+        """The summary for a terminal."""
+        yield f"held-out reward {_show(self.held_out_first)} -> {_show(self.held_out_last)} in {self.steps} steps"
+        yield (
+            f"{self.training_s:.1f} s of training, {_show(self.tokens_per_s_generated, '.0f')} tokens/s generated, "
+            f"{_show(self.tokens_per_s_trained, '.0f')} trained"
+        )
+        yield "groups: " + ", ".join(f"{name} {count}" for name, count in self.groups_by_fate.items())
+        for table, state in self.ledger.items():
+            found = state["discrepancies"]
+            yield f"ledger of {table}: {'balances' if not found else '; '.join(found)}"
+        yield f"summary: {Path(self.folder) / _FILE}"
+
+
+def build_summary(config: Config, records: Sequence[Record], final: FinalState) -> Summary:
+    """Puts a run's figures together."""
+    steps = [record for record in records if is_training(record)]
+    held_out = [float(record["eval/reward"]) for record in records if is_evaluation(record)]
+    training_s = _span(records)
+    table = final.tables.get("train")
+    return Summary(
+        run=config.run.name,
+        folder=str(config.run.folder),
+        held_out_first=held_out[0] if held_out else None,
+        held_out_last=held_out[-1] if held_out else None,
+        steps=int(steps[-1]["step"]) if steps else 0,
+        training_s=round(training_s, 3),
+        wall_s=round(final.wall_s, 3),
+        tokens_per_s_generated=_rate(_last(steps, "generated_tokens"), training_s),
+        tokens_per_s_trained=_rate(_total(steps, "trained_tokens"), training_s),
+        groups_by_fate=_fates(final),
+        ledger={name: _ledger(answer) for name, answer in final.ledgers.items()},
+        staleness=_histogram(steps),
+        waiting_s={
+            "learner_for_groups": table.waiting_for_inserts_ms / 1000 if table else 0.0,
+            "generators_at_the_gate": table.waiting_for_samples_ms / 1000 if table else 0.0,
+        },
+        weight_push_ms={
+            "p50": _last(steps, "weights/push_ms_p50"),
+            "p99": _last(steps, "weights/push_ms_p99"),
+        },
+        peak_memory_mb={name: round(size / 2**20, 1) for name, size in sorted(final.peak_memory_bytes.items())},
+        restarts={name: starts - 1 for name, starts in final.starts.items() if starts > 1},
+    )
+
+
+def write_summary(folder: Path, config: Config, final: FinalState) -> Summary:
+    """Builds the summary of a run folder and writes it there."""
+    summary = build_summary(config, run_records(folder), final)
+    path = folder / _FILE
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
+    scratch.replace(path)
+    return summary
+
+
+def read_summary(folder: Path) -> Summary:
+    """The summary in a run folder.
+
+    Raises:
+        DataError: there is none, or it was written by something else.
+    """
+    path = folder / _FILE
+    try:
+        return Summary(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise DataError(f"no summary in {folder}", hint="it is written when the run ends") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _fates(final: FinalState) -> dict[str, int]:
+    answer = final.ledgers.get("train")
+    if answer is None:
+        return {}
+    counts = answer.counters
+    live = counts.generating + counts.ready + counts.leased + counts.consumed
+    fates = {name: int(getattr(counts, name)) for name in ("trained", "evicted_stale", "filtered", "failed")}
+    return {**fates, "live": live}
+
+
+def _ledger(answer: buffer_pb2.LedgerResponse) -> dict[str, Any]:
+    counters = {
+        descriptor.name: getattr(answer.counters, descriptor.name)
+        for descriptor in answer.counters.DESCRIPTOR.fields
+        if descriptor.name != "reasons"
+    }
+    return {
+        "counters": counters,
+        "reasons": dict(answer.counters.reasons),
+        "discrepancies": list(answer.discrepancies),
+    }
+
+
+def _histogram(steps: Sequence[Record]) -> dict[str, int]:
+    total: dict[int, int] = {}
+    for record in steps:
+        histogram = record.get("staleness/histogram")
+        if isinstance(histogram, Mapping):
+            for age, count in histogram.items():
+                total[int(age)] = total.get(int(age), 0) + int(count)
+    return {str(age): total[age] for age in sorted(total)}
+
+
+def _span(records: Sequence[Record]) -> float:
+    times = [float(record["time"]) for record in records if isinstance(record.get("time"), int | float)]
+    return times[-1] - times[0] if times else 0.0
+
+
+def _last(records: Sequence[Record], name: str) -> float | None:
+    for record in reversed(records):
+        value = record.get(name)
+        if isinstance(value, int | float):
+            return float(value)
+    return None
+
+
+def _total(records: Sequence[Record], name: str) -> float | None:
+    values = [float(record[name]) for record in records if isinstance(record.get(name), int | float)]
+    return sum(values) if values else None
+
+
+def _rate(amount: float | None, seconds: float) -> float | None:
+    return round(amount / seconds, 1) if amount is not None and seconds > 0 else None
+
+
+def _show(value: float | None, form: str = ".3f") -> str:
+    return "-" if value is None else format(value, form)

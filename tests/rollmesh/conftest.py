@@ -1,0 +1,53 @@
+"""Services for the launcher's tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mesh.config.models import SecuritySection
+from rollmesh.launcher.process import ServiceSpec, ready_file
+from rollmesh.launcher.supervisor import Observer, Supervisor
+
+FAKE = Path(__file__).with_name("fake_service.py")
+
+
+def fake_spec(
+    folder: Path, name: str, *arguments: str, completes_run: bool = False, drain_s: float = 5.0
+) -> ServiceSpec:
+    """A service of `fake_service.py`."""
+
+    def command(_restart: bool, _address: str | None) -> list[str]:
+        return [sys.executable, str(FAKE), str(ready_file(folder, name)), "--name", name, *arguments]
+
+    return ServiceSpec(name, command, {}, start_deadline_s=20.0, drain_s=drain_s, completes_run=completes_run)
+
+
+class Recorder:
+    """Keeps what the launcher reports."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.tails: dict[str, list[str]] = {}
+
+    def observer(self) -> Observer:
+        return Observer(event=self.events.append, tail=lambda service, lines: self.tails.update({service: list(lines)}))
+
+    def starts_of(self, name: str) -> int:
+        return sum(event.startswith((f"{name} is up", f"{name} is back")) for event in self.events)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def make_supervisor(tmp_path: Path, recorder: Recorder) -> Callable[..., Supervisor]:
+    def make(max_restarts: int = 3) -> Supervisor:
+        return Supervisor(tmp_path, security=SecuritySection(), max_restarts=max_restarts, observer=recorder.observer())
+
+    return make

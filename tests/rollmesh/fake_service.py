@@ -1,0 +1,77 @@
+"""A service as the launcher sees one: a process with a ready file and a health answer. Behaviour by arguments.
+
+python fake_service.py READY_FILE [--exit STATUS] [--log LINE] [--die-after-ready STATUS] [--complete-on FILE]
+                       [--child PIDFILE] [--ignore-term] [--drained FILE NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ready", type=Path)
+    parser.add_argument("--exit", type=int, help="end with this status before being ready")
+    parser.add_argument("--log", help="line to write to stderr first")
+    parser.add_argument("--die-after-ready", type=int, help="end with this status once ready")
+    parser.add_argument("--die-times", type=int, default=10**6, help="with --die-after-ready: only so many times")
+    parser.add_argument("--counter", type=Path, help="file that counts the starts")
+    parser.add_argument("--child", type=Path, help="start a child and write its process id here")
+    parser.add_argument("--ignore-term", action="store_true")
+    parser.add_argument("--drained", type=Path, help="append the name to this file on SIGTERM")
+    parser.add_argument("--name", default="fake")
+    options = parser.parse_args()
+
+    if options.log:
+        print(options.log, file=sys.stderr, flush=True)
+    starts = 1
+    if options.counter:
+        starts = (int(options.counter.read_text()) if options.counter.exists() else 0) + 1
+        options.counter.write_text(str(starts))
+    if options.exit is not None:
+        return options.exit
+    over = threading.Event()
+
+    def on_term(*_args: object) -> None:
+        if options.drained:
+            with options.drained.open("a") as file:
+                file.write(f"{options.name}\n")
+        if not options.ignore_term:
+            over.set()
+
+    signal.signal(signal.SIGTERM, on_term)
+    if options.child:
+        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        options.child.write_text(str(child.pid))
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    scratch = options.ready.with_suffix(".tmp")
+    scratch.write_text(json.dumps({"address": f"127.0.0.1:{port}", "pid": os.getpid()}))
+    scratch.replace(options.ready)
+    if options.die_after_ready is not None and starts <= options.die_times:
+        # Long enough for the health check, and no more.
+        over.wait(0.3)
+        return options.die_after_ready
+    over.wait()
+    server.stop(None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""The supervisor with small real processes: restarts, permanent failures, order of draining, no orphans."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mesh.errors import UnreachableError
+from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.launcher.supervisor import Supervisor
+from tests.rollmesh.conftest import Recorder, fake_spec
+
+MakeSupervisor = Callable[..., Supervisor]
+DEADLINE_S = 30.0
+
+
+def same_rank(_name: str) -> int:
+    return 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def look() -> None:
+        while not condition():
+            await asyncio.sleep(0.02)
+
+    await asyncio.wait_for(look(), DEADLINE_S)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def test_run_ends_when_the_completing_service_does(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    supervisor = make_supervisor()
+    stages = [
+        lambda: [fake_spec(tmp_path, "buffer")],
+        lambda: [fake_spec(tmp_path, "learner", "--die-after-ready", "0", completes_run=True)],
+    ]
+    await asyncio.wait_for(supervisor.run(stages, same_rank), DEADLINE_S)
+    assert recorder.starts_of("buffer") == recorder.starts_of("learner") == 1
+    assert supervisor.pids() == {}
+
+
+async def test_killed_service_is_restarted(tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder) -> None:
+    supervisor = make_supervisor()
+    running = asyncio.create_task(supervisor.run([lambda: [fake_spec(tmp_path, "generator-0")]], same_rank))
+    await until(lambda: recorder.starts_of("generator-0") == 1)
+    first = supervisor.pids()["generator-0"]
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: recorder.starts_of("generator-0") == 2)
+    assert supervisor.pids()["generator-0"] != first
+    assert any("killed by SIGKILL" in event and "restarting" in event for event in recorder.events)
+    assert supervisor.starts() == {"generator-0": 2}
+    supervisor.interrupt()
+    await asyncio.wait_for(running, DEADLINE_S)
+
+
+async def test_restarts_are_bounded(tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder) -> None:
+    supervisor = make_supervisor(max_restarts=2)
+    specs = [fake_spec(tmp_path, "generator-0", "--exit", "1", "--log", "boom"), fake_spec(tmp_path, "reward")]
+    with pytest.raises(ServiceExitError, match="generator-0: died more than 2 times"):
+        await asyncio.wait_for(supervisor.run([lambda: specs], same_rank), DEADLINE_S)
+    assert supervisor.starts()["generator-0"] == 3
+    assert recorder.tails["generator-0"][-1] == "boom"
+
+
+@pytest.mark.parametrize("status", [2, 3, 40])
+async def test_failures_that_a_restart_cannot_mend_end_the_run(
+    tmp_path: Path, make_supervisor: MakeSupervisor, status: int
+) -> None:
+    supervisor = make_supervisor()
+    line = '{"level": "error", "message": "data.train: row 3 has no prompt"}'
+    spec = fake_spec(tmp_path, "learner", "--exit", str(status), "--log", line, completes_run=True)
+    with pytest.raises(ServiceExitError, match=r"learner: data\.train: row 3 has no prompt") as caught:
+        await asyncio.wait_for(supervisor.run([lambda: [spec]], same_rank), DEADLINE_S)
+    assert caught.value.status == status
+    assert supervisor.starts() == {"learner": 1}
+
+
+async def test_drains_in_order_and_kills_what_does_not_end(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    drained = tmp_path / "drained"
+    names = ["buffer", "learner", "generator-0"]
+    specs = [fake_spec(tmp_path, name, "--drained", str(drained)) for name in names]
+    specs.append(fake_spec(tmp_path, "reward", "--drained", str(drained), "--ignore-term", drain_s=0.3))
+    order = {"generator-0": 0, "learner": 1, "reward": 2, "buffer": 3}
+    supervisor = make_supervisor()
+    running = asyncio.create_task(supervisor.run([lambda: specs], lambda name: order[name]))
+    await until(lambda: len(supervisor.pids()) == 4 and all(recorder.starts_of(name) for name in order))
+    supervisor.interrupt()
+    await asyncio.wait_for(running, DEADLINE_S)
+    assert drained.read_text().split() == ["generator-0", "learner", "reward", "buffer"]
+
+
+async def test_second_interrupt_kills(tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder) -> None:
+    supervisor = make_supervisor()
+    spec = fake_spec(tmp_path, "learner", "--ignore-term", drain_s=600.0)
+    running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
+    await until(lambda: recorder.starts_of("learner") == 1)
+    supervisor.interrupt()
+    supervisor.interrupt()
+    await asyncio.wait_for(running, DEADLINE_S)
+
+
+async def test_children_of_a_service_end_with_it(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    child = tmp_path / "child.pid"
+    supervisor = make_supervisor()
+    spec = fake_spec(tmp_path, "buffer", "--child", str(child))
+    running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
+    await until(lambda: recorder.starts_of("buffer") == 1)
+    pid = int(child.read_text())
+    assert not gone(pid)
+    supervisor.interrupt()
+    await asyncio.wait_for(running, DEADLINE_S)
+    await until(lambda: gone(pid))
+
+
+async def test_service_that_never_gets_ready_is_named(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    def command(_restart: bool, _address: str | None) -> list[str]:
+        return [sys.executable, "-c", "import signal; signal.pause()"]
+
+    spec = fake_spec(tmp_path, "reward")
+    spec = type(spec)(spec.name, command, {}, start_deadline_s=0.3, drain_s=1.0)
+    supervisor = make_supervisor(max_restarts=0)
+    with pytest.raises(UnreachableError, match=r"reward was not ready within 0"):
+        await asyncio.wait_for(supervisor.run([lambda: [spec]], same_rank), DEADLINE_S)
+    assert supervisor.pids() == {}
+
+
+LAUNCHER = """
+    import asyncio, sys
+    from pathlib import Path
+    from mesh.config.models import SecuritySection
+    from rollmesh.launcher.supervisor import Observer, Supervisor
+    from tests.rollmesh.conftest import fake_spec
+
+    folder = Path(sys.argv[1])
+    specs = [fake_spec(folder, name, "--ignore-term") for name in ("buffer", "generator-0")]
+    supervisor = Supervisor(folder, security=SecuritySection(), max_restarts=3, observer=Observer(event=print))
+    async def main():
+        running = asyncio.create_task(supervisor.run([lambda: specs], lambda name: 0))
+        while not all(supervisor.address(name) for name in ("buffer", "generator-0")):
+            await asyncio.sleep(0.02)
+        print("PIDS", *supervisor.pids().values(), flush=True)
+        await running
+    asyncio.run(main())
+"""
+
+
+async def test_killed_launcher_leaves_no_orphan(tmp_path: Path) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-u", "-c", textwrap.dedent(LAUNCHER), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert launcher.stdout is not None
+    pids: list[int] = []
+    for line in launcher.stdout:
+        if line.startswith("PIDS"):
+            pids = [int(pid) for pid in line.split()[1:]]
+            break
+    assert len(pids) == 2
+    assert not any(gone(pid) for pid in pids)
+    launcher.kill()
+    launcher.wait()
+    launcher.stdout.close()
+    await until(lambda: all(gone(pid) for pid in pids))
