@@ -29,7 +29,7 @@ class Reward(rpc.RewardServicer):
         for item in request.items:
             try:
                 response.results.add(item_id=item.item_id, **judge(item))
-            except Exception as error:  # a failure is said, never scored as zero
+            except Exception as error:  # noqa: BLE001 - a failure is said, never scored as zero
                 response.results.add(item_id=item.item_id, error=pb.Error(code="exception", message=repr(error)))
         return response
 
