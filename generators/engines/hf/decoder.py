@@ -59,9 +59,8 @@ class Decoder:
             The sequences that have ended.
         """
         table = self.table
+        self._close_ranks(spare=len(starting))
         new_rows = [self._open(waiting) for waiting in starting]
-        while table.holes:
-            self._fill_hole()
         if not table.rows:
             return []
         logits = self._forward(new_rows, starting)
@@ -95,8 +94,7 @@ class Decoder:
     def recompute(self) -> None:
         """Replaces the cached keys and values of all running sequences by those of the present weights."""
         table = self.table
-        while table.holes:
-            self._fill_hole()
+        self._close_ranks(spare=0)
         rows = list(range(table.rows))
         sequences = [table.tokens[row, : table.position[row]].tolist() for row in rows]
         for batch, members in _by_batch(self._prefiller.run(sequences)):
@@ -113,10 +111,12 @@ class Decoder:
         seed = sampling.seed or int(self._seeds.integers(1, 2**63))
         return self.table.open(Running(request, [(0, serving)], matcher), prompt, limit, seed)
 
-    def _fill_hole(self) -> None:
-        move = self.table.next_move()
-        if move is not None:
-            self._cache.move(*move, columns=int(self.table.position[move[1]]))
+    def _close_ranks(self, *, spare: int) -> None:
+        """Moves sequences from the end into holes until at most `spare` holes are left for new ones."""
+        while len(self.table.holes) > spare:
+            move = self.table.next_move()
+            if move is not None:
+                self._cache.move(*move, columns=int(self.table.position[move[1]]))
 
     def _forward(self, new_rows: list[int], starting: Sequence[Waiting]) -> torch.Tensor:
         """Logits [rows, vocabulary] of every row's next token."""

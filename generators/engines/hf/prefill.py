@@ -36,7 +36,7 @@ class Prefix(NamedTuple):
     """One sequence of a `PrefixBatch`."""
 
     batch: PrefixBatch
-    index: int
+    member: int
 
 
 class Prefiller:
