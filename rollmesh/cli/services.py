@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,14 +86,21 @@ def _reward(
 
 def _reward_check(
     endpoint: Annotated[str, typer.Argument(metavar="GRPC://HOST:PORT", help="Reward service to try.")],
+    samples: Annotated[
+        Path | None, typer.Option("--samples", help="Dataset whose rows to try; built-in arithmetic, if left out.")
+    ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds each call may take.")] = 10.0,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
 ) -> None:
     """Call a reward service with sample items and say what is wrong with its answers."""
-    from reward_service import check
+    from reward_service.check import run_check
 
-    raise NotImplementedError((endpoint, timeout_s, token_file, tls_ca, check, asyncio))
+    security = SecuritySection(token_file=token_file, tls_ca=tls_ca)
+    report = run_check(endpoint, timeout_s, samples, security)
+    for line in report.lines():
+        typer.echo(line)
+    raise typer.Exit(0 if report.ok else 1)
 
 
 def _generator(

@@ -17,7 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError, DataError, FencedError, PortInUseError, RollmeshError, TakeoverRefusedError
+from mesh.errors import (
+    ConfigError,
+    DataError,
+    FencedError,
+    PortInUseError,
+    RewardError,
+    RollmeshError,
+    TakeoverRefusedError,
+)
 from rollmesh.launcher.backoff import RestartBudget
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.process import ServiceProcess, ServiceSpec
@@ -27,7 +35,7 @@ log = logging.getLogger(__name__)
 # A restart would end the same way.
 _PERMANENT = frozenset({ConfigError.exit_code, DataError.exit_code, FencedError.exit_code})
 # The same, but only before the service was ever healthy: later they may be the echo of its predecessor's end.
-_PERMANENT_AT_FIRST = frozenset({PortInUseError.exit_code, TakeoverRefusedError.exit_code})
+_PERMANENT_AT_FIRST = frozenset({PortInUseError.exit_code, RewardError.exit_code, TakeoverRefusedError.exit_code})
 
 
 @dataclass

@@ -1,0 +1,151 @@
+"""The Python API: `rollmesh.train(config, reward_fn=...)`, the same mesh as `rollmesh run`.
+
+Invariant: nothing is simulated. Buffer, generators and learner are processes of their own; a Python reward function
+is served over gRPC from the calling process, so it may be a closure, a notebook cell or hold a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mesh.config import Config, load_config
+from mesh.errors import ConfigError
+from mesh.service import AsyncBridge, advertised_address
+from reward_service.engine import ScoringEngine
+from reward_service.routing import split_routes
+from reward_service.server import RewardServer
+from rollmesh.launcher.local import LocalRun
+from rollmesh.launcher.preflight import check_inputs
+from rollmesh.launcher.view import SilentView, View, open_view
+from rollmesh.report.summary import Summary
+
+RewardFunction = Callable[..., Any]
+_START_DEADLINE_S = 30.0
+
+
+def train(
+    config: Config | Mapping[str, Any] | Path | str,
+    reward_fn: RewardFunction | str | Sequence[RewardFunction | str] | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    quiet: bool = False,
+) -> Summary:
+    """Trains to the end of the run and returns its summary; called again with the same run folder, goes on.
+
+    Args:
+        config: a configuration, the same as a mapping, or the path of a YAML file.
+        reward_fn: in place of `reward.functions`: a function (or several, summed) with verl's, TRL's or the batch
+            signature, or import paths `module:function`. Functions are called in this process, in threads.
+        overrides: as on the command line, `"learner.steps=10"`.
+        quiet: show nothing.
+
+    Raises:
+        RollmeshError: what ended the run early.
+        KeyboardInterrupt: after an orderly end of all services.
+    """
+    resolved = _resolve(config, overrides)
+    check_inputs(resolved)
+    view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
+    try:
+        with _serving(resolved, _functions(reward_fn)) as served:
+            return _run_in_thread(served, view)
+    finally:
+        view.close()
+
+
+def _resolve(config: Config | Mapping[str, Any] | Path | str, overrides: Sequence[str]) -> Config:
+    if isinstance(config, Config):
+        return load_config(config.model_dump(), overrides) if overrides else config
+    return load_config(Path(config) if isinstance(config, str) else config, overrides)
+
+
+def _functions(reward_fn: RewardFunction | str | Sequence[RewardFunction | str] | None) -> list[RewardFunction | str]:
+    if reward_fn is None:
+        return []
+    if callable(reward_fn) or isinstance(reward_fn, str):
+        return [reward_fn]
+    return list(reward_fn)
+
+
+@contextmanager
+def _serving(config: Config, functions: Sequence[RewardFunction | str]) -> Iterator[Config]:
+    """Serves the functions from this process while the block runs; gives the configuration that points to them."""
+    if not functions:
+        yield config
+        return
+    if config.reward.endpoints or config.reward.in_process:
+        raise ConfigError(
+            "reward_fn is given, and so is reward.endpoints or reward.in_process", hint="leave one of them out"
+        )
+    names = [function for function in functions if isinstance(function, str)]
+    if len(names) == len(functions):
+        yield _with_reward(config, functions=names)
+        return
+    local, remote = split_routes(config.reward.by_data_source)
+    engine = ScoringEngine(
+        functions, local, workers=config.reward.workers, call_timeout_s=config.reward.scorer_timeout_s
+    )
+    server = RewardServer(
+        engine,
+        timeout_s=config.reward.timeout_s,
+        security=config.security,
+        max_message_mb=config.network.max_message_mb,
+    )
+    bridge = AsyncBridge("reward")
+    try:
+        port = bridge.call(server.start(config.network.host), _START_DEADLINE_S)
+        address = advertised_address(config.network.host, port, config.network.advertise)
+        routes = {source: list(endpoints) for source, endpoints in remote.items()}
+        yield _with_reward(config, endpoints=[f"grpc://{address}"], by_data_source=routes)
+        bridge.call(server.stop(), _START_DEADLINE_S)
+    finally:
+        bridge.close()
+
+
+def _with_reward(config: Config, **changes: Any) -> Config:
+    return config.model_copy(update={"reward": config.reward.model_copy(update=changes)})
+
+
+def _run_in_thread(config: Config, view: View) -> Summary:
+    """Runs the launcher's event loop in a thread: a notebook's thread has a loop of its own."""
+    loop = asyncio.new_event_loop()
+    outcome: concurrent.futures.Future[Summary] = concurrent.futures.Future()
+    runs: concurrent.futures.Future[LocalRun] = concurrent.futures.Future()
+
+    async def main() -> Summary:
+        run = LocalRun(config, view)
+        runs.set_result(run)
+        return await run.run(handle_signals=False)
+
+    def work() -> None:
+        try:
+            outcome.set_result(loop.run_until_complete(main()))
+        except BaseException as error:  # noqa: BLE001  # carried over to the caller's thread, whatever it is
+            outcome.set_exception(error)
+        finally:
+            loop.close()
+
+    thread = threading.Thread(target=work, name="rollmesh-launcher")
+    thread.start()
+    interrupted = False
+    try:
+        while True:
+            try:
+                summary = outcome.result()
+            except KeyboardInterrupt:
+                if outcome.done():
+                    raise
+                interrupted = True
+                loop.call_soon_threadsafe(runs.result().interrupt)
+                continue
+            if interrupted:
+                raise KeyboardInterrupt
+            return summary
+    finally:
+        thread.join()
