@@ -102,3 +102,10 @@ class TakeoverRefusedError(RollmeshError):
 
     code = "takeover_refused"
     exit_code = 41
+
+
+class OldGenerationError(RollmeshError):
+    """The caller's connection generation is over: the member must join again (its agent does)."""
+
+    code = "old_generation"
+    exit_code = 42
