@@ -53,7 +53,9 @@ class _Job:
                 if self._closed:
                     return False
                 self._results.append(outcomes)
-        self._loop.call_soon_threadsafe(self._finish)
+        with self._lock:
+            if not self._closed:  # its loop may be gone otherwise
+                self._loop.call_soon_threadsafe(self._finish)
         return True
 
     def close(self) -> tuple[list[list[Outcome]], bool]:
@@ -108,13 +110,15 @@ class WorkerPool:
         while len(results) < len(works):
             job = _Job(works[len(results) :])
             self._jobs.put(job)
-            finished = await _watched(job, call_timeout_s, deadline)
-            done, inside = job.close()
+            try:
+                finished = await _watched(job, call_timeout_s, deadline)
+            finally:
+                done, inside = job.close()
+                if inside:
+                    self._give_up()
             results.extend(done)
             if finished:
                 break
-            if inside:
-                self._give_up()
             if time.monotonic() >= deadline:
                 late = Failed("timeout", f"the call's deadline passed{self._describe()}", retryable=True)
                 results.extend([late] * (len(works) - len(results)))
@@ -139,7 +143,7 @@ class WorkerPool:
             self._alive -= 1
             self._lost += 1
             lost = self._lost
-        log.warning("a reward function overran its deadline; its thread is given up", extra={"lost": lost})
+        log.warning("a reward call did not end in time; its thread is given up", extra={"lost": lost})
         self._refill()
 
     def _refill(self) -> None:

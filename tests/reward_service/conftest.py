@@ -1,0 +1,152 @@
+"""Items, servers that answer as told, and the third-party server of `examples/` in an environment of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import venv
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from protos import reward_pb2, reward_pb2_grpc
+from reward_service.engine import ScoringEngine
+from reward_service.server import RewardServer
+
+ROOT = Path(__file__).resolve().parents[2]
+MakeItem = Callable[..., reward_pb2.ScoreItem]
+Behaviour = Callable[[reward_pb2.ScoreRequest, Any], Awaitable[reward_pb2.ScoreResponse]]
+
+
+@pytest.fixture
+def make_item() -> MakeItem:
+    def make(item_id: str = "a", response: str = "42", truth: Any = "42", **fields: Any) -> reward_pb2.ScoreItem:
+        values = {
+            "group_id": "g",
+            "data_source": "arithmetic",
+            "prompt": "40+2=",
+            "ground_truth_json": json.dumps(truth),
+            "extra_info_json": "{}",
+            "response_ids": [ord(c) for c in response],
+        }
+        return reward_pb2.ScoreItem(item_id=item_id, response=response, **(values | fields))
+
+    return make
+
+
+class ScriptedServer(reward_pb2_grpc.RewardServicer):
+    """Counts requests and answers with `behaviour`; it can be killed in the middle of a call."""
+
+    def __init__(self, behaviour: Behaviour, max_items: int | None) -> None:
+        self.behaviour = behaviour
+        self.requests: list[reward_pb2.ScoreRequest] = []
+        self.called = asyncio.Event()
+        self.port = 0
+        self._max_items = max_items
+        self._server: grpc.aio.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"grpc://127.0.0.1:{self.port}"
+
+    async def Score(self, request: Any, context: Any) -> reward_pb2.ScoreResponse:
+        self.requests.append(request)
+        self.called.set()
+        return await self.behaviour(request, context)
+
+    async def Info(self, request: Any, context: Any) -> reward_pb2.InfoResponse:
+        if self._max_items is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no Info")
+        return reward_pb2.InfoResponse(name="scripted", version="0", max_items=self._max_items or 0)
+
+    async def start(self, port: int = 0) -> None:
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        reward_pb2_grpc.add_RewardServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        await self._server.start()
+
+    async def kill(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+
+async def score_ones(request: reward_pb2.ScoreRequest, _context: Any) -> reward_pb2.ScoreResponse:
+    """The plainest right answer."""
+    response = reward_pb2.ScoreResponse()
+    for item in request.items:
+        response.results.add(item_id=item.item_id).scored.total = 1.0
+    return response
+
+
+@pytest_asyncio.fixture
+async def scripted() -> AsyncIterator[Callable[..., Awaitable[ScriptedServer]]]:
+    """Starts servers: `await scripted(behaviour, max_items=None, port=0)`."""
+    started: list[ScriptedServer] = []
+
+    async def start(behaviour: Behaviour = score_ones, max_items: int | None = 0, port: int = 0) -> ScriptedServer:
+        server = ScriptedServer(behaviour, max_items)
+        await server.start(port)
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        await server.kill()
+
+
+@pytest_asyncio.fixture
+async def serve() -> AsyncIterator[Callable[..., Awaitable[str]]]:
+    """Starts our own server: `await serve(functions, ...)` -> its address."""
+    started: list[RewardServer] = []
+
+    async def start(*functions: Any, timeout_s: float = 5.0, **options: Any) -> str:
+        server = RewardServer(ScoringEngine(functions or ("auto",), **options), timeout_s=timeout_s)
+        started.append(server)
+        return f"grpc://127.0.0.1:{await server.start()}"
+
+    yield start
+    for server in started:
+        await server.stop(0)
+
+
+@pytest.fixture(scope="session")
+def foreign_python(request: pytest.FixtureRequest) -> Path:
+    """Interpreter of an environment that holds gRPC's packages and nothing of ours; kept between test runs."""
+    folder = request.config.cache.mkdir("reward-server-venv") / f"{sys.version_info.major}.{sys.version_info.minor}"
+    python = folder / "bin" / "python"
+    ready = folder / "ready"
+    if not ready.exists():
+        venv.create(folder, with_pip=True, clear=True)
+        install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "grpcio", "grpcio-tools"]
+        done = subprocess.run(install, capture_output=True, text=True, timeout=90, check=False)
+        if done.returncode:
+            pytest.skip(f"pip cannot install grpcio here: {done.stderr.strip().splitlines()[-1:]}")
+        ready.touch()
+    return python
+
+
+@pytest.fixture(scope="session")
+def third_party_server(foreign_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of `examples/reward_server`, copied out of the repository and run by `foreign_python`."""
+    folder = tmp_path_factory.mktemp("third-party")
+    for name in ("server.py", "reward.proto"):
+        (folder / name).write_text((ROOT / "examples" / "reward_server" / name).read_text())
+    process = subprocess.Popen(
+        [foreign_python, "server.py", "0"], cwd=folder, env={"PATH": ""}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()  # the test's own time-out bounds the wait
+        assert line.startswith("listening on "), line
+        yield f"grpc://{line.split()[-1]}"
+    finally:
+        process.terminate()
+        process.wait(10)
+        process.stdout.close()

@@ -1,0 +1,151 @@
+"""Deadlines, sums and isolation of failures inside one process."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from reward_service.engine import ScoringEngine, combine
+from reward_service.outcomes import Failed, Scored, Unscorable
+
+
+@pytest.fixture
+def hang() -> Iterator[threading.Event]:
+    """Set at the end, so that hanging scorers end with their test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def outcomes(engine: ScoringEngine, items: list[Any], timeout_s: float = 5.0) -> list[str]:
+    try:
+        return [
+            result.error.code if result.HasField("error") else str(result.WhichOneof("outcome"))
+            for result in await engine.score(items, timeout_s)
+        ]
+    finally:
+        engine.close()
+
+
+async def test_a_hanging_call_fails_alone_and_the_rest_goes_on(make_item: Any, hang: threading.Event) -> None:
+    def score(solution_str: str, ground_truth: str) -> float:
+        if solution_str == "hang":
+            hang.wait(20)
+        return 1.0
+
+    items = [make_item(str(n), "hang" if n in (1, 3) else "ok") for n in range(5)]
+    began = time.monotonic()
+    got = await outcomes(ScoringEngine([score], call_timeout_s=0.1), items)
+    assert got == ["scored", "timeout", "scored", "timeout", "scored"]
+    assert time.monotonic() - began < 2.0
+
+
+async def test_given_up_threads_are_counted_and_come_back(make_item: Any, hang: threading.Event) -> None:
+    engine = ScoringEngine([lambda solution_str, ground_truth: hang.wait(20)], call_timeout_s=0.05)
+    (result,) = await engine.score([make_item()], 5.0)
+    assert result.error.code == "timeout"
+    assert result.error.retryable
+    assert engine.lost_workers == 1
+    hang.set()
+    (again,) = await engine.score([make_item()], 5.0)
+    assert again.scored.total == 1.0
+    engine.close()
+
+
+async def test_the_calls_deadline_wins_over_the_scorers(make_item: Any, hang: threading.Event) -> None:
+    engine = ScoringEngine([lambda solution_str, ground_truth: hang.wait(20)], call_timeout_s=10.0)
+    began = time.monotonic()
+    assert await outcomes(engine, [make_item("a"), make_item("b")], timeout_s=0.1) == ["timeout", "timeout"]
+    assert time.monotonic() - began < 1.0
+
+
+async def test_coroutines_run_together_each_under_its_deadline(make_item: Any) -> None:
+    async def score(solution_str: str, ground_truth: str) -> float:
+        await asyncio.sleep(30 if solution_str == "hang" else 0.05)
+        return 1.0
+
+    items = [make_item(str(n), "hang" if n == 7 else "ok") for n in range(50)]
+    began = time.monotonic()
+    got = await outcomes(ScoringEngine([score], call_timeout_s=0.3), items)
+    assert got == ["scored"] * 7 + ["timeout"] + ["scored"] * 42
+    assert time.monotonic() - began < 2.0
+
+
+async def test_a_coroutine_that_blocks_stops_neither_the_caller_nor_the_next_call(
+    make_item: Any, hang: threading.Event
+) -> None:
+    async def score(solution_str: str, ground_truth: str) -> float:
+        if solution_str == "block":
+            hang.wait(20)
+        return 1.0
+
+    engine = ScoringEngine([score], call_timeout_s=0.1)
+    (blocked,) = await engine.score([make_item(response="block")], 5.0)
+    assert blocked.error.code == "timeout"
+    (free,) = await engine.score([make_item()], 5.0)
+    assert free.scored.total == 1.0
+    engine.close()
+
+
+async def test_a_group_function_sees_each_group_whole_and_fails_for_its_group_alone(make_item: Any) -> None:
+    seen = []
+
+    def judge(completions: list[str], **_: Any) -> list[float]:
+        seen.append(sorted(completions))
+        if "bad" in completions:
+            raise ValueError("no")
+        return [float(len(completions))] * len(completions)
+
+    items = [make_item(str(n), r, group_id=g) for n, (r, g) in enumerate([("1", "x"), ("bad", "y"), ("2", "x")])]
+    assert await outcomes(ScoringEngine([judge]), items) == ["scored", "exception", "scored"]
+    assert sorted(seen) == [["1", "2"], ["bad"]]
+
+
+async def test_routes_by_source_and_names_components(make_item: Any) -> None:
+    engine = ScoringEngine(["exact_match", "gsm8k"], {"words": ["strings"]})
+    both, word = await engine.score(
+        [make_item("a", "#### 42", data_source="x"), make_item("b", "'42'", data_source="words")], 5.0
+    )
+    engine.close()
+    assert both.scored.total == 1.0
+    assert dict(both.scored.components) == {
+        "exact_match": 0.0,
+        "gsm8k": 1.0,
+        "gsm8k/correct": 1.0,
+        "gsm8k/format": 1.0,
+    }
+    assert dict(word.scored.components) == {"strings": 1.0}
+
+
+async def test_malformed_json_fails_its_item_alone(make_item: Any) -> None:
+    items = [
+        make_item("a"),
+        make_item("b", ground_truth_json="{"),
+        make_item("c", extra_info_json="[]"),
+    ]
+    assert await outcomes(ScoringEngine(["exact_match"]), items) == ["scored", "bad_input", "bad_input"]
+
+
+async def test_workers_share_the_items(make_item: Any) -> None:
+    together = threading.Barrier(2, timeout=10)
+
+    def score(solution_str: str, ground_truth: str) -> float:
+        together.wait()
+        return 1.0
+
+    got = await outcomes(ScoringEngine([score], workers=2), [make_item("a"), make_item("b")])
+    assert got == ["scored", "scored"]
+
+
+def test_sums() -> None:
+    total = combine(["a", "b"], [Scored(1.0, {"x": 2.0}, [1.0, 2.0]), Scored(0.5, {}, [0.5, 0.5])])
+    assert total == Scored(1.5, {"a": 1.0, "a/x": 2.0, "b": 0.5}, [1.5, 2.5])
+    assert combine(["a", "b"], [Unscorable("?"), Scored(0.5)]) == Scored(0.5, {"b": 0.5}, [])
+    assert combine(["a", "b"], [Unscorable("?"), Unscorable("!")]) == Unscorable("a: ?; b: !")
+    failure = Failed("exception", "b raised")
+    assert combine(["a", "b"], [Scored(1.0), failure]) == failure
+    assert combine([], []) == Failed("no_scorer", "no reward function is configured")
+    assert combine(["a", "b"], [Scored(1.7e308), Scored(1.7e308)]) == Failed("nan", "the sum of a, b is inf")

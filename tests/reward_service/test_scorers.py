@@ -1,0 +1,72 @@
+"""Built-in scorers: right, wrong, and without a right answer."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reward_service.outcomes import Failed, RewardItem, Scored, Unscorable
+from reward_service.scorers import SCORERS
+
+
+def outcome(name: str, response: str, truth: Any, source: str = "") -> Any:
+    return SCORERS[name](RewardItem("i", "g", source, "prompt", response, truth))
+
+
+@pytest.mark.parametrize(
+    ("name", "response", "truth", "total"),
+    [
+        ("exact_match", " cba\n", "cba", 1.0),
+        ("exact_match", "CBA", "cba", 0.0),
+        ("exact_match", "b", ["a", "b"], 1.0),
+        ("exact_match", "7", 7, 1.0),
+        ("strings", '"cba"', "cba", 1.0),
+        ("strings", "cb", "cba", 0.0),
+        ("strings", "'", "'", 1.0),
+        ("arithmetic", "042", "42", 1.0),
+        ("arithmetic", "40+2=42", 42, 1.0),
+        ("arithmetic", "1,000.0", "1000", 1.0),
+        ("arithmetic", "41 42", "42", 0.0),
+        ("arithmetic", "", "42", 0.0),
+        ("arithmetic", "nan", "42", 0.0),
+        ("gsm8k", "2+3 is 5.\n#### 5", "long solution #### 5", 1.0),
+        ("gsm8k", "so he pays $1,250.", "1250", 1.0),
+        ("gsm8k", "#### 4 (not 5)", "5", 0.0),
+        ("gsm8k", "no idea", "5", 0.0),
+    ],
+)
+def test_scores(name: str, response: str, truth: Any, total: float) -> None:
+    result = outcome(name, response, truth)
+    assert isinstance(result, Scored)
+    assert result.total == total
+
+
+@pytest.mark.parametrize(
+    ("name", "truth"), [("exact_match", None), ("strings", None), ("arithmetic", "many"), ("gsm8k", None)]
+)
+def test_without_a_usable_truth_there_is_no_score(name: str, truth: Any) -> None:
+    assert isinstance(outcome(name, "42", truth), Unscorable)
+
+
+def test_auto_picks_by_source_and_refuses_what_it_does_not_know() -> None:
+    assert outcome("auto", "#### 42", "42", "openai/gsm8k").total == 1.0
+    assert outcome("auto", "042", "42", "rollmesh/arithmetic").total == 1.0
+    assert outcome("auto", "042", "42", "strings").total == 0.0
+    unknown = outcome("auto", "42", "42", "mystery")
+    assert isinstance(unknown, Failed)
+    assert unknown.code == "no_scorer"
+    assert "mystery" in unknown.message
+
+
+@given(st.text(max_size=60), st.integers(-(10**9), 10**9))
+def test_any_text_gets_a_finite_score(response: str, truth: int) -> None:
+    for name in ("arithmetic", "gsm8k", "exact_match", "strings"):
+        assert outcome(name, response, truth).total in (0.0, 1.0)
+
+
+@given(st.integers(-(10**12), 10**12))
+def test_numbers_survive_formatting(value: int) -> None:
+    for text in (str(value), f"{value:,}", f"{value}.0"):
+        assert outcome("arithmetic", text, value).total == 1.0
+        assert outcome("gsm8k", f"hence #### {text}", value).total == 1.0
