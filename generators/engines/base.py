@@ -68,7 +68,8 @@ class GenerationRequest:
         request_id: unique among the requests in flight.
         prompt_ids: token ids, at least one. Requests of one `submit` with equal prompts share the prefill.
         sampling: see `SamplingParams`.
-        pinned: finish under the weights that are served when it starts: no swap happens while it runs.
+        pinned: finish under the weights that are served when it is submitted: while one is queued or running no swap
+            happens, and while a swap waits only pinned requests start. Meant for finite sets, such as an evaluation.
     """
 
     request_id: str
@@ -127,7 +128,7 @@ class EngineStatus:
     Attributes:
         active: sequences being decoded.
         queued: requests waiting for a slot (or for the first weights).
-        tokens_generated: sampled tokens since the start, counted when their sequence ends.
+        tokens_generated: sampled tokens since the start.
         swaps: weight updates done.
         serving: version of the weights; None before the first.
         digest: manifest digest of the weights; empty before the first.
@@ -202,7 +203,7 @@ class InferenceEngine(ABC):
             digest: manifest digest, reported back.
 
         Returns:
-            A future; it waits for running pinned requests (no further ones start meanwhile), and fails with
+            A future; it waits for pinned requests (only such start meanwhile), and fails with
             WeightsError where a tensor is missing, unknown or of another shape: then the old weights stay in use.
         """
 
