@@ -1,7 +1,8 @@
 """The run folder as the launcher uses it: one launcher at a time, the mesh address, the resolved configuration.
 
-Layout: `config.yaml`, `mesh.json` (while the run is going), `logs/`, `services/` (ready files), `metrics.jsonl`,
-`samples.jsonl`, `summary.json`, `report.html`, and what the services keep (checkpoints, Redis data).
+Layout: `config.yaml`, `mesh.json` (while the run is going), `logs/`, `services/` (ready files), `metrics.jsonl` and
+`samples.jsonl` (the learner's), `mesh.jsonl` (what the launcher saw), `summary.json`, `report.html`, and what the
+services keep (checkpoints, Redis data).
 """
 
 from __future__ import annotations

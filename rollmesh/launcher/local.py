@@ -16,6 +16,7 @@ from mesh.config.models import Config
 from mesh.errors import RollmeshError
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.memory import MemoryWatch
+from rollmesh.launcher.meshlog import MeshLog
 from rollmesh.launcher.monitor import EVAL, TRAIN, MeshView, Snapshot
 from rollmesh.launcher.preflight import check_inputs
 from rollmesh.launcher.services import BUFFER, ServiceCatalogue, drain_order, thread_plan
@@ -134,8 +135,9 @@ class LocalRun:
                     self._view.event(f"no final figures of table {table}: {error.message}")
 
     async def _watch(self) -> None:
-        """Feeds the view until cancelled."""
+        """Feeds the view and `mesh.jsonl` until cancelled."""
         metrics = MetricsTail(self._folder / folders.METRICS, from_end=True)
+        log = MeshLog(self._folder)
         latest = Snapshot(trouble="starting")
         await self._announced.wait()
         async with MeshView(self._supervisor.address(BUFFER), self._config.security) as mesh:
@@ -145,6 +147,7 @@ class LocalRun:
                 seen.training, seen.evaluation = latest.training, latest.evaluation
                 seen.note(records)
                 latest = seen
+                log.add(latest, time.time())
                 self._view.update(latest, records)
                 await asyncio.sleep(_LOOK_EVERY_S)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from mesh.config.models import Config
 from mesh.errors import DataError
-from rollmesh.report.metrics import Record, is_evaluation, is_training, run_records
+from rollmesh.report.metrics import Record, is_evaluation, is_training, read_metrics, run_records
+from rollmesh.report.series import began, number, rate
 
 if TYPE_CHECKING:
     from protos import buffer_pb2
@@ -47,16 +48,17 @@ class Summary:
     Attributes:
         run, folder: name and folder.
         held_out_first, held_out_last: mean held-out reward of the first and the last evaluation.
+        held_out: every evaluation: step, seconds since the first version, reward.
         steps: batches trained on the surviving lineage.
-        training_s: seconds from the first to the last metrics record, waiting included.
+        training_s: seconds from the first version to the last step, waiting included.
         wall_s: seconds of the last launch in all.
-        tokens_per_s_generated, tokens_per_s_trained: response tokens of trained samples, over `training_s`; generated
-            ones also count what was evicted, filtered and failed, as far as the learner saw the generators' figures.
+        tokens_per_s_generated: sampled tokens, those of evaluations and of groups never trained included.
+        tokens_per_s_trained: response tokens that were trained.
         groups_by_fate: trained, evicted_stale, filtered, failed, and `live` for what had no fate at the end.
         ledger: table -> counters, and the discrepancies of the recount.
-        staleness: versions of age -> trained trajectories.
+        staleness: age in versions -> trained tokens.
         waiting_s: who waited how long for whom, in seconds.
-        weight_push_ms: p50 and p99 from announcement to service.
+        weight_push_ms: p50 and p99 from announcement to service, and of the pause in decoding.
         peak_memory_mb: by service.
         restarts: by service, those above zero.
     """
@@ -65,6 +67,7 @@ class Summary:
     folder: str
     held_out_first: float | None
     held_out_last: float | None
+    held_out: list[dict[str, float | None]]
     steps: int
     training_s: float
     wall_s: float
@@ -92,22 +95,32 @@ class Summary:
         yield f"summary: {Path(self.folder) / _FILE}"
 
 
-def build_summary(config: Config, records: Sequence[Record], final: FinalState) -> Summary:
-    """Puts a run's figures together."""
+def build_summary(config: Config, records: Sequence[Record], looks: Sequence[Record], final: FinalState) -> Summary:
+    """Puts a run's figures together.
+
+    Args:
+        records: of `metrics.jsonl`, the surviving lineage.
+        looks: of `mesh.jsonl`.
+    """
     steps = [record for record in records if is_training(record)]
-    held_out = [float(record["eval/reward"]) for record in records if is_evaluation(record)]
-    training_s = _span(records)
+    evaluations = sorted((record for record in records if is_evaluation(record)), key=lambda item: int(item["step"]))
+    held_out = [record["eval/reward"] for record in evaluations if record["eval/reward"] is not None]
+    training_s = _last(steps, "wall_s") or 0.0
     table = final.tables.get("train")
     return Summary(
         run=config.run.name,
         folder=str(config.run.folder),
         held_out_first=held_out[0] if held_out else None,
         held_out_last=held_out[-1] if held_out else None,
+        held_out=[
+            {"step": int(record["step"]), "seconds": number(record, "wall_s"), "reward": number(record, "eval/reward")}
+            for record in evaluations
+        ],
         steps=int(steps[-1]["step"]) if steps else 0,
         training_s=round(training_s, 3),
         wall_s=round(final.wall_s, 3),
-        tokens_per_s_generated=_rate(_last(steps, "generated_tokens"), training_s),
-        tokens_per_s_trained=_rate(_total(steps, "trained_tokens"), training_s),
+        tokens_per_s_generated=_generated_per_s(records, looks),
+        tokens_per_s_trained=_rate(_last(steps, "total/tokens"), training_s),
         groups_by_fate=_fates(final),
         ledger={name: _ledger(answer) for name, answer in final.ledgers.items()},
         staleness=_histogram(steps),
@@ -116,8 +129,10 @@ def build_summary(config: Config, records: Sequence[Record], final: FinalState) 
             "generators_at_the_gate": table.waiting_for_samples_ms / 1000 if table else 0.0,
         },
         weight_push_ms={
-            "p50": _last(steps, "weights/push_ms_p50"),
-            "p99": _last(steps, "weights/push_ms_p99"),
+            "p50": _last(steps, "push/total_ms_p50"),
+            "p99": _last(steps, "push/total_ms_p99"),
+            "pause_p50": _last(steps, "push/pause_ms_p50"),
+            "pause_p99": _last(steps, "push/pause_ms_p99"),
         },
         peak_memory_mb={name: round(size / 2**20, 1) for name, size in sorted(final.peak_memory_bytes.items())},
         restarts={name: starts - 1 for name, starts in final.starts.items() if starts > 1},
@@ -126,7 +141,7 @@ def build_summary(config: Config, records: Sequence[Record], final: FinalState) 
 
 def write_summary(folder: Path, config: Config, final: FinalState) -> Summary:
     """Builds the summary of a run folder and writes it there."""
-    summary = build_summary(config, run_records(folder), final)
+    summary = build_summary(config, run_records(folder), read_metrics(folder / "mesh.jsonl"), final)
     path = folder / _FILE
     scratch = path.with_suffix(".tmp")
     scratch.write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
@@ -182,9 +197,12 @@ def _histogram(steps: Sequence[Record]) -> dict[str, int]:
     return {str(age): total[age] for age in sorted(total)}
 
 
-def _span(records: Sequence[Record]) -> float:
-    times = [float(record["time"]) for record in records if isinstance(record.get("time"), int | float)]
-    return times[-1] - times[0] if times else 0.0
+def _generated_per_s(records: Sequence[Record], looks: Sequence[Record]) -> float | None:
+    """Over the looks that fall into the training."""
+    times = [float(record["time"]) for record in records if "time" in record]
+    inside = [look for look in looks if times and began(records) <= float(look["time"]) <= times[-1]]
+    speed = rate(inside[0], inside[-1], "generated_tokens") if len(inside) > 1 else None
+    return None if speed is None else round(speed, 1)
 
 
 def _last(records: Sequence[Record], name: str) -> float | None:
@@ -193,11 +211,6 @@ def _last(records: Sequence[Record], name: str) -> float | None:
         if isinstance(value, int | float):
             return float(value)
     return None
-
-
-def _total(records: Sequence[Record], name: str) -> float | None:
-    values = [float(record[name]) for record in records if isinstance(record.get(name), int | float)]
-    return sum(values) if values else None
 
 
 def _rate(amount: float | None, seconds: float) -> float | None:

@@ -1,0 +1,109 @@
+"""`report.html`: a run on one page that needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+
+from mesh.config import load_config
+from mesh.config.models import Config
+from mesh.errors import DataError
+from rollmesh.report.metrics import read_metrics, run_records
+from rollmesh.report.samples import read_samples
+from rollmesh.report.series import curves
+from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary
+
+_FILE = "report.html"
+_SAMPLES = 8
+
+
+def write_report(folder: Path) -> Path:
+    """Writes the report of a run folder; a run that still goes on is reported as far as it went.
+
+    Raises:
+        DataError: the folder is none of a run, or nothing was trained yet.
+    """
+    if not (folder / "config.yaml").exists():
+        raise DataError(f"{folder} is not a run folder: it has no config.yaml", hint="give the folder of a run")
+    config = load_config(folder / "config.yaml")
+    records = run_records(folder)
+    if not records:
+        raise DataError(f"nothing to report in {folder}: it has no metrics yet", hint="train a step first")
+    try:
+        summary = read_summary(folder)
+    except DataError:
+        summary = build_summary(config, records, read_metrics(folder / "mesh.jsonl"), FinalState())
+    path = folder / _FILE
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(_page(folder, config, summary), encoding="utf-8")
+    scratch.replace(path)
+    return path
+
+
+def _page(folder: Path, config: Config, summary: Summary) -> str:
+    from rollmesh.report import plots
+
+    drawn = curves(run_records(folder), read_metrics(folder / "mesh.jsonl"))
+    sections = [
+        ("Reward over time", plots.reward_over_time(drawn)),
+        ("Reward over steps", plots.reward_over_steps(drawn)),
+        ("Staleness", plots.staleness_over_steps(drawn, config.buffer.max_staleness)),
+        ("Throughput", plots.throughput(drawn)),
+        ("Who waited", plots.who_waited(drawn)),
+    ]
+    if summary.staleness:
+        sections.insert(3, ("Ages of trained tokens", plots.staleness_histogram(summary.staleness)))
+    figures = "\n".join(f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>" for title, svg in sections)
+    template = resources.files("rollmesh.report").joinpath("report.template.html").read_text(encoding="utf-8")
+    return (
+        template.replace("{{title}}", escape(f"Rollmesh: {summary.run}"))
+        .replace("{{figures}}", figures)
+        .replace("{{summary}}", _table(_rows(summary)))
+        .replace("{{samples}}", _samples(folder))
+        .replace("{{config}}", escape((folder / "config.yaml").read_text(encoding="utf-8")))
+    )
+
+
+def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
+    def show(value: float | None, form: str, unit: str = "") -> str:
+        return "-" if value is None else f"{value:{form}}{unit}"
+
+    yield "held-out reward", f"{show(summary.held_out_first, '.3f')} → {show(summary.held_out_last, '.3f')}"
+    yield "steps", str(summary.steps)
+    yield "training", f"{summary.training_s:.1f} s (whole launch {summary.wall_s:.1f} s)"
+    yield "tokens/s generated", show(summary.tokens_per_s_generated, ",.0f")
+    yield "tokens/s trained", show(summary.tokens_per_s_trained, ",.0f")
+    yield "groups", _pairs(summary.groups_by_fate, "d")
+    for table, ledger in summary.ledger.items():
+        yield f"ledger of {table}", "; ".join(ledger["discrepancies"]) or "balances"
+        if ledger["reasons"]:
+            yield f"reasons in {table}", _pairs(ledger["reasons"], "d")
+    yield "waited, in seconds", _pairs(summary.waiting_s, ".1f")
+    push = summary.weight_push_ms
+    yield "weight push", f"p50 {show(push.get('p50'), '.1f', ' ms')}, p99 {show(push.get('p99'), '.1f', ' ms')}"
+    yield "peak memory, MiB", _pairs(summary.peak_memory_mb, ".0f")
+    yield "restarts", _pairs(summary.restarts, "d") or "none"
+
+
+def _pairs(values: dict[str, int] | dict[str, float], form: str) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:{form}}" for name, value in values.items())
+
+
+def _table(rows: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
+
+
+def _samples(folder: Path) -> str:
+    try:
+        samples = read_samples(folder, worst=False, number=_SAMPLES)
+    except DataError:
+        return "<tr><td>none were kept</td></tr>"
+    head = "<tr><th>step</th><th>prompt</th><th>response</th><th>truth</th><th>reward</th></tr>"
+    fields = ("step", "prompt", "response", "ground_truth", "reward")
+    lines = (
+        "<tr>" + "".join(f"<td>{escape(str(sample.get(field, '')))}</td>" for field in fields) + "</tr>"
+        for sample in samples
+    )
+    return "\n".join((head, *lines))

@@ -1,0 +1,116 @@
+"""The report's plots, as SVG text. The only module that imports matplotlib."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rollmesh.report.series import Curves, smoothed
+
+_BLUE, _ORANGE, _GREEN, _RED, _GREY = "#3366cc", "#e07b00", "#2a9d5c", "#c0392b", "#b8bec6"
+_PHASE_COLOURS = {"wait": _ORANGE, "train": _BLUE, "publish": _GREEN, "prepare": "#8fb0e6", "checkpoint": _GREY}
+# The time line shows at most so many bars; more would be thinner than a pixel.
+_MAX_BARS = 400
+
+
+def reward_over_time(curves: Curves) -> str:
+    """Training reward (smoothed) and held-out reward over seconds."""
+    return _draw(lambda axes: _reward(axes, curves.seconds, curves.eval_seconds, curves, "seconds"))
+
+
+def reward_over_steps(curves: Curves) -> str:
+    """The same over steps."""
+    return _draw(lambda axes: _reward(axes, curves.steps, curves.eval_steps, curves, "steps"))
+
+
+def staleness_over_steps(curves: Curves, bound: int) -> str:
+    """Mean and largest age of trained tokens, with the bound."""
+
+    def plot(axes: Axes) -> None:
+        axes.plot(curves.steps, smoothed(curves.staleness_mean), color=_BLUE, label="mean (smoothed)")
+        axes.plot(curves.steps, smoothed(curves.staleness_max, 1), color=_GREY, label="oldest", linewidth=0.8)
+        axes.axhline(bound, color=_RED, linestyle="--", linewidth=1, label="bound")
+        axes.set(xlabel="steps", ylabel="versions", ylim=(0, bound + 1))
+
+    return _draw(plot)
+
+
+def staleness_histogram(histogram: dict[str, int]) -> str:
+    """How many trained tokens had which age."""
+
+    def plot(axes: Axes) -> None:
+        axes.bar(list(histogram), list(histogram.values()), color=_BLUE, label="tokens")
+        axes.set(xlabel="age in versions", ylabel="trained tokens")
+
+    return _draw(plot)
+
+
+def throughput(curves: Curves) -> str:
+    """Tokens per second generated and trained."""
+
+    def plot(axes: Axes) -> None:
+        axes.plot(curves.look_seconds, smoothed(curves.generated_per_s), color=_ORANGE, label="generated")
+        axes.plot(curves.seconds, smoothed(curves.trained_per_s), color=_BLUE, label="trained")
+        axes.set(xlabel="seconds", ylabel="tokens per second")
+        axes.set_ylim(bottom=0)
+
+    return _draw(plot)
+
+
+def who_waited(curves: Curves) -> str:
+    """What the learner did in each stretch of the run, as shares; and how long generators stood at the gate."""
+
+    def plot(axes: Axes) -> None:
+        stride = max(1, -(-len(curves.seconds) // _MAX_BARS))
+        ends = curves.seconds[stride - 1 :: stride]
+        starts = [0.0, *ends[:-1]]
+        floor = [0.0] * len(ends)
+        for name, values in curves.phases.items():
+            totals = [sum(values[index * stride : (index + 1) * stride]) for index in range(len(ends))]
+            shares = [
+                min(1.0, total / (end - start)) if end > start else 0.0
+                for total, start, end in zip(totals, starts, ends, strict=True)
+            ]
+            label = "learner waits for groups" if name == "wait" else f"learner: {name}"
+            widths = [end - start for start, end in zip(starts, ends, strict=True)]
+            axes.bar(
+                *(starts, shares, widths, floor),
+                align="edge",
+                color=_PHASE_COLOURS.get(name, _RED),
+                label=label,
+                linewidth=0,
+            )
+            floor = [low + share for low, share in zip(floor, shares, strict=True)]
+        gate = smoothed(curves.gate_share)
+        axes.plot(curves.look_seconds, gate, color="black", linewidth=1, label="generators wait at the gate")
+        axes.set(xlabel="seconds", ylabel="share of time", ylim=(0, 1.05))
+
+    return _draw(plot, height=3.0)
+
+
+def _reward(axes: Axes, x: Sequence[float], eval_x: Sequence[float], curves: Curves, unit: str) -> None:
+    axes.plot(x, smoothed(curves.reward), color=_GREY, label="training (smoothed)")
+    axes.plot(eval_x, smoothed(curves.held_out, 1), color=_BLUE, marker="o", markersize=3, label="held out")
+    axes.set(xlabel=unit, ylabel="reward")
+
+
+def _draw(plot: Callable[[Axes], None], height: float = 3.0) -> str:
+    # Texts stay texts (searchable, small); ids do not depend on the moment.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rollmesh", "font.size": 9}):
+        figure = Figure(figsize=(6.4, height), layout="constrained")
+        axes = figure.add_subplot()
+        plot(axes)
+        axes.grid(visible=True, color="#e6e8eb", linewidth=0.6)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        if axes.get_legend_handles_labels()[1]:
+            axes.legend(frameon=False, loc="best")
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return re.sub(r"^.*?(?=<svg)", "", buffer.getvalue(), flags=re.DOTALL)
