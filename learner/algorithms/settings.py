@@ -11,22 +11,42 @@ import difflib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 
 class SettingsError(ValueError):
-    """An algorithm's settings are wrong; `field` is the dotted path of the offending one."""
+    """An algorithm's settings are wrong.
+
+    Args:
+        field: dotted path of the offending setting.
+        message: what is wrong with it.
+        hint: what to do.
+    """
 
     def __init__(self, field: str, message: str, *, hint: str = "") -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self.message = message
         self.hint = hint
 
 
 @dataclass(frozen=True)
 class Settings:
     """Base of all settings: frozen dataclasses; ranges are checked in `__post_init__` by raising SettingsError."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """A named part with its own settings, written `name` or `{name: ..., setting: ...}` in a configuration.
+
+    Attributes:
+        name: registered name or import path.
+        params: settings of the part.
+    """
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
 
 
 T = TypeVar("T", bound=Settings)
@@ -46,23 +66,31 @@ def parse(settings_type: type[T], values: Mapping[str, Any], path: str = "algori
     if not isinstance(values, Mapping):
         raise SettingsError(path, f"expected a mapping, got {values!r}")
     hints = typing.get_type_hints(settings_type)
-    names = [field.name for field in dataclasses.fields(settings_type)]
+    defaults = {item.name: item.default for item in dataclasses.fields(settings_type)}
     arguments: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in names:
-            near = difflib.get_close_matches(str(key), names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+        if key not in defaults:
+            near = difflib.get_close_matches(str(key), defaults, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(defaults)}"
             raise SettingsError(f"{path}.{key}", "unknown setting", hint=hint)
-        arguments[key] = _convert(hints[key], value, f"{path}.{key}")
+        if hints[key] is Component:
+            arguments[key] = _component(defaults[key], value, f"{path}.{key}")
+        else:
+            arguments[key] = convert(hints[key], value, f"{path}.{key}")
     try:
         return settings_type(**arguments)
     except SettingsError as error:
-        if error.field.startswith(path):
-            raise
-        raise SettingsError(f"{path}.{error.field}", str(error).split(": ", 1)[1], hint=error.hint) from error
+        raise SettingsError(f"{path}.{error.field}", error.message, hint=error.hint) from error
 
 
-def _convert(annotation: Any, value: Any, path: str) -> Any:
+def convert(annotation: Any, value: Any, path: str) -> Any:
+    """Checks a YAML value against an annotation: bool, int, float, str, Literal, optional, nested settings.
+
+    Raises:
+        SettingsError: where it does not fit.
+    """
+    if annotation is Any:
+        return value
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return value if isinstance(value, annotation) else parse(annotation, value, path)
     if get_origin(annotation) is Literal:
@@ -74,10 +102,21 @@ def _convert(annotation: Any, value: Any, path: str) -> Any:
         options = get_args(annotation)
         if value is None and type(None) in options:
             return None
-        return _convert(next(option for option in options if option is not type(None)), value, path)
+        return convert(next(option for option in options if option is not type(None)), value, path)
     if annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(annotation, type) and type(value) is annotation:
         return value
-    name = getattr(annotation, "__name__", str(annotation))
-    raise SettingsError(path, f"expected {name}, got {value!r}")
+    raise SettingsError(path, f"expected {getattr(annotation, '__name__', annotation)}, got {value!r}")
+
+
+def _component(default: Any, value: Any, path: str) -> Component:
+    if isinstance(value, Component):
+        return value
+    if isinstance(value, str):
+        return Component(value)
+    if isinstance(value, Mapping):
+        name = value.get("name", default.name if isinstance(default, Component) else None)
+        if isinstance(name, str):
+            return Component(name, {key: item for key, item in value.items() if key != "name"})
+    raise SettingsError(path, f"expected a name, or a mapping with a name, got {value!r}")

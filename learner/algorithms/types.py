@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NewType
 
+import torch
 from torch import Tensor
+
+from learner.algorithms.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,17 @@ class TokenBatch:
     staleness: Tensor
     proximal_log_probs: Tensor | None = None
     reference_log_probs: Tensor | None = None
+
+    @classmethod
+    def one_token(cls) -> TokenBatch:
+        """The smallest batch, to try a loss out before the run."""
+        return cls(
+            sequence_ids=torch.zeros(1, dtype=torch.int64),
+            sequence_lengths=torch.ones(1, dtype=torch.int64),
+            behaviour_log_probs=torch.full((1,), -1.0),
+            advantages=torch.ones(1),
+            staleness=torch.zeros(1, dtype=torch.int32),
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -102,21 +115,17 @@ class UpdatePlan:
         return self.minibatches * self.epochs
 
 
-MetricSums = NewType("MetricSums", dict[str, Tensor])
-"""Metric name -> 0-d tensor. The suffix says how micro-batches and ranks are combined, see `combine_metrics`."""
-
-
 @dataclass(frozen=True, slots=True)
 class LossOutput:
     """A micro-batch's share of the loss.
 
     Attributes:
         loss: float32 0-d, already divided by the global counts: shares are summed over micro-batches and ranks.
-        metrics: see `learner.algorithms.metrics`; detached.
+        metrics: sums over the micro-batch's tokens, detached.
     """
 
     loss: Tensor
-    metrics: MetricSums
+    metrics: Metrics
 
 
 MemberAdvantages = Sequence[Tensor]

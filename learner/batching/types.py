@@ -1,9 +1,12 @@
 """Sequences on their way into the model: one prompt with its response, and the packed micro-batch of many.
 
-Layout of a packed micro-batch: the sequences stand one behind the other in a single row of N tokens, positions
-restart at 0, and `cu_seqlens` holds their borders, so that no token is padding and none sees another sequence. The
-log-prob of the token at place p is read from the hidden state at p - 1; `predictors` holds these places for the
-R trained tokens, in order. A sequence is never divided between micro-batches.
+Layout of a packed micro-batch: N tokens in one row, made of segments. A prompt is one segment and appears once for
+all neighbouring sequences that share it; a response is a segment that continues its prompt's. Positions count from 0
+in a prompt and go on in its responses, and attention sees a token's own segment and the one it continues, so that no
+token is padding, none sees another sequence, and a group's prompt is computed once. The log-prob of a token is read
+from the hidden state of the token before it: `predictors` holds these places for the R trained tokens, in order. A
+token that predicts nothing trained at the end of a response is left out. A sequence is never divided between
+micro-batches.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ class TrainSequence:
     """One prompt with one response, ready to train.
 
     Attributes:
-        prompt_ids: int32 [P], P >= 1.
+        prompt_ids: int32 [P], P >= 1. Members of a group share one array (or equal ones).
         response_ids: int32 [T], T >= 1.
         response_mask: uint8 [T], 1 = trained.
         behaviour_log_probs: float32 [T], under the policy that sampled (masked entries are not read).
@@ -44,35 +47,50 @@ class TrainSequence:
         return len(self.prompt_ids) + len(self.response_ids)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """Runs of tokens that follow one another in a sequence; S segments.
+
+    Attributes:
+        starts: int64 [S], first place in the row of N tokens.
+        lengths: int64 [S], >= 1.
+        prefix_starts: int64 [S], first place of the segment it continues.
+        prefix_lengths: int64 [S], length of the segment it continues; 0 where it continues none.
+    """
+
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    prefix_starts: NDArray[np.int64]
+    prefix_lengths: NDArray[np.int64]
+
+
 @dataclass(slots=True, eq=False)
 class PackedBatch:
-    """A micro-batch as the model takes it.
+    """A micro-batch as the model takes it; tensors on the device it was packed for.
 
     Attributes:
         input_ids: int64 [1, N].
-        position_ids: int64 [1, N], restarting at 0 with each sequence.
-        cu_seqlens: int32 [S + 1], borders of the sequences; cu_seqlens[0] = 0, cu_seqlens[S] = N.
-        max_seqlen: longest sequence in tokens.
+        position_ids: int64 [1, N].
+        segments: how the N tokens hang together.
         predictors: int64 [R], place of the hidden state that predicts each trained token.
         labels: int64 [R], ids of the trained tokens.
         temperatures: float32 [R], or one float where all agree (0 became 1).
         tokens: what algorithms see of the trained tokens.
-        source: index of each sequence in the list it was packed from, [S].
+        sources: index of each sequence in the list it was packed from.
     """
 
     input_ids: Tensor
     position_ids: Tensor
-    cu_seqlens: Tensor
-    max_seqlen: int
+    segments: Segments
     predictors: Tensor
     labels: Tensor
     temperatures: Tensor | float
     tokens: TokenBatch
-    source: tuple[int, ...]
+    sources: tuple[int, ...]
 
     @property
     def num_tokens(self) -> int:
-        """N, prompts included."""
+        """N: what the model computes, prompts included."""
         return self.input_ids.shape[1]
 
     @property

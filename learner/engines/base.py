@@ -107,6 +107,10 @@ class Engine(ABC):
         """Restores what `save_checkpoint` wrote, at any number of ranks; gives back `extra`."""
 
     @abstractmethod
+    def barrier(self) -> None:
+        """Waits until every rank is here."""
+
+    @abstractmethod
     def export_hf(self, folder: Path) -> None:
         """Writes a Hugging Face folder (configuration, safetensors, tokenizer) that `transformers` loads."""
 

@@ -1,0 +1,73 @@
+"""From per-token losses to the batch's loss.
+
+Every mode divides by counts of the whole optimizer batch (all micro-batches, all ranks), so a micro-batch's result is
+its share: shares add up to the same loss whatever the split. With L_it the loss of token t of sequence i, |y_i| its
+trained tokens, N all trained tokens and G all sequences that have any:
+
+==========================  =================================================================
+token_mean                  sum_it L_it / N                       (DAPO, arXiv:2503.14476, eq. 12)
+seq_mean_token_mean         sum_i (sum_t L_it / |y_i|) / G        (GRPO, arXiv:2402.03300, eq. 3)
+seq_mean_token_sum          sum_i (sum_t L_it) / G
+seq_mean_token_sum_norm     sum_i (sum_t L_it) / (G * horizon)    (Dr. GRPO, arXiv:2503.20783, sec. 3.2)
+token_sum                   sum_it L_it
+==========================  =================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from learner.algorithms.settings import SettingsError
+from learner.algorithms.types import GlobalCounts, TokenBatch
+
+Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm", "token_sum"]
+AGGREGATIONS: tuple[Aggregation, ...] = (
+    "token_mean",
+    "seq_mean_token_mean",
+    "seq_mean_token_sum",
+    "seq_mean_token_sum_norm",
+    "token_sum",
+)
+
+
+def read_aggregation(name: str) -> Aggregation:
+    """Understands the names above, also with hyphens (verl's spelling).
+
+    Raises:
+        SettingsError: unknown name.
+    """
+    wanted = name.replace("-", "_")
+    for known in AGGREGATIONS:
+        if wanted == known:
+            return known
+    raise SettingsError("aggregation", f"unknown mode {name!r}", hint=f"known: {', '.join(AGGREGATIONS)}")
+
+
+def aggregate(
+    token_loss: Tensor, tokens: TokenBatch, counts: GlobalCounts, mode: Aggregation, horizon: float = 1.0
+) -> Tensor:
+    """A micro-batch's share of the loss.
+
+    Args:
+        token_loss: float32 [R].
+        tokens: whose sequences the tokens belong to.
+        counts: sizes of the whole optimizer batch.
+        mode: see the module.
+        horizon: constant length of `seq_mean_token_sum_norm`, in tokens.
+
+    Returns:
+        0-d; zero for a micro-batch without trained tokens.
+    """
+    if mode == "token_sum":
+        return token_loss.sum()
+    if mode == "token_mean":
+        return token_loss.sum() / max(counts.tokens, 1)
+    sequences = max(counts.sequences, 1)
+    if mode == "seq_mean_token_sum":
+        return token_loss.sum() / sequences
+    if mode == "seq_mean_token_sum_norm":
+        return token_loss.sum() / (sequences * horizon)
+    lengths = tokens.sequence_lengths[tokens.sequence_ids].to(token_loss.dtype)
+    return (token_loss / lengths).sum() / sequences

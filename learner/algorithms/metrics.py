@@ -1,0 +1,113 @@
+"""Metrics that add up: sums, maxima and histograms that micro-batches and ranks combine into exact figures.
+
+A micro-batch contributes sums over its tokens, never means: means of unequal parts do not add up. Whoever has seen
+all parts divides once. Everything is detached and stays on the device until `summarize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+# Log-ratio histograms: 256 bins on [-2, 2], so quantiles of the ratio are right to 1.6 %.
+_BINS = 256
+_RANGE = 2.0
+_QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """One micro-batch's contribution.
+
+    Attributes:
+        sums: name -> 0-d sum over tokens; reported as the mean over all trained tokens.
+        weights: name -> [2], sums of w and w^2 over tokens; reported as mean and effective sample size (share).
+        log_ratios: name -> [256], counts per log-ratio bin; reported as quantiles of the ratio.
+        maxima: name -> 0-d; reported as the maximum.
+    """
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    log_ratios: dict[str, Tensor] = field(default_factory=dict)
+    maxima: dict[str, Tensor] = field(default_factory=dict)
+
+    def __or__(self, other: Metrics) -> Metrics:
+        """Both sets of names (of the same micro-batch)."""
+        return Metrics(
+            self.sums | other.sums,
+            self.weights | other.weights,
+            self.log_ratios | other.log_ratios,
+            self.maxima | other.maxima,
+        )
+
+    def scaled(self, factor: float) -> Metrics:
+        """The same, counted `factor` times: 1, or 0 for tokens that only fill a micro-batch up."""
+        if factor == 1.0:
+            return self
+        return Metrics(
+            {name: value * factor for name, value in self.sums.items()},
+            {name: value * factor for name, value in self.weights.items()},
+            {name: value * factor for name, value in self.log_ratios.items()},
+            {name: torch.full_like(value, -torch.inf) for name, value in self.maxima.items()},
+        )
+
+
+def weight_moments(weights: Tensor) -> Tensor:
+    """Sums of w and w^2 over [R] weights, for `Metrics.weights`."""
+    return torch.stack((weights.sum(), weights.square().sum()))
+
+
+def log_ratio_histogram(log_ratios: Tensor) -> Tensor:
+    """Counts per bin of [R] log-ratios, those out of range in the outermost bins, for `Metrics.log_ratios`."""
+    return torch.histc(log_ratios.clamp(-_RANGE, _RANGE).nan_to_num_(), bins=_BINS, min=-_RANGE, max=_RANGE)
+
+
+def summarize(
+    parts: Sequence[Metrics],
+    tokens: int,
+    reduce_sum: Callable[[Tensor], Tensor] | None = None,
+    reduce_max: Callable[[Tensor], Tensor] | None = None,
+) -> dict[str, float]:
+    """Combines micro-batches (and ranks) into figures.
+
+    Args:
+        parts: contributions with the same names; every rank has at least one.
+        tokens: trained tokens over all parts and ranks.
+        reduce_sum, reduce_max: combine a vector over ranks; none: one rank.
+    """
+    first = parts[0]
+    vectors = [
+        torch.stack([torch.stack([part.sums[name] for part in parts]).sum() for name in first.sums])
+        if first.sums
+        else torch.zeros(0),
+        *(torch.stack([part.weights[name] for part in parts]).sum(0) for name in first.weights),
+        *(torch.stack([part.log_ratios[name] for part in parts]).sum(0) for name in first.log_ratios),
+    ]
+    joined = torch.cat([vector.double() for vector in vectors])
+    values = (reduce_sum(joined) if reduce_sum else joined).tolist()
+    figures = {name: value / max(tokens, 1) for name, value in zip(first.sums, values, strict=False)}
+    at = len(first.sums)
+    for name in first.weights:
+        total, squares = values[at : at + 2]
+        figures[f"{name}/mean"] = total / max(tokens, 1)
+        figures[f"{name}/ess"] = total * total / (squares * tokens) if squares > 0 else 0.0
+        at += 2
+    for name in first.log_ratios:
+        figures |= {f"{name}/{q}": value for q, value in _quantiles(values[at : at + _BINS]).items()}
+        at += _BINS
+    if first.maxima:
+        tops = torch.stack([torch.stack([part.maxima[name] for part in parts]).max() for name in first.maxima])
+        figures |= zip(first.maxima, (reduce_max(tops) if reduce_max else tops).tolist(), strict=True)
+    return figures
+
+
+def _quantiles(counts: Sequence[float]) -> dict[str, float]:
+    cumulative = torch.tensor(counts, dtype=torch.float64).cumsum(0)
+    total = float(cumulative[-1])
+    targets = torch.tensor([share * total for share in _QUANTILES.values()], dtype=torch.float64)
+    bins = torch.searchsorted(cumulative, targets).clamp_max(_BINS - 1)
+    centres = (bins + 0.5) * (2 * _RANGE / _BINS) - _RANGE
+    return dict(zip(_QUANTILES, torch.exp(centres).tolist(), strict=True))

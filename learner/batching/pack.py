@@ -1,0 +1,137 @@
+"""Packing: from sequences to one row of tokens without padding. See `learner.batching.types` for the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from learner.algorithms.types import TokenBatch
+from learner.batching.types import PackedBatch, Segments, TrainSequence
+from mesh.errors import PayloadError
+
+_CPU = torch.device("cpu")
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+def pack(
+    sequences: Sequence[TrainSequence], indices: Sequence[int] | None = None, device: torch.device = _CPU
+) -> PackedBatch:
+    """Packs sequences into a micro-batch.
+
+    Args:
+        sequences: the batch.
+        indices: which of them, in which order (members of a group side by side); none: all.
+        device: where the tensors go.
+
+    Raises:
+        PayloadError: an empty prompt, or arrays of different lengths; names the field.
+    """
+    sources = tuple(range(len(sequences)) if indices is None else indices)
+    chosen = [sequences[index] for index in sources]
+    for source, sequence in zip(sources, chosen, strict=True):
+        _check(source, sequence)
+    response_lengths = _lengths([sequence.response_ids for sequence in chosen])
+    mask = _join([sequence.response_mask for sequence in chosen], np.uint8).astype(bool)
+    ends = response_lengths.cumsum()
+    # Position of each response token in its response, and the sequence it belongs to.
+    owner = np.repeat(np.arange(len(chosen)), response_lengths)
+    offset = np.arange(len(mask)) - (ends - response_lengths)[owner]
+    trained_offset, trained_owner = offset[mask], owner[mask]
+    # Tokens of each response that go into the model: those before its last trained one.
+    inputs = np.zeros(len(chosen), dtype=np.int64)
+    np.maximum.at(inputs, trained_owner, trained_offset)
+    segments, ids, prompt_ends, response_starts = _lay_out(chosen, inputs)
+    predictors = np.where(
+        trained_offset == 0, prompt_ends[trained_owner] - 1, response_starts[trained_owner] + trained_offset - 1
+    )
+    response_ids = _join([sequence.response_ids for sequence in chosen], np.int32)
+
+    def to(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(array).to(device=device, dtype=dtype)
+
+    positions = np.arange(len(ids)) - np.repeat(segments.starts - segments.prefix_lengths, segments.lengths)
+    return PackedBatch(
+        input_ids=to(ids, torch.int64)[None],
+        position_ids=to(positions, torch.int64)[None],
+        segments=segments,
+        predictors=to(predictors, torch.int64),
+        labels=to(response_ids[mask], torch.int64),
+        temperatures=_temperatures([s.temperature or 1.0 for s in chosen], trained_owner, device),
+        tokens=TokenBatch(
+            sequence_ids=to(trained_owner, torch.int64),
+            sequence_lengths=to(np.bincount(trained_owner, minlength=len(chosen)), torch.int64),
+            behaviour_log_probs=to(_join([s.behaviour_log_probs for s in chosen], np.float32)[mask], torch.float32),
+            advantages=to(_spread([s.advantages for s in chosen], response_lengths, np.float32)[mask], torch.float32),
+            staleness=to(_spread([s.staleness for s in chosen], response_lengths, np.int32)[mask], torch.int32),
+        ),
+        sources=sources,
+    )
+
+
+def _lay_out(
+    chosen: Sequence[TrainSequence], inputs: NDArray[np.int64]
+) -> tuple[Segments, NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """Places prompts and responses; gives segments, token ids, end of each prompt, start of each response."""
+    pieces: list[NDArray[np.int32]] = []
+    table: list[tuple[int, int, int, int]] = []
+    prompt_ends, response_starts = [], []
+    place = prompt_start = prompt_length = 0
+    prompt: NDArray[np.int32] | None = None
+    for sequence, count in zip(chosen, inputs.tolist(), strict=True):
+        if prompt is None or not (sequence.prompt_ids is prompt or np.array_equal(sequence.prompt_ids, prompt)):
+            prompt, prompt_start, prompt_length = sequence.prompt_ids, place, len(sequence.prompt_ids)
+            pieces.append(prompt)
+            table.append((place, prompt_length, 0, 0))
+            place += prompt_length
+        prompt_ends.append(prompt_start + prompt_length)
+        response_starts.append(place)
+        if count:
+            pieces.append(sequence.response_ids[:count])
+            table.append((place, count, prompt_start, prompt_length))
+            place += count
+    columns = np.array(table, dtype=np.int64).reshape(-1, 4).T
+    return (
+        Segments(*(np.ascontiguousarray(column) for column in columns)),
+        _join(pieces, np.int32),
+        np.array(prompt_ends, dtype=np.int64),
+        np.array(response_starts, dtype=np.int64),
+    )
+
+
+def _check(index: int, sequence: TrainSequence) -> None:
+    count = len(sequence.response_ids)
+    if len(sequence.prompt_ids) == 0:
+        raise PayloadError(f"sequences[{index}].prompt_ids", "the prompt is empty")
+    for name in ("response_mask", "behaviour_log_probs", "advantages", "staleness"):
+        value = getattr(sequence, name)
+        if not isinstance(value, float | int) and len(value) != count:
+            raise PayloadError(f"sequences[{index}].{name}", f"{len(value)} entries for {count} response tokens")
+
+
+def _lengths(arrays: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
+    return np.fromiter((len(array) for array in arrays), dtype=np.int64, count=len(arrays))
+
+
+def _join(arrays: Sequence[NDArray[Any]], dtype: type[Scalar]) -> NDArray[Scalar]:
+    return np.concatenate(arrays, dtype=dtype, casting="unsafe") if arrays else np.zeros(0, dtype=dtype)
+
+
+def _spread(values: Sequence[NDArray[Any] | float], lengths: NDArray[np.int64], dtype: type[Scalar]) -> NDArray[Scalar]:
+    """One value per response token, from arrays or from one number per sequence."""
+    if all(isinstance(value, float | int) for value in values):
+        return np.repeat(np.array(values, dtype=dtype), lengths)
+    return _join(
+        [np.broadcast_to(np.asarray(v, dtype=dtype), (n,)) for v, n in zip(values, lengths.tolist(), strict=True)],
+        dtype,
+    )
+
+
+def _temperatures(values: Sequence[float], owner: NDArray[np.int64], device: torch.device) -> Tensor | float:
+    if len(set(values)) <= 1:
+        return values[0] if values else 1.0
+    return torch.from_numpy(np.array(values, dtype=np.float32)[owner]).to(device)

@@ -1,0 +1,1 @@
+"""FSDP2 engine: any Hugging Face causal language model, on CPU (gloo) and CUDA (nccl)."""

@@ -1,0 +1,115 @@
+"""Attention over packed sequences, registered with transformers under `ATTENTION`.
+
+The model calls it like any of its attention functions; which tokens belong together comes with the keyword `layout`,
+which the model's forward hands through to every layer. On the CPU, and on CUDA without a varlen kernel, it computes
+padded calls over gathered segments (`layout`), exactly; see `varlen` for CUDA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from learner.engines.fsdp2.layout import AttentionCall, AttentionLayout
+from learner.engines.fsdp2.varlen import VarlenLayout, varlen_attention
+
+ATTENTION = "rollmesh_packed"
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,  # noqa: ARG001 - part of the interface
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    layout: AttentionLayout | VarlenLayout | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sequence of a packed row.
+
+    Args:
+        module: the attention layer.
+        query: [1, H, N, D].
+        key, value: [1, H_kv, N, D], H a multiple of H_kv.
+        attention_mask: must be None; the layout says what sees what.
+        scaling: factor of the scores; none: 1 / sqrt(D).
+        dropout: ignored: the current policy must be the one whose log-probs are compared.
+        sliding_window: keys a query sees, itself included; none: all.
+        softcap: scores become softcap * tanh(scores / softcap).
+        layout: from `build_layout` or `build_varlen_layout`.
+        s_aux: attention sinks, not supported.
+
+    Returns:
+        [1, N, H, D], and None for the weights.
+
+    Raises:
+        NotImplementedError: the model asks for what this cannot do exactly.
+    """
+    if layout is None or attention_mask is not None or s_aux is not None:
+        raise NotImplementedError(
+            f"{type(module).__name__} cannot run packed: "
+            + ("it keeps the layout from its layers" if layout is None else "it needs a mask or sinks of its own")
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    heads, kv_heads = query.shape[1], key.shape[1]
+    # Token-major rows, so that a gather moves whole tokens.
+    rows = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]
+    if isinstance(layout, VarlenLayout):
+        return varlen_attention(*rows, heads, kv_heads, layout, scale, sliding_window, softcap)[None], None
+    outputs = [_attend(*rows, heads, kv_heads, call, scale, sliding_window, softcap) for call in layout.calls]
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    if layout.restore is not None:
+        output = _gather(layout.restore, output)
+    return output.unflatten(1, (heads, -1))[None], None
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    kv_heads: int,
+    call: AttentionCall,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """One padded call, [B * Q, H * D]."""
+    count, rows, columns = call.shape
+    q = _gather(call.queries, query).view(count, rows, heads, -1).transpose(1, 2)
+    k = _gather(call.keys, key).view(count, columns, kv_heads, -1).transpose(1, 2)
+    v = _gather(call.keys, value).view(count, columns, kv_heads, -1).transpose(1, 2)
+    mask = call.mask(window, q.dtype)
+    if softcap is not None:
+        output = _softcapped(q, k, v, mask, scale, softcap)
+    else:
+        output = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=heads != kv_heads
+        )
+    return output.transpose(1, 2).reshape(count * rows, -1)
+
+
+def _softcapped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
+    repeats = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    scores = torch.tanh((q @ k.mT) * (scale / softcap)) * softcap
+    if mask is None:
+        mask = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype, device=scores.device).triu_(1)
+    return torch.softmax((scores + mask).float(), -1).to(v.dtype) @ v
+
+
+def _gather(index: Tensor, rows: Tensor) -> Tensor:
+    # An embedding look-up is a gather whose backward adds whole rows, many times faster than index_add on CPU.
+    return functional.embedding(index, rows)
+
+
+AttentionInterface.register(ATTENTION, packed_attention)

@@ -1,0 +1,152 @@
+"""How packed tokens are gathered for attention: pure index arithmetic.
+
+Attention needs, for every segment, its queries and the keys of its whole context (the segment it continues, then
+itself). Many short segments would be many small kernel calls, so segments of similar shape form one padded call: rows
+of indices into the N packed tokens. Padding indices repeat place 0; a padded key is masked, a padded query is dropped, so
+neither reaches a result or a gradient. Where segments are long a call holds one segment and pads nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from learner.batching.types import Segments
+
+# Padded query-key pairs that cost about as much as one more kernel call (measured on CPU with small heads).
+_WASTE_PER_CALL = 8192
+
+
+@dataclass(slots=True)
+class AttentionCall:
+    """One attention call over B segments, padded to Q queries and K keys.
+
+    Attributes:
+        queries: int64 [B * Q], places of the queries.
+        keys: int64 [B * K], places of the keys.
+        shape: (B, Q, K).
+        prefix_lengths: int64 [B], keys before the first query.
+        key_lengths: int64 [B], keys that are real.
+        causal: True where row i of a segment sees keys 0 .. i and nothing else needs a mask.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    shape: tuple[int, int, int]
+    prefix_lengths: Tensor
+    key_lengths: Tensor
+    causal: bool
+    _masks: dict[int | None, Tensor | None] = field(default_factory=dict)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask [B, 1, Q, K] of 0 and -inf; None where causal masking alone is right.
+
+        Args:
+            window: a query sees only the last `window` keys up to itself; none: all of them.
+            dtype: of the mask.
+        """
+        _, rows, columns = self.shape
+        reach = None if window is None or window >= columns else window
+        if reach not in self._masks:
+            self._masks[reach] = None if self.causal and reach is None else self._build(rows, columns, reach)
+        mask = self._masks[reach]
+        return mask if mask is None else mask.to(dtype)
+
+    def _build(self, rows: int, columns: int, reach: int | None) -> Tensor:
+        device = self.queries.device
+        key = torch.arange(columns, device=device)
+        query = self.prefix_lengths[:, None] + torch.arange(rows, device=device)
+        last = torch.minimum(query, self.key_lengths[:, None] - 1)[..., None]
+        seen = key <= last
+        if reach is not None:
+            seen &= key > last - reach
+        return torch.zeros(seen.shape, device=device).masked_fill_(~seen, -torch.inf)[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayout:
+    """The calls of a packed micro-batch.
+
+    Attributes:
+        calls: cover every packed token exactly once as a query.
+        restore: int64 [N], where each packed token stands in the calls' padded queries, one call behind the other;
+            None where the order is the packed one already.
+    """
+
+    calls: tuple[AttentionCall, ...]
+    restore: Tensor | None
+
+
+def build_layout(segments: Segments, device: torch.device, waste: int = _WASTE_PER_CALL) -> AttentionLayout:
+    """Forms the calls.
+
+    Args:
+        segments: of the packed micro-batch.
+        device: where the indices go.
+        waste: padded query-key pairs allowed per call.
+    """
+    lengths, contexts = segments.lengths, segments.lengths + segments.prefix_lengths
+    total = int(lengths.sum())
+    restore = np.zeros(total, dtype=np.int64)
+    calls = []
+    base = 0
+    for members in _buckets(lengths, contexts, waste):
+        call, slots = _call(segments, members, device)
+        for_queries = _ragged(segments.starts[members], lengths[members])
+        restore[for_queries] = base + slots
+        base += call.queries.numel()
+        calls.append(call)
+    identity = base == total and bool((restore == np.arange(total)).all())
+    return AttentionLayout(tuple(calls), None if identity else torch.from_numpy(restore).to(device))
+
+
+def _buckets(lengths: NDArray[np.int64], contexts: NDArray[np.int64], waste: int) -> list[NDArray[np.int64]]:
+    """Segments of similar shape together; largest context first."""
+    order = np.lexsort((-lengths, -contexts))
+    buckets: list[list[int]] = []
+    rows = columns = area = 0
+    for index, length, context in zip(order.tolist(), lengths[order].tolist(), contexts[order].tolist(), strict=True):
+        members = buckets[-1] if buckets else []
+        grown = max(rows, length)
+        if members and (len(members) + 1) * grown * columns - (area + length * context) <= waste:
+            members.append(index)
+            rows, area = grown, area + length * context
+        else:
+            buckets.append([index])
+            rows, columns, area = length, context, length * context
+    return [np.sort(np.array(members, dtype=np.int64)) for members in buckets]
+
+
+def _call(
+    segments: Segments, members: NDArray[np.int64], device: torch.device
+) -> tuple[AttentionCall, NDArray[np.int64]]:
+    """One call, and where its real queries stand among its padded ones."""
+    starts, lengths = segments.starts[members], segments.lengths[members]
+    prefix_starts, prefixes = segments.prefix_starts[members], segments.prefix_lengths[members]
+    contexts = lengths + prefixes
+    count, rows, columns = len(members), int(lengths.max()), int(contexts.max())
+    row, column = np.arange(rows), np.arange(columns)
+    real_query = row < lengths[:, None]
+    queries = np.where(real_query, starts[:, None] + row, 0)
+    from_prefix = column < prefixes[:, None]
+    own = np.where(column < contexts[:, None], starts[:, None] + column - prefixes[:, None], 0)
+    keys = np.where(from_prefix, prefix_starts[:, None] + column, own)
+    call = AttentionCall(
+        queries=torch.from_numpy(queries.ravel()).to(device),
+        keys=torch.from_numpy(keys.ravel()).to(device),
+        shape=(count, rows, columns),
+        prefix_lengths=torch.from_numpy(prefixes).to(device),
+        key_lengths=torch.from_numpy(contexts).to(device),
+        causal=not prefixes.any(),
+    )
+    return call, np.flatnonzero(real_query.ravel())
+
+
+def _ragged(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The ranges starts[i] .. starts[i] + lengths[i], one behind the other."""
+    ends = lengths.cumsum()
+    return np.arange(int(ends[-1])) - np.repeat(ends - lengths - starts, lengths)

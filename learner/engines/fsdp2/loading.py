@@ -1,0 +1,79 @@
+"""Loading a Hugging Face causal language model for training.
+
+Whatever transformers loads is fine: local folders, hub ids with a pinned revision, offline caches, sharded safetensors
+in any dtype, tied embeddings. Master weights are float32.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from learner.engines.fsdp2.attention import ATTENTION
+from mesh.config.models import ModelSection
+from mesh.errors import DataError
+
+
+def load_model(section: ModelSection) -> PreTrainedModel:
+    """Loads the model in float32 on the CPU, with packed attention and without dropout.
+
+    Raises:
+        DataError: missing folder or hub id, a folder that is no model, an architecture that cannot run packed.
+    """
+    source = _source(section)
+    try:
+        config = AutoConfig.from_pretrained(source, revision=section.revision)
+        model = AutoModelForCausalLM.from_pretrained(
+            source,
+            revision=section.revision,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation=ATTENTION,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"cannot load model {section.path!r}: {_first_line(error)}",
+            hint="model.path is a local Hugging Face folder or a hub id; offline it must be in the local cache",
+        ) from error
+    if not isinstance(model, PreTrainedModel):
+        raise DataError(f"{section.path!r} is not a causal language model")
+    model.config.use_cache = False
+    # Dropout would make the current policy differ from the one whose log-probs are compared.
+    return model.eval()
+
+
+def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase | None:
+    """The tokenizer beside the model, if there is one."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_source(section), revision=section.revision)
+    except (OSError, ValueError, KeyError):
+        return None
+    return tokenizer
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers: the elements of the longest module list whose elements share one class."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    uniform = [found for found in lists if len({type(element) for element in found}) == 1]
+    if not uniform:
+        return []
+    return list(max(uniform, key=lambda found: sum(p.numel() for p in found.parameters())))
+
+
+def _source(section: ModelSection) -> str:
+    path = Path(section.path).expanduser()
+    looks_local = section.path.startswith((".", "/", "~")) or section.path.count("/") > 1
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise DataError(f"{path} has no config.json", hint="model.path must be a Hugging Face model folder")
+        return str(path)
+    if looks_local:
+        raise DataError(f"model folder {section.path!r} does not exist", hint="set model.path")
+    return section.path
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

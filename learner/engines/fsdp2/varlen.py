@@ -1,0 +1,124 @@
+"""Attention over packed sequences with a variable-length kernel on CUDA.
+
+Uses flash-attn where it is installed, else torch's own varlen kernel. Both align a causal mask at the last key, so a
+response's queries can stand against the gathered keys of its prompt and itself. Not exercised by the tests that run
+without a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from learner.batching.types import Segments
+
+_KERNEL_DTYPES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenLayout:
+    """Queries stay in packed order; keys are gathered per segment.
+
+    Attributes:
+        keys: int64 [M], places of the keys, segment after segment.
+        cu_queries, cu_keys: int32 [S + 1], borders of the segments.
+        max_queries, max_keys: longest segment and context.
+    """
+
+    keys: Tensor
+    cu_queries: Tensor
+    cu_keys: Tensor
+    max_queries: int
+    max_keys: int
+
+
+def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a varlen kernel can serve this device and compute dtype."""
+    return device.type == "cuda" and dtype in _KERNEL_DTYPES and (_has_flash_attn() or _has_torch_varlen())
+
+
+def build_varlen_layout(segments: Segments, device: torch.device) -> VarlenLayout:
+    """Index arithmetic for `varlen_attention`."""
+    starts, lengths = torch.from_numpy(segments.starts), torch.from_numpy(segments.lengths)
+    prefix_starts, prefixes = torch.from_numpy(segments.prefix_starts), torch.from_numpy(segments.prefix_lengths)
+    contexts = lengths + prefixes
+    cu_keys = functional.pad(contexts.cumsum(0), (1, 0))
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), contexts)
+    offset = torch.arange(int(cu_keys[-1])) - cu_keys[owner]
+    inside = offset < prefixes[owner]
+    keys = torch.where(inside, prefix_starts[owner] + offset, starts[owner] + offset - prefixes[owner])
+    return VarlenLayout(
+        keys=keys.to(device),
+        cu_queries=functional.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32),
+        cu_keys=cu_keys.to(device, torch.int32),
+        max_queries=int(lengths.max()),
+        max_keys=int(contexts.max()),
+    )
+
+
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: int,
+    kv_heads: int,
+    layout: VarlenLayout,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Causal attention within each sequence.
+
+    Args:
+        query: [N, H * D], float16 or bfloat16.
+        key, value: [N, H_kv * D].
+        heads, kv_heads: H and H_kv.
+        layout: from `build_varlen_layout`.
+        scale, window, softcap: as in `packed_attention`.
+
+    Returns:
+        [N, H, D].
+
+    Raises:
+        NotImplementedError: soft-capped scores without flash-attn.
+    """
+    q = query.unflatten(1, (heads, -1))
+    k = functional.embedding(layout.keys, key).unflatten(1, (kv_heads, -1))
+    v = functional.embedding(layout.keys, value).unflatten(1, (kv_heads, -1))
+    borders = (layout.cu_queries, layout.cu_keys, layout.max_queries, layout.max_keys)
+    reach = -1 if window is None else window - 1
+    output: Tensor
+    if _has_flash_attn():
+        from flash_attn import flash_attn_varlen_func
+
+        output = flash_attn_varlen_func(
+            q, k, v, *borders, softmax_scale=scale, causal=True, window_size=(reach, 0), softcap=softcap or 0.0
+        )
+        return output
+    if softcap is not None:
+        raise NotImplementedError("this model caps its attention scores: install flash-attn to train it on CUDA")
+    from torch.nn.attention.varlen import varlen_attn
+
+    output = varlen_attn(q, k, v, *borders, scale=scale, window_size=(reach, 0), enable_gqa=heads != kv_heads)
+    return output
+
+
+@cache
+def _has_flash_attn() -> bool:
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+@cache
+def _has_torch_varlen() -> bool:
+    # The keywords used here came with torch 2.13.
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return False
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"window_size", "enable_gqa", "scale"} <= inspect.signature(varlen_attn).parameters.keys()

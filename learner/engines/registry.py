@@ -1,0 +1,40 @@
+"""Which engine serves (model type, backend, device).
+
+Engines are named by import path, so that a backend's packages load only when it is chosen.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Literal
+
+from learner.engines.base import Engine, EngineSpec
+from mesh.errors import ConfigError
+
+ModelType = Literal["language_model"]
+
+_ENGINES: dict[tuple[str, str, str], str] = {
+    ("language_model", "fsdp2", "cpu"): "learner.engines.fsdp2.engine:Fsdp2Engine",
+    ("language_model", "fsdp2", "cuda"): "learner.engines.fsdp2.engine:Fsdp2Engine",
+}
+
+
+def create_engine(spec: EngineSpec, *, model_type: ModelType = "language_model", backend: str = "fsdp2") -> Engine:
+    """Builds the engine of this process; collective under torchrun.
+
+    Args:
+        spec: model, optimizer, device.
+        model_type: what kind of model it is.
+        backend: training backend.
+
+    Raises:
+        ConfigError: nothing is registered for the combination.
+        DataError: the model cannot be loaded.
+    """
+    location = _ENGINES.get((model_type, backend, spec.device))
+    if location is None:
+        known = ", ".join("/".join(key) for key in sorted(_ENGINES))
+        raise ConfigError(f"no engine for {model_type}/{backend}/{spec.device}", hint=f"known: {known}")
+    module, _, name = location.partition(":")
+    engine_type: type[Engine] = getattr(importlib.import_module(module), name)
+    return engine_type(spec)

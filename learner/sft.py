@@ -1,0 +1,111 @@
+"""Supervised training on prompt-response pairs, on the learner's engine: a warm start for reinforcement learning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learner.algorithms.metrics import Metrics
+from learner.algorithms.types import GlobalCounts, LossOutput, TokenBatch
+from learner.batching.pack import pack
+from learner.batching.plan import Item, plan_batch
+from learner.batching.types import TrainSequence
+from learner.engines.base import EngineSpec
+from learner.engines.registry import create_engine
+from mesh.config.models import ModelSection, OptimizerSection
+from mesh.errors import DataError
+
+Pair = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a prompt and of its response (end token included)."""
+
+
+def cross_entropy(log_probs: Tensor, entropy: Tensor, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
+    """Mean negative log-likelihood of the response tokens: sum_t -log pi(y_t) / N.
+
+    Args:
+        log_probs: float32 [R], with gradient.
+        entropy: float32 [R], reported.
+        tokens: not used: every trained token counts the same.
+        counts: sizes of the whole batch.
+    """
+    del tokens
+    return LossOutput(-log_probs.sum() / max(counts.tokens, 1), Metrics(sums={"policy/entropy": entropy.sum()}))
+
+
+def warm_start(
+    model_folder: Path | str,
+    pairs: Sequence[Pair],
+    *,
+    steps: int,
+    lr: float,
+    batch: int,
+    out_folder: Path,
+    seed: int = 0,
+    token_budget: int = 16384,
+) -> list[float]:
+    """Trains a model on pairs drawn without replacement per epoch, and writes it as a Hugging Face folder.
+
+    Args:
+        model_folder: folder or hub id to start from.
+        pairs: the data.
+        steps: optimizer steps.
+        lr: peak learning rate (AdamW, linear warm-up over a tenth of the steps, then linear decay to a tenth).
+        batch: pairs per step.
+        out_folder: where the result goes.
+        seed: of the order.
+        token_budget: tokens per micro-batch.
+
+    Returns:
+        Loss of every step, in nats per token.
+
+    Raises:
+        DataError: no pairs, an empty prompt or response, or a model that cannot be loaded.
+    """
+    sequences = [_sequence(index, pair) for index, pair in enumerate(pairs)]
+    if not sequences:
+        raise DataError("no pairs to train on")
+    optimizer = OptimizerSection(lr=lr, schedule="linear", warmup_steps=steps // 10, min_lr_ratio=0.1)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    spec = EngineSpec(ModelSection(path=str(model_folder)), optimizer, total_steps=steps, device=device, seed=seed)
+    engine = create_engine(spec)
+    try:
+        order = _Order(len(sequences), seed)
+        losses = []
+        for _ in range(steps):
+            chosen = [sequences[index] for index in order.take(min(batch, len(sequences)))]
+            items = [Item(i, len(s.prompt_ids), len(s.response_ids)) for i, s in enumerate(chosen)]
+            plan = plan_batch(items, token_budget=token_budget)
+            packed = [pack(chosen, indices, engine.device) for indices in plan.minibatches[0][0]]
+            result = engine.train_batch(packed, cross_entropy, engine.global_counts(packed))
+            losses.append(result.metrics["loss"])
+        engine.export_hf(out_folder)
+    finally:
+        engine.close()
+    return losses
+
+
+class _Order:
+    """Indices in a shuffled order, reshuffled for every pass."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._count = count
+        self._left: list[int] = []
+
+    def take(self, number: int) -> list[int]:
+        while len(self._left) < number:
+            self._left.extend(self._rng.permutation(self._count).tolist())
+        taken, self._left = self._left[:number], self._left[number:]
+        return taken
+
+
+def _sequence(index: int, pair: Pair) -> TrainSequence:
+    prompt, response = (np.asarray(ids, dtype=np.int32) for ids in pair)
+    if not len(prompt) or not len(response):
+        raise DataError(f"pair {index} has an empty {'response' if len(prompt) else 'prompt'}")
+    count = len(response)
+    return TrainSequence(prompt, response, np.ones(count, dtype=np.uint8), np.zeros(count, dtype=np.float32))
