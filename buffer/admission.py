@@ -1,0 +1,161 @@
+"""One generator's standing Admit stream: credits come in, grants go out as soon as the gate allows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from buffer.bell import wait_for
+from buffer.context import FrontContext, StreamHold, pump
+from buffer.policy import gate
+from buffer.policy.rules import TRAIN
+from buffer.store import Grant
+from buffer.view import TableView
+from buffer.waits import SAMPLES
+from mesh.errors import PayloadError
+from mesh.versions import PolicyVersion
+from protos import buffer_pb2 as pb
+from protos import trajectory_pb2 as trajectory
+
+_GRANTS_PER_CALL = 64
+# A waiter looks again after this many seconds even if nothing rang; a reason is told once it has lasted as long.
+_RECHECK_S = 1.0
+
+
+@dataclass(slots=True)
+class _Wish:
+    credits: int = 0
+    serving: PolicyVersion = PolicyVersion(0, 0)
+
+
+class AdmitSession:
+    """State of one stream.
+
+    Args:
+        front: what the front shares.
+        first: the stream's first request; table, member and generation hold for all.
+    """
+
+    def __init__(self, front: FrontContext, first: pb.AdmitRequest) -> None:
+        self._front = front
+        self._table = front.checked_table(first.table)
+        self._member_id = first.member_id
+        self._generation = first.generation
+        self._rules = front.rules[self._table]
+        self._wish = _Wish()
+        self._ended = False
+        if not self._member_id:
+            raise PayloadError("member_id", "must name the member that joined")
+        self._take(first)
+
+    def _take(self, request: pb.AdmitRequest) -> None:
+        self._wish.credits = request.credits
+        self._wish.serving = PolicyVersion.from_proto(request.serving)
+
+    async def run(self, requests: AsyncIterator[pb.AdmitRequest]) -> AsyncIterator[pb.AdmitResponse]:
+        """Answers until the generator closes the stream; a break shortens its leases to the reconnect grace."""
+        store, who = self._front.store, self._member_id
+        async with StreamHold(self._front, self._table, who) as hold:
+            held = await store.attach(self._table, who, self._generation, hold.token)
+            if held:
+                yield await self._response(held)
+            with self._front.bell.listening(self._table) as event:
+                async with pump(requests, self._take, event) as reader:
+                    while not reader.done():
+                        event.clear()
+                        grants, reason = await self._try()
+                        if grants:
+                            self._wish.credits = max(0, self._wish.credits - len(grants))
+                            self._stop_clock()
+                            yield await self._response(grants)
+                            continue
+                        self._run_clock(reason)
+                        if not await wait_for(event, _RECHECK_S):
+                            await store.refresh(self._table)
+                            yield pb.AdmitResponse(waiting_reason=reason)
+            self._stop_clock()
+
+    def _run_clock(self, reason: str) -> None:
+        if reason and self._table == TRAIN:
+            self._front.waits[self._table].begin(SAMPLES, self._member_id, reason)
+        else:
+            self._stop_clock()
+
+    def _stop_clock(self) -> None:
+        self._front.waits[self._table].end(SAMPLES, self._member_id)
+
+    async def _try(self) -> tuple[list[Grant], str]:
+        """Grants, or why there are none; no reason where nothing is wanted."""
+        wish, rules = self._wish, self._rules
+        view = self._front.store.views[self._table]
+        if not wish.credits:
+            return [], ""
+        if view.incarnation == 0:
+            return [], "no learner has started the run yet"
+        if wish.serving.incarnation != view.incarnation:
+            return [], f"policy {view.incarnation}:{view.version} is in force, this generator serves {wish.serving}"
+        limit = gate.live_limit(view.u, wish.serving.version, rules.groups_per_step, rules.max_staleness)
+        is_open = view.pending and (not rules.bounded or view.live < limit)
+        if not is_open and not view.orphaned:
+            return [], self._closed(view)
+        status, grants, why = await self._front.store.admit(
+            self._table,
+            self._member_id,
+            self._generation,
+            wish.serving,
+            min(wish.credits, _GRANTS_PER_CALL),
+            view.u,
+            limit,
+        )
+        if status == "moved":
+            # The answer brought newer figures; they ring the bell, so the next round proposes anew.
+            return [], "the policy moves on"
+        if why == "bytes":
+            return grants, f"byte budget: {view.bytes} stored and {view.reserved} reserved of {rules.max_bytes}"
+        return grants, self._closed(self._front.store.views[self._table])
+
+    def _closed(self, view: TableView) -> str:
+        if not view.pending:
+            return "the data has ended" if view.end_of_data else "no prompt tasks are pending"
+        if not self._rules.bounded:
+            return f"pending tasks are pinned to another version than {self._wish.serving}"
+        floor = gate.version_floor(view.u, view.live, self._rules.groups_per_step, self._rules.max_staleness)
+        return f"gate: {view.live} unclaimed groups, needs version {floor}, serves {self._wish.serving.version}"
+
+    async def _response(self, grants: list[Grant]) -> pb.AdmitResponse:
+        store, rules = self._front.store, self._rules
+        prompts = await store.prompts(self._table, [grant.ordinal for grant in grants])
+        view = store.views[self._table]
+        floor = gate.version_floor(view.u, max(0, view.live - 1), rules.groups_per_step, rules.max_staleness)
+        response = pb.AdmitResponse()
+        lost = []
+        for grant in grants:
+            if grant.ordinal not in prompts:
+                lost.append((grant.group_id, grant.lease_id))
+                continue
+            response.grants.append(
+                pb.GroupGrant(
+                    group_id=grant.group_id,
+                    lease_id=grant.lease_id,
+                    attempt=grant.attempt,
+                    lease_term_ms=rules.lease_ms,
+                    task=trajectory.PromptTask.FromString(prompts[grant.ordinal]),
+                    members_done=[i for i, flag in enumerate(grant.done) if flag == "1"],
+                    version_floor=max(0, floor) if rules.bounded else 0,
+                    parent_group_id=grant.parent,
+                )
+            )
+        if lost:
+            await store.lose(self._table, lost)
+        return response
+
+
+async def admit_stream(
+    front: FrontContext, requests: AsyncIterator[pb.AdmitRequest]
+) -> AsyncIterator[pb.AdmitResponse]:
+    """The Admit handler."""
+    first = await anext(aiter(requests), None)
+    if first is None:
+        return
+    async for response in AdmitSession(front, first).run(requests):
+        yield response

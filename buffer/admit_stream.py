@@ -1,0 +1,82 @@
+"""A generator's end of the Admit stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from buffer.streams import Seen, StandingStream
+from mesh.errors import RollmeshError
+from mesh.versions import PolicyVersion
+from protos import buffer_pb2 as pb
+
+
+class AdmitStream(StandingStream):
+    """`async for grant in stream` yields grants; `update` states credits and the version served.
+
+    Attributes:
+        waiting_reason: why nothing is granted at present; empty when something was just granted.
+    """
+
+    def __init__(self, stub: Any, table: str, member_id: str, generation: Callable[[], int], retry_s: float) -> None:
+        self._stub = stub
+        self._table = table
+        self._member_id = member_id
+        self._generation = generation
+        self._credits = 0
+        self._serving: PolicyVersion | None = None
+        self._seen = Seen()
+        self._grants: asyncio.Queue[pb.GroupGrant | RollmeshError] = asyncio.Queue()
+        self.waiting_reason = "connecting to the buffer"
+        super().__init__(f"admission ({table})", retry_s)
+
+    def update(self, credits: int | None = None, serving: PolicyVersion | None = None) -> None:
+        """Says how many groups can be started now beyond those held, and what is served.
+
+        Args:
+            credits: replaces the figure sent before; None leaves what is left of it.
+            serving: None leaves it.
+
+        Raises:
+            RollmeshError: the stream has ended for good.
+        """
+        self._credits = self._credits if credits is None else credits
+        self._serving = serving or self._serving
+        self._send(self._request())
+
+    def _request(self) -> pb.AdmitRequest:
+        return pb.AdmitRequest(
+            table=self._table,
+            member_id=self._member_id,
+            generation=self._generation(),
+            credits=self._credits,
+            serving=self._serving.to_proto() if self._serving else None,
+        )
+
+    def _open(self) -> Any:
+        return self._stub.Admit()
+
+    def _greeting(self) -> list[pb.AdmitRequest]:
+        return [self._request()]
+
+    def _received(self, response: pb.AdmitResponse) -> None:
+        self.waiting_reason = response.waiting_reason
+        for grant in response.grants:
+            if self._seen.add((grant.group_id, grant.lease_id)):
+                self._credits = max(0, self._credits - 1)
+                self._grants.put_nowait(grant)
+
+    def _failed(self, error: RollmeshError) -> None:
+        self.waiting_reason = str(error)
+        self._grants.put_nowait(error)
+
+    def __aiter__(self) -> AdmitStream:
+        return self
+
+    async def __anext__(self) -> pb.GroupGrant:
+        grant = await self._grants.get()
+        if isinstance(grant, RollmeshError):
+            self._grants.put_nowait(grant)
+            raise grant
+        return grant

@@ -1,0 +1,195 @@
+"""The buffer's client: unary verbs with deadlines and retries, and the three standing streams.
+
+Every verb is idempotent under repetition, so calls are simply repeated while failures are transient, for up to
+`retry_s` seconds; then `UnreachableError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import grpc
+
+from buffer.admit_stream import AdmitStream
+from buffer.sample_stream import SampleStream
+from buffer.writer import Writer
+from mesh.rpc import call_with_retry
+from protos import buffer_pb2 as pb
+from protos import buffer_pb2_grpc
+from protos import trajectory_pb2 as trajectory
+
+__all__ = ["AdmitStream", "BufferClient", "SampleStream", "Writer"]
+_SEED_BYTES = 512 << 10
+
+
+class BufferClient:
+    """Verbs of the buffer.
+
+    Args:
+        channel: to the mesh address (see `mesh.rpc.open_channel`).
+        timeout_s: deadline of one try.
+        retry_s: seconds for all tries of a call together.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, *, timeout_s: float, retry_s: float) -> None:
+        self._stub: Any = buffer_pb2_grpc.BufferStub(channel)  # type: ignore[no-untyped-call]  # generated code
+        self._timeout_s = timeout_s
+        self._retry_s = retry_s
+
+    async def _call(self, method: Callable[..., Any], request: Any, what: str) -> Any:
+        return await call_with_retry(lambda: method(request, timeout=self._timeout_s), retry_s=self._retry_s, what=what)
+
+    async def seed(
+        self,
+        table: str,
+        incarnation: int,
+        tasks: Sequence[trajectory.PromptTask],
+        *,
+        end_of_data: bool = False,
+        withdraw_pending: bool = False,
+    ) -> pb.SeedResponse:
+        """Adds prompt tasks, in increasing order of ordinals; those seeded before are ignored.
+
+        Sent in several messages when large; the answer then sums up `added` and `withdrawn`.
+        """
+        portions = _by_bytes(tasks, _SEED_BYTES)
+        added = withdrawn = 0
+        for index, portion in enumerate(portions):
+            request = pb.SeedRequest(
+                table=table,
+                incarnation=incarnation,
+                tasks=portion,
+                end_of_data=end_of_data and index == len(portions) - 1,
+                withdraw_pending=withdraw_pending and index == 0,
+            )
+            response: pb.SeedResponse = await self._call(self._stub.Seed, request, "seeding prompt tasks")
+            added, withdrawn = added + response.added, withdrawn + response.withdrawn
+        response.added, response.withdrawn = added, withdrawn
+        return response
+
+    async def claim(
+        self, table: str, incarnation: int, train_version: int, leases: Sequence[pb.LeaseRef]
+    ) -> pb.ClaimResponse:
+        """Turns leased groups into consumed ones, all or none, before the optimizer step that uses them."""
+        request = pb.ClaimRequest(table=table, incarnation=incarnation, train_version=train_version, leases=leases)
+        response: pb.ClaimResponse = await self._call(self._stub.Claim, request, "claiming a batch")
+        return response
+
+    async def commit(self, table: str, incarnation: int, version: int, checkpoint: str = "") -> pb.CommitResponse:
+        """Says that the state containing every use below `version` is durable."""
+        request = pb.CommitRequest(table=table, incarnation=incarnation, version=version, checkpoint=checkpoint)
+        response: pb.CommitResponse = await self._call(self._stub.Commit, request, "committing")
+        return response
+
+    async def resume(
+        self, table: str, member_id: str, resume_version: int, *, takeover: bool = False, force: bool = False
+    ) -> pb.ResumeResponse:
+        """Takes the run over under the next incarnation.
+
+        Raises:
+            TakeoverRefusedError: another learner holds the run, or the version is below the last commit.
+        """
+        request = pb.ResumeRequest(
+            table=table, member_id=member_id, resume_version=resume_version, takeover=takeover, force=force
+        )
+        response: pb.ResumeResponse = await self._call(self._stub.Resume, request, "resuming the run")
+        return response
+
+    async def nack(
+        self,
+        table: str,
+        incarnation: int,
+        leases: Sequence[pb.LeaseRef],
+        disposition: pb.NackDisposition,
+        reason: str = "",
+    ) -> pb.NackResponse:
+        """Gives leased groups back: to ready, or to a fate counted under `reason`."""
+        request = pb.NackRequest(
+            table=table, incarnation=incarnation, leases=leases, disposition=disposition, reason=reason
+        )
+        response: pb.NackResponse = await self._call(self._stub.Nack, request, "giving groups back")
+        return response
+
+    async def release(
+        self, table: str, member_id: str, generation: int, leases: Sequence[pb.LeaseRef]
+    ) -> pb.ReleaseResponse:
+        """Gives up groups being generated; members written so far stay."""
+        request = pb.ReleaseRequest(table=table, member_id=member_id, generation=generation, leases=leases)
+        response: pb.ReleaseResponse = await self._call(self._stub.Release, request, "releasing groups")
+        return response
+
+    async def set_policy_version(self, incarnation: int, version: int) -> int:
+        """Says that weights of this version can be fetched; returns the version in force."""
+        request = pb.SetPolicyVersionRequest(incarnation=incarnation, version=version)
+        response: pb.SetPolicyVersionResponse = await self._call(
+            self._stub.SetPolicyVersion, request, "announcing a version"
+        )
+        return response.version
+
+    async def describe(self, table: str) -> pb.DescribeResponse:
+        """The state of a table in figures."""
+        response: pb.DescribeResponse = await self._call(
+            self._stub.Describe, pb.DescribeRequest(table=table), "describing a table"
+        )
+        return response
+
+    async def ledger(self, table: str, failed_limit: int = 0) -> pb.LedgerResponse:
+        """Counters, recount and their disagreements."""
+        request = pb.LedgerRequest(table=table, failed_limit=failed_limit)
+        response: pb.LedgerResponse = await self._call(self._stub.Ledger, request, "reading the ledger")
+        return response
+
+    async def fetch(self, table: str, refs: Sequence[pb.MemberRef]) -> AsyncIterator[bytes]:
+        """Payloads in the order of `refs`; goes on where it stopped when the connection breaks."""
+        done = 0
+
+        async def portion() -> list[bytes]:
+            """The payloads of one call, or as many of them as came before it broke."""
+            found: list[bytes] = []
+            call = self._stub.Fetch(pb.FetchRequest(table=table, members=refs[done:]), timeout=self._timeout_s)
+            try:
+                async for response in call:
+                    found.extend(response.payloads)
+            except grpc.aio.AioRpcError:
+                if not found:
+                    raise
+            return found
+
+        while done < len(refs):
+            payloads = await call_with_retry(portion, retry_s=self._retry_s, what="fetching payloads")
+            for payload in payloads:
+                yield payload
+            done += len(payloads)
+
+    def admit(self, table: str, member_id: str, generation: int | Callable[[], int]) -> AdmitStream:
+        """Opens the standing stream of grants; a callable generation is read at every (re)connection."""
+        return AdmitStream(self._stub, table, member_id, _callable(generation), self._retry_s)
+
+    def writer(self, table: str, member_id: str, generation: int | Callable[[], int]) -> Writer:
+        """Opens the standing stream of writes."""
+        return Writer(self._stub, table, member_id, _callable(generation), self._retry_s)
+
+    def sample(self, table: str, incarnation: int, *, with_payloads: bool = True) -> SampleStream:
+        """Opens the standing stream of leased groups."""
+        return SampleStream(self._stub, table, incarnation, with_payloads, self._retry_s)
+
+
+def _callable(generation: int | Callable[[], int]) -> Callable[[], int]:
+    if callable(generation):
+        return generation
+    fixed = generation
+    return lambda: fixed
+
+
+def _by_bytes(tasks: Sequence[trajectory.PromptTask], limit: int) -> list[list[trajectory.PromptTask]]:
+    """Cuts tasks into messages of bounded size; at least one."""
+    portions: list[list[trajectory.PromptTask]] = [[]]
+    size = 0
+    for task in tasks:
+        if size >= limit:
+            portions.append([])
+            size = 0
+        portions[-1].append(task)
+        size += task.ByteSize()
+    return portions

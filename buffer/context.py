@@ -1,0 +1,112 @@
+"""What the handlers of one front share, and what every standing stream needs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeVar
+
+from buffer.bell import Bell
+from buffer.policy.rules import TABLES, TableRules
+from buffer.store import Store
+from buffer.waits import Waits
+from mesh.errors import PayloadError, RollmeshError
+
+log = logging.getLogger(__name__)
+Request = TypeVar("Request")
+
+
+@dataclass(slots=True)
+class FrontContext:
+    """One front process.
+
+    Attributes:
+        store: the verbs.
+        rules: by table.
+        run_name, config_json: as Join hands them out.
+        member_ttl_ms: silence after which a member counts as lost.
+        reserve_bytes: payload bytes set aside for one response token budget (see `reserve`).
+        generators: members with that role as of the last sweep, and the reason one of them waits or fails.
+    """
+
+    store: Store
+    rules: dict[str, TableRules]
+    run_name: str
+    config_json: str
+    member_ttl_ms: int
+    bell: Bell = field(default_factory=Bell)
+    waits: dict[str, Waits] = field(default_factory=lambda: {table: Waits() for table in TABLES})
+    generators: int = 0
+    generator_reason: str = ""
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def checked_table(self, table: str) -> str:
+        """The table's name.
+
+        Raises:
+            PayloadError: there is no such table.
+        """
+        if table not in self.rules:
+            raise PayloadError("table", f"expected one of {sorted(self.rules)}, got {table!r}")
+        return table
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], what: str) -> None:
+        """Runs something beside the handlers; its expected failures are logged."""
+
+        async def guarded() -> None:
+            try:
+                await coroutine
+            except RollmeshError as error:
+                log.warning("%s: %s", what, error)
+
+        task = asyncio.create_task(guarded(), name=what)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+
+class StreamHold:
+    """Marks a holder's stream as open; when it ends, however it ends, the holder's leases are shortened.
+
+    The token makes this safe with several fronts: an old stream's end does not touch what a newer stream holds.
+    """
+
+    def __init__(self, front: FrontContext, table: str, holder: str) -> None:
+        self.token = uuid.uuid4().hex
+        self._front, self._table, self._holder = front, table, holder
+
+    async def __aenter__(self) -> StreamHold:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The handler is being cancelled as a rule, so this runs beside it.
+        self._front.spawn(self._front.store.detach(self._table, self._holder, self.token), "detaching a stream")
+
+
+@asynccontextmanager
+async def pump(
+    requests: AsyncIterator[Request], take: Callable[[Request], None], event: asyncio.Event
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Reads a stream's requests beside its handler; each is taken and rings the event. Done when the client is."""
+
+    async def read() -> None:
+        try:
+            async for request in requests:
+                take(request)
+                event.set()
+        finally:
+            event.set()
+
+    reader = asyncio.create_task(read())
+    try:
+        yield reader
+        await reader
+    finally:
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)

@@ -1,0 +1,213 @@
+"""The buffer's gRPC front: translates messages into verbs. Keeps no state of its own; may run several times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from buffer.admission import admit_stream
+from buffer.context import FrontContext
+from buffer.ledger import describe, ledger
+from buffer.redis_access import RedisAccess
+from buffer.sampling import sample_stream
+from buffer.store import Write
+from buffer.validation import check_write
+from mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
+from protos import buffer_pb2 as pb
+from protos import buffer_pb2_grpc
+from protos import trajectory_pb2 as trajectory
+
+_STATUS = {
+    1: pb.WRITE_STATUS_STORED,
+    2: pb.WRITE_STATUS_DUPLICATE,
+    3: pb.WRITE_STATUS_SUPERSEDED,
+    4: pb.WRITE_STATUS_REJECTED,
+}
+_DISPOSITIONS = {
+    pb.NACK_DISPOSITION_RELEASE: "release",
+    pb.NACK_DISPOSITION_FILTER: "filter",
+    pb.NACK_DISPOSITION_FAIL: "fail",
+}
+# Bytes of a stored response token (id and log-prob), and of a payload's frame.
+_TOKEN_BYTES = 8
+_FRAME_BYTES = 512
+_FETCH_BYTES = 512 << 10
+
+
+def reserve(task: trajectory.PromptTask) -> int:
+    """Payload bytes that the group of a task may need at most."""
+    return task.n * (_FRAME_BYTES + _TOKEN_BYTES * task.sampling.max_tokens)
+
+
+def _pairs(leases: Sequence[pb.LeaseRef]) -> list[tuple[str, str]]:
+    return [(lease.group_id, lease.lease_id) for lease in leases]
+
+
+class BufferServicer(buffer_pb2_grpc.BufferServicer):
+    """The gRPC side of the verbs.
+
+    Args:
+        front: what the front shares.
+        access: Redis.
+    """
+
+    def __init__(self, front: FrontContext, access: RedisAccess) -> None:
+        self._front = front
+        self._access = access
+
+    async def Seed(self, request: pb.SeedRequest, _context: Any) -> pb.SeedResponse:
+        """See buffer.proto."""
+        for index, task in enumerate(request.tasks):
+            if task.n < 1:
+                raise PayloadError(f"tasks[{index}].n", "must be at least 1")
+            if not task.prompt_ids or len(task.prompt_ids) % 4:
+                raise PayloadError(f"tasks[{index}].prompt_ids", f"{len(task.prompt_ids)} bytes are not int32 ids")
+        added, seeded, pending, withdrawn = await self._front.store.seed(
+            self._front.checked_table(request.table),
+            request.incarnation,
+            request.tasks,
+            end_of_data=request.end_of_data,
+            withdraw=request.withdraw_pending,
+            reserve=reserve,
+        )
+        return pb.SeedResponse(added=added, seeded=seeded, pending=pending, withdrawn=withdrawn)
+
+    async def Admit(
+        self, request_iterator: AsyncIterator[pb.AdmitRequest], _context: Any
+    ) -> AsyncIterator[pb.AdmitResponse]:
+        """See buffer.proto."""
+        async for response in admit_stream(self._front, request_iterator):
+            yield response
+
+    async def Write(
+        self, request_iterator: AsyncIterator[pb.WriteRequest], _context: Any
+    ) -> AsyncIterator[pb.WriteResponse]:
+        """See buffer.proto."""
+        async for request in request_iterator:
+            yield await self._write(request)
+
+    async def _write(self, request: pb.WriteRequest) -> pb.WriteResponse:
+        """One message is one round trip to Redis, however many members it carries."""
+        table = self._front.checked_table(request.table)
+        response = pb.WriteResponse(sequence=request.sequence)
+        good: list[Write] = []
+        places: list[pb.WriteResult] = []
+        for write in request.writes:
+            result = response.results.add(group_id=write.group_id, member=write.meta.member)
+            try:
+                good.append(check_write(write))
+                places.append(result)
+            except PayloadError as error:
+                result.status = pb.WRITE_STATUS_REJECTED
+                result.field, result.message = error.field, error.message
+        if good:
+            for result, written in zip(places, await self._front.store.write(table, good), strict=True):
+                result.status = _STATUS[written.status]
+                result.sealed = written.sealed
+                if result.status == pb.WRITE_STATUS_REJECTED:
+                    result.field, result.message = "meta.member", "the group has not so many members"
+        return response
+
+    async def Sample(
+        self, request_iterator: AsyncIterator[pb.SampleRequest], _context: Any
+    ) -> AsyncIterator[pb.SampleResponse]:
+        """See buffer.proto."""
+        async for response in sample_stream(self._front, request_iterator):
+            yield response
+
+    async def Fetch(self, request: pb.FetchRequest, _context: Any) -> AsyncIterator[pb.FetchResponse]:
+        """See buffer.proto."""
+        table = self._front.checked_table(request.table)
+        members = [(ref.group_id, ref.member) for ref in request.members]
+        response, size = pb.FetchResponse(), 0
+        for (group_id, member), payload in zip(members, await self._front.store.fetch(table, members), strict=True):
+            if payload is None:
+                raise DataError(
+                    f"no payload of group {group_id}, member {member}",
+                    hint="the group has ended, or this member is not scored",
+                )
+            response.payloads.append(payload)
+            size += len(payload)
+            if size >= _FETCH_BYTES:
+                yield response
+                response, size = pb.FetchResponse(), 0
+        if response.payloads:
+            yield response
+
+    async def Claim(self, request: pb.ClaimRequest, _context: Any) -> pb.ClaimResponse:
+        """See buffer.proto."""
+        claimed, refused = await self._front.store.claim(
+            self._front.checked_table(request.table), request.incarnation, request.train_version,
+            _pairs(request.leases),
+        )  # fmt: skip
+        return pb.ClaimResponse(claimed=claimed, refused=[pb.Refusal(group_id=g, reason=why) for g, why in refused])
+
+    async def Commit(self, request: pb.CommitRequest, _context: Any) -> pb.CommitResponse:
+        """See buffer.proto."""
+        trained = await self._front.store.commit(
+            self._front.checked_table(request.table), request.incarnation, request.version, request.checkpoint
+        )
+        return pb.CommitResponse(trained=trained)
+
+    async def Resume(self, request: pb.ResumeRequest, _context: Any) -> pb.ResumeResponse:
+        """See buffer.proto."""
+        table = self._front.checked_table(request.table)
+        answer = await self._front.store.resume(
+            table,
+            request.member_id,
+            request.resume_version,
+            takeover=request.takeover,
+            force=request.force,
+            lease_ms=self._front.member_ttl_ms,
+        )
+        if answer[0] == b"held":
+            raise TakeoverRefusedError(
+                f"learner {answer[2].decode()} holds the run for {answer[3] / 1000:.1f} s more",
+                hint="stop it first, or take over with --takeover",
+            )
+        if answer[0] == b"below_commit":
+            raise TakeoverRefusedError(
+                f"version {request.resume_version} is below the last commit, {answer[2]}",
+                hint="resume from the latest checkpoint, or give --force (its groups stay trained)",
+            )
+        await self._front.store.refresh("eval")
+        incarnation, trained, returned, evicted, seeded = answer[2:7]
+        return pb.ResumeResponse(
+            incarnation=incarnation, trained=trained, returned=returned, evicted_stale=evicted, seeded=seeded
+        )
+
+    async def Nack(self, request: pb.NackRequest, _context: Any) -> pb.NackResponse:
+        """See buffer.proto."""
+        if request.disposition not in _DISPOSITIONS:
+            raise PayloadError("disposition", "expected release, filter or fail")
+        changed = await self._front.store.nack(
+            self._front.checked_table(request.table), request.incarnation, _pairs(request.leases),
+            _DISPOSITIONS[request.disposition], request.reason or "unspecified",
+        )  # fmt: skip
+        return pb.NackResponse(changed=changed)
+
+    async def Release(self, request: pb.ReleaseRequest, _context: Any) -> pb.ReleaseResponse:
+        """See buffer.proto."""
+        released = await self._front.store.release(
+            self._front.checked_table(request.table), request.member_id, request.generation, _pairs(request.leases)
+        )
+        return pb.ReleaseResponse(released=released)
+
+    async def SetPolicyVersion(
+        self, request: pb.SetPolicyVersionRequest, _context: Any
+    ) -> pb.SetPolicyVersionResponse:
+        """See buffer.proto."""
+        if request.incarnation == 0:
+            raise FencedError("incarnation 0 names no learner", hint="call Resume first")
+        version = await self._front.store.set_policy(request.incarnation, request.version)
+        return pb.SetPolicyVersionResponse(version=version)
+
+    async def Describe(self, request: pb.DescribeRequest, _context: Any) -> pb.DescribeResponse:
+        """See buffer.proto."""
+        table = self._front.checked_table(request.table)
+        return await describe(self._front, self._access, table, now_s=time.time())
+
+    async def Ledger(self, request: pb.LedgerRequest, _context: Any) -> pb.LedgerResponse:
+        """See buffer.proto."""
+        return await ledger(self._front, self._front.checked_table(request.table), request.failed_limit)

@@ -1,0 +1,45 @@
+"""Names of the keys. Metadata of a run shares one cluster slot (hash tag); payloads and prompts spread over all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one run."""
+
+    run_name: str
+
+    @property
+    def run(self) -> str:
+        """The run's hash; all other keys of metadata begin with it."""
+        return f"{{rollmesh:{self.run_name}}}"
+
+    @property
+    def config(self) -> str:
+        return f"{self.run}:config"
+
+    @property
+    def wake(self) -> str:
+        """Pub/sub channel of hints: `table rev`."""
+        return f"{self.run}:wake"
+
+    @property
+    def members(self) -> str:
+        return f"{self.run}:members"
+
+    @property
+    def heartbeats(self) -> str:
+        return f"{self.run}:heartbeats"
+
+    def table(self, table: str, part: str = "") -> str:
+        """A table's hash, or one of its sets."""
+        return f"{self.run}:{table}:{part}" if part else f"{self.run}:{table}"
+
+    def prompt(self, table: str, ordinal: int | str) -> str:
+        return f"rollmesh:{self.run_name}:{table}:p:{ordinal}"
+
+    def payload(self, table: str, group_id: str, member: int | str, attempt: int | str) -> str:
+        """The attempt is part of the name, so that a late attempt cannot touch what the valid one stored."""
+        return f"rollmesh:{self.run_name}:{table}:v:{group_id}:{member}:{attempt}"

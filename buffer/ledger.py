@@ -1,0 +1,109 @@
+"""The ledger: counters against a recount, and every disagreement in words. Also the figures of Describe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from buffer.context import FrontContext
+from buffer.redis_access import RedisAccess, translated
+from protos import buffer_pb2 as pb
+from protos import trajectory_pb2 as trajectory
+
+_FATES = ("trained", "evicted_stale", "filtered", "failed")
+_LIVE = ("generating", "ready", "leased", "consumed")
+# A reason of a wait that no front has confirmed for so many seconds is over.
+_REASON_AGE_S = 3
+
+
+def _pairs(flat: Sequence[Any]) -> dict[str, int]:
+    return {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def discrepancies(counters: Mapping[str, int], recount: Mapping[str, int]) -> list[str]:
+    """Where counters, recount and the conservation laws disagree, in words."""
+    found = [
+        f"{name}: the counter says {counters[name]}, the recount {recount[name]}"
+        for name in sorted(recount)
+        if counters[name] != recount[name]
+    ]
+    ended = sum(counters[fate] for fate in _FATES) + sum(counters[state] for state in _LIVE)
+    if counters["admitted"] != ended:
+        found.append(f"admitted: {counters['admitted']} groups were admitted, fates and states add up to {ended}")
+    tasks = counters["pending"] + counters["withdrawn"] + counters["first_admissions"]
+    if counters["seeded_tasks"] != tasks:
+        found.append(f"seeded_tasks: {counters['seeded_tasks']} were seeded, {tasks} are accounted for")
+    return found
+
+
+def _counts(values: Mapping[str, int], reasons: Mapping[str, int]) -> pb.LedgerCounts:
+    return pb.LedgerCounts(reasons=reasons, **values)
+
+
+async def _read(
+    front: FrontContext, table: str, limit: int
+) -> tuple[dict[str, int], dict[str, int], dict[str, int], Any]:
+    answer = await front.store.ledger(table, limit)
+    counters, recount, reasons = _pairs(answer[2]), _pairs(answer[3]), _pairs(answer[4])
+    # Every fate is counted a second time under its reason.
+    for fate in _FATES:
+        recount[fate] = sum(count for name, count in reasons.items() if name.startswith(f"{fate}/"))
+    recount["first_admissions"] = recount["admitted"]
+    recount["seeded_tasks"] = recount["pending"] + counters["withdrawn"] + recount["first_admissions"]
+    return counters, recount, reasons, answer[5]
+
+
+async def ledger(front: FrontContext, table: str, failed_limit: int) -> pb.LedgerResponse:
+    """Recounts a table."""
+    counters, recount, reasons, failures = await _read(front, table, failed_limit)
+    unchecked = {name: value for name, value in counters.items() if name not in recount}
+    response = pb.LedgerResponse(
+        counters=_counts(counters, reasons),
+        recounted=_counts({**unchecked, **recount}, reasons),
+        discrepancies=discrepancies(counters, recount),
+    )
+    for entry in failures:
+        group_id, task_id, reason, attempts, at = json.loads(entry)
+        response.failed.add(
+            group_id=group_id, task_id=task_id, reason=reason, attempts=attempts, failed_unix_ms=int(at)
+        )
+    return response
+
+
+async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_s: float) -> pb.DescribeResponse:
+    """A table in figures."""
+    counters, _, reasons, _ = await _read(front, table, 0)
+    view = front.store.views[table]
+    keys = front.store.keys
+    async with translated():
+        pipeline = access.client.pipeline(transaction=False)
+        pipeline.hmget(keys.run, "latest", "committed", "learner_until")
+        pipeline.hgetall(keys.table(table, "waits"))
+        pipeline.hget(keys.table(table), "seeded")
+        pipeline.time()
+        (latest, committed, until), waits, seeded, (seconds, micros) = await pipeline.execute()
+
+    def reason(kind: bytes) -> str:
+        at, _, text = waits.get(kind + b"_reason", b"0 ").decode().partition(" ")
+        return text if now_s - int(at) <= _REASON_AGE_S else ""
+
+    rules = front.rules[table]
+    return pb.DescribeResponse(
+        table=table,
+        policy=trajectory.PolicyVersion(incarnation=view.incarnation, version=view.version),
+        next_train_version=view.u,
+        groups_per_step=rules.groups_per_step,
+        max_staleness=rules.max_staleness,
+        counts=_counts(counters, reasons),
+        waiting_for_inserts_ms=int(waits.get(b"inserts_ms", 0)),
+        waiting_for_samples_ms=int(waits.get(b"samples_ms", 0)),
+        latest_checkpoint=(latest or b"").decode(),
+        bytes=view.bytes,
+        learner_waits=reason(b"inserts"),
+        generators_wait=reason(b"samples"),
+        learner_lease_ms=max(0, int(float(until or 0)) - (seconds * 1000 + micros // 1000)),
+        committed_version=int(committed or 0),
+        seeded=int(seeded or 0),
+        end_of_data=bool(view.end_of_data),
+    )

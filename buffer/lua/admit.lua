@@ -1,0 +1,90 @@
+-- Grants groups to a generator: orphans first (they skip the gate, not the bound), then pending tasks.
+-- ARGV: member, generation, incarnation and version it serves, wanted, u as the front knows it,
+--       live_limit (live unclaimed groups below which the gate is open to this version)
+load_table(ARGV[1])
+load_run()
+local member, serving_inc, serving = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
+local wanted, live_limit = tonumber(ARGV[6]), tonumber(ARGV[8])
+if generation_of(member) ~= tonumber(ARGV[3]) then return {'old_generation', view()} end
+if serving_inc ~= R.incarnation then return {'other_incarnation', view()} end
+if C.bounded == 1 and tonumber(ARGV[7]) ~= C.u then return {'moved', view()} end
+
+local now = now_ms()
+local grants = {}
+local serving_pin = serving_inc .. ':' .. serving
+
+local function grant(gid, g)
+  add('leases', 1)
+  g.lease = 'a' .. C.leases
+  g.attempt = tonumber(g.attempt) + 1
+  redis.call('SADD', held_by(member), gid)
+  redis.call('ZADD', T .. ':deadline', g.deadline, gid)
+  redis.call('HSET', group_key(gid), 'holder', member, 'orphan', '0', 'lease', g.lease, 'attempt', g.attempt,
+    'grant', g.grant, 'deadline', g.deadline)
+  grants[#grants + 1] = {gid, g.lease, g.attempt, tonumber(g.ordinal), g.done, g.parent}
+end
+
+local function regrant(pin)
+  for _, gid in ipairs(redis.call('ZRANGE', orphans_key(pin), 0, wanted - 1)) do
+    if #grants >= wanted then return end
+    local g = read_group(gid)
+    g.grant = serving_pin
+    g.deadline = deadline_of(g)
+    if g.deadline >= C.u then
+      redis.call('ZREM', orphans_key(pin), gid)
+      add('orphaned', -1)
+      add('readmissions', 1)
+      grant(gid, g)
+    end
+  end
+end
+
+-- Why nothing more may be admitted, or nil.
+local function closed(reserve)
+  if C.bounded == 0 then return nil end
+  local live = C.generating + C.ready + C.leased
+  if live >= live_limit then return 'gate' end
+  if C.bytes + C.reserved + reserve > C.max_bytes then return 'bytes' end
+  return nil
+end
+
+local reason = ''
+local function admit(pin)
+  while #grants < wanted do
+    local head = redis.call('ZRANGE', pending_key(pin), 0, 0)
+    if #head == 0 then return end
+    local ordinal, n, _, reserve, task, parent, refills = unpack(cjson.decode(head[1]))
+    reason = closed(reserve) or ''
+    if reason ~= '' then return end
+    redis.call('ZREM', pending_key(pin), head[1])
+    add('seq', 1)
+    add('pending', -1)
+    add('first_admissions', 1)
+    add('admitted', 1)
+    add('generating', 1)
+    add('reserved', reserve)
+    local gid = string.match(T, '[^:]*$') .. '-' .. C.seq
+    local g = {
+      state = 'generating', ordinal = ordinal, n = n, pin = pin, reserve = reserve, task = task, parent = parent,
+      refills = refills, seq = C.seq, order = C.seq, attempt = 0, lost = 0, done = string.rep('0', n), scored = 0,
+      bytes = 0, ranges = '', payloads = '', grant = serving_pin, admitted_ms = now, sealed_ms = 0, train_version = 0,
+      for_version = 0
+    }
+    g.deadline = deadline_of(g)
+    local flat = {}
+    for field, value in pairs(g) do
+      flat[#flat + 1] = field
+      flat[#flat + 1] = value
+    end
+    redis.call('HSET', group_key(gid), unpack(flat))
+    redis.call('ZADD', set_of('generating'), C.seq, gid)
+    grant(gid, g)
+  end
+end
+
+regrant(serving_pin)
+regrant('')
+admit(serving_pin)
+admit('')
+if #grants > 0 then redis.call('ZADD', T .. ':holders', 'NX', now + C.lease_ms, member) end
+return {'ok', view(), grants, reason}

@@ -1,0 +1,24 @@
+-- A generator's Admit stream, or the learner's Sample stream, has (re)opened: full term for what the holder has,
+-- and the list of it, since answers may have been lost with the old stream.
+-- ARGV: holder, generation (generators) or incarnation (`learner`), token of the stream
+load_table(ARGV[1])
+load_run()
+local holder, fence = ARGV[2], tonumber(ARGV[3])
+if holder == 'learner' then
+  if fence ~= R.incarnation then return {'fenced', view()} end
+elseif generation_of(holder) ~= fence then
+  return {'old_generation', view()}
+end
+redis.call('HSET', T .. ':streams', holder, ARGV[4])
+local held = redis.call('SMEMBERS', held_by(holder))
+if #held > 0 then renew(holder, now_ms()) end
+local answer = {}
+for _, gid in ipairs(held) do
+  local g = read_group(gid)
+  if holder == 'learner' then
+    answer[#answer + 1] = leased_group(gid, g)
+  else
+    answer[#answer + 1] = {gid, g.lease, tonumber(g.attempt), tonumber(g.ordinal), g.done, g.parent}
+  end
+end
+return {'ok', view(), answer}

@@ -1,0 +1,41 @@
+-- Turns leased groups into consumed ones before the optimizer step that uses them: all or none.
+-- ARGV: incarnation, train_version, then gid, lease per group. Repeating a claim that succeeded succeeds.
+load_table(ARGV[1])
+load_run()
+if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
+local version = tonumber(ARGV[3])
+local refused, groups, repeated = {}, {}, #ARGV > 3
+for i = 4, #ARGV, 2 do
+  local gid, lease = ARGV[i], ARGV[i + 1]
+  local g = read_group(gid)
+  local why = nil
+  if not g or g.lease ~= lease or (g.state ~= 'leased' and g.state ~= 'consumed') then
+    why = 'lease_lost'
+  elseif g.state == 'consumed' then
+    if tonumber(g.train_version) ~= version then why = 'claimed_at_' .. g.train_version end
+  elseif tonumber(g.deadline) < version then
+    why = 'over_bound'
+  end
+  if why then refused[#refused + 1] = {gid, why} end
+  if not g or g.state ~= 'consumed' then repeated = false end
+  groups[#groups + 1] = {gid, g}
+end
+if #refused > 0 then return {'ok', view(), 0, refused} end
+if repeated then return {'ok', view(), 1, {}} end
+if C.bounded == 1 and version < C.u then
+  for i = 4, #ARGV, 2 do refused[#refused + 1] = {ARGV[i], 'version_claimed'} end
+  return {'ok', view(), 0, refused}
+end
+for _, pair in ipairs(groups) do
+  local gid, g = pair[1], pair[2]
+  if g.state == 'leased' then
+    redis.call('ZREM', set_of('leased'), gid)
+    redis.call('SREM', held_by('learner'), gid)
+    redis.call('ZADD', set_of('consumed'), version, gid)
+    redis.call('HSET', group_key(gid), 'state', 'consumed', 'holder', '', 'train_version', version)
+    add('leased', -1)
+    add('consumed', 1)
+  end
+end
+if C.bounded == 1 then put('u', version + 1) end
+return {'ok', view(), 1, {}}

@@ -1,0 +1,16 @@
+-- Consumed groups used below `version` are trained: the state that contains their use is durable.
+-- Works in portions (the caller repeats while groups remain); the mark is set first, so that a crash between two
+-- portions leaves groups that the next resume still counts as trained.
+-- ARGV: incarnation, version, checkpoint, portion
+load_table(ARGV[1])
+load_run()
+if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
+local version = tonumber(ARGV[3])
+if C.bounded == 1 then
+  if version > R.committed then redis.call('HSET', RUN, 'committed', version) end
+  if version >= R.committed and ARGV[4] ~= '' then redis.call('HSET', RUN, 'latest', ARGV[4]) end
+end
+local limit = '(' .. version
+local gids = redis.call('ZRANGEBYSCORE', set_of('consumed'), '-inf', limit, 'LIMIT', 0, tonumber(ARGV[5]))
+for _, gid in ipairs(gids) do finish(gid, read_group(gid), 'trained', 'committed', false) end
+return {'ok', view(), #gids, redis.call('ZCOUNT', set_of('consumed'), '-inf', limit)}

@@ -1,0 +1,15 @@
+-- Ends groups that can no longer train within the bound: ready ones, and those still being generated.
+-- Their prompts are queued again. ARGV: portion
+load_table(ARGV[1])
+load_run()
+local limit = '(' .. C.u
+local gids, left = {}, 0
+if C.bounded == 1 then
+  gids = redis.call('ZRANGEBYSCORE', T .. ':deadline', '-inf', limit, 'LIMIT', 0, tonumber(ARGV[2]))
+end
+for _, gid in ipairs(gids) do
+  local g = read_group(gid)
+  finish(gid, g, 'evicted_stale', g.state == 'ready' and 'over_bound' or 'hopeless', true)
+end
+if C.bounded == 1 then left = redis.call("ZCOUNT", T .. ":deadline", "-inf", limit) end
+return {"ok", view(), #gids, left}

@@ -1,0 +1,41 @@
+-- The sweep: leases that have run out end, in portions; members that fell silent are forgotten.
+-- After a restart of Redis nobody could renew, so everyone gets one full term. ARGV: portion, member ttl in ms
+load_table(ARGV[1])
+load_run()
+local now = now_ms()
+local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+local restarted = 0
+if R.redis_run_id ~= run_id then
+  restarted = 1
+  redis.call('HSET', RUN, 'redis_run_id', run_id)
+  for _, name in ipairs({'train', 'eval'}) do
+    load_table(name)
+    for _, holder in ipairs(redis.call('ZRANGE', T .. ':holders', 0, -1)) do renew(holder, now) end
+  end
+  load_table(ARGV[1])
+  if R.learner_until > 0 then redis.call('HSET', RUN, 'learner_until', now + C.lease_ms) end
+  for _, member in ipairs(redis.call('ZRANGE', RUN .. ':heartbeats', 0, -1)) do
+    redis.call('ZADD', RUN .. ':heartbeats', now, member)
+  end
+end
+local portion, ended, returned = tonumber(ARGV[2]), 0, 0
+for _, holder in ipairs(redis.call('ZRANGEBYSCORE', T .. ':holders', '-inf', now, 'LIMIT', 0, 16)) do
+  for _, gid in ipairs(redis.call('SRANDMEMBER', held_by(holder), portion)) do
+    local g = read_group(gid)
+    if g.state == 'leased' then
+      make_ready(gid, g)
+      returned = returned + 1
+    else
+      orphan(gid, g, 1)
+      ended = ended + 1
+    end
+  end
+  if redis.call('SCARD', held_by(holder)) == 0 then redis.call('ZREM', T .. ':holders', holder) end
+end
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', RUN .. ':heartbeats', '-inf', now - tonumber(ARGV[3]), 'LIMIT', 0, 16)) do
+  redis.call('ZREM', RUN .. ':heartbeats', member)
+  redis.call('HDEL', RUN .. ':members', member)
+  redis.call('HDEL', RUN .. ':status', member)
+  redis.call('HDEL', RUN .. ':generations', member)
+end
+return {'ok', view(), ended, returned, restarted}

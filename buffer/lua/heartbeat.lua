@@ -1,0 +1,23 @@
+-- A member lives: renews all leases it holds. ARGV: '', member, generation, status (serialized HeartbeatRequest),
+-- incarnation (learner, else 0), learner lease in ms
+load_run()
+local now = now_ms()
+local member, incarnation = ARGV[2], tonumber(ARGV[5])
+local known = generation_of(member) == tonumber(ARGV[3]) and 1 or 0
+local fenced = (incarnation > 0 and incarnation ~= R.incarnation) and 1 or 0
+if known == 1 and fenced == 0 then
+  redis.call('HSET', RUN .. ':status', member, ARGV[4])
+  redis.call('ZADD', RUN .. ':heartbeats', now, member)
+  local holder = member
+  if incarnation > 0 then
+    redis.call('HSET', RUN, 'learner_until', now + tonumber(ARGV[6]))
+    holder = 'learner'
+  end
+  for _, name in ipairs({'train', 'eval'}) do
+    load_table(name)
+    redis.call('ZADD', T .. ':holders', 'XX', now + C.lease_ms, holder)
+  end
+end
+local learner = R.learner ~= '' and redis.call('HGET', RUN .. ':members', R.learner) or ''
+local status = R.learner ~= '' and redis.call('HGET', RUN .. ':status', R.learner) or ''
+return {'ok', known, fenced, learner or '', status or '', R.incarnation, R.version, R.finished}

@@ -1,0 +1,13 @@
+-- A member enters under a new connection generation; what it still holds gets a full term.
+-- ARGV: '', member, role, description (serialized Member)
+load_run()
+local now = now_ms()
+local generation = redis.call('HINCRBY', RUN, 'generation', 1)
+redis.call('HSET', RUN .. ':generations', ARGV[2], generation)
+redis.call('HSET', RUN .. ':members', ARGV[2], ARGV[4])
+redis.call('ZADD', RUN .. ':heartbeats', now, ARGV[2])
+for _, name in ipairs({'train', 'eval'}) do
+  load_table(name)
+  redis.call('ZADD', T .. ':holders', 'XX', now + C.lease_ms, ARGV[2])
+end
+return {'ok', generation, now}

@@ -1,0 +1,28 @@
+-- A member leaves in order: its leases end at once. ARGV: '', member, generation, run finished (1/0)
+load_run()
+local member = ARGV[2]
+if generation_of(member) ~= tonumber(ARGV[3]) then return {'ok'} end
+redis.call('ZREM', RUN .. ':heartbeats', member)
+redis.call('HDEL', RUN .. ':members', member)
+redis.call('HDEL', RUN .. ':status', member)
+redis.call('HDEL', RUN .. ':generations', member)
+local is_learner = R.learner == member
+if is_learner then
+  redis.call('HSET', RUN, 'learner_until', 0)
+  if ARGV[4] == '1' then redis.call('HSET', RUN, 'finished', 1) end
+end
+for _, name in ipairs({'train', 'eval'}) do
+  load_table(name)
+  local holder = is_learner and 'learner' or member
+  for _, gid in ipairs(redis.call('SMEMBERS', held_by(holder))) do
+    local g = read_group(gid)
+    if g.state == 'leased' then
+      make_ready(gid, g)
+    else
+      orphan(gid, g, 0)
+    end
+  end
+  redis.call('ZREM', T .. ':holders', holder)
+  flush()
+end
+return {'ok'}

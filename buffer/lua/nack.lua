@@ -1,0 +1,21 @@
+-- Gives leased groups back. ARGV: incarnation, disposition (release, filter, fail), reason, then gid, lease per group
+load_table(ARGV[1])
+load_run()
+if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
+local disposition, reason = ARGV[3], ARGV[4]
+local changed = 0
+for i = 5, #ARGV, 2 do
+  local gid = ARGV[i]
+  local g = read_group(gid)
+  if g and g.state == 'leased' and g.lease == ARGV[i + 1] then
+    if disposition == 'release' then
+      make_ready(gid, g)
+    elseif disposition == 'filter' then
+      finish(gid, g, 'filtered', reason, false)
+    else
+      finish(gid, g, 'failed', reason, false)
+    end
+    changed = changed + 1
+  end
+end
+return {'ok', view(), changed}

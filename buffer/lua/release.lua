@@ -1,0 +1,14 @@
+-- A generator gives up groups; members written so far stay. ARGV: member, generation, then gid, lease per group
+load_table(ARGV[1])
+load_run()
+if generation_of(ARGV[2]) ~= tonumber(ARGV[3]) then return {'old_generation', view()} end
+local released = 0
+for i = 4, #ARGV, 2 do
+  local gid = ARGV[i]
+  local g = read_group(gid)
+  if g and g.state == 'generating' and g.holder == ARGV[2] and g.lease == ARGV[i + 1] then
+    orphan(gid, g, 0)
+    released = released + 1
+  end
+end
+return {'ok', view(), released}

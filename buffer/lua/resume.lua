@@ -1,0 +1,53 @@
+-- Takes the run over under the next incarnation from version k: uses below k are trained, later ones are undone.
+-- ARGV: member, k, takeover, force, learner lease in ms
+load_table(ARGV[1])
+load_run()
+local member, k = ARGV[2], tonumber(ARGV[3])
+local now = now_ms()
+if R.learner ~= '' and R.learner ~= member and R.learner_until > now and ARGV[4] ~= '1' then
+  return {'held', view(), R.learner, R.learner_until - now}
+end
+if k < R.committed and ARGV[5] ~= '1' then return {'below_commit', view(), R.committed} end
+local incarnation = R.incarnation + 1
+redis.call('HSET', RUN, 'incarnation', incarnation, 'version', k, 'k:' .. incarnation, k, 'committed', k,
+  'learner', member, 'learner_until', now + tonumber(ARGV[6]), 'finished', 0)
+load_run()
+put('u', k)
+
+local trained, returned, evicted = 0, 0, 0
+for _, gid in ipairs(redis.call('ZRANGE', set_of('leased'), 0, -1)) do make_ready(gid, read_group(gid)) end
+for _, gid in ipairs(redis.call('ZRANGE', set_of('consumed'), 0, -1)) do
+  local g = read_group(gid)
+  if tonumber(g.train_version) < k then
+    finish(gid, g, 'trained', 'committed', false)
+    trained = trained + 1
+  elseif deadline_of(g) < k then
+    finish(gid, g, 'evicted_stale', 'resumed', true)
+    evicted = evicted + 1
+  else
+    make_ready(gid, g)
+    returned = returned + 1
+  end
+end
+-- Tokens of versions that are discarded now have grown older.
+for _, gid in ipairs(redis.call('ZRANGE', T .. ':deadline', 0, -1)) do
+  local g = read_group(gid)
+  local deadline = deadline_of(g)
+  if deadline ~= tonumber(g.deadline) then
+    redis.call('ZADD', T .. ':deadline', deadline, gid)
+    redis.call('HSET', group_key(gid), 'deadline', deadline)
+  end
+end
+redis.call('HDEL', T .. ':streams', 'learner')
+local seeded = C.seeded
+local train_view = view()
+-- Evaluation rounds belong to versions of the old learner.
+if ARGV[1] ~= 'eval' then
+  load_table('eval')
+  withdraw_all()
+  for _, gid in ipairs(redis.call('ZRANGE', set_of('consumed'), 0, -1)) do
+    finish(gid, read_group(gid), 'failed', 'withdrawn', false)
+  end
+  flush()
+end
+return {'ok', train_view, incarnation, trained, returned, evicted, seeded}

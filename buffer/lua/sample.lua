@@ -1,0 +1,32 @@
+-- Leases proposed ready groups to the learner for one version; re-checks state, bound and quota of each.
+-- ARGV: incarnation, for_version, gids...
+load_table(ARGV[1])
+load_run()
+if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
+local version = tonumber(ARGV[3])
+local now = now_ms()
+local room = NO_BOUND
+if C.bounded == 1 then
+  room = C.groups_per_step - redis.call('ZCOUNT', set_of('leased'), version, version)
+  if version < C.u then room = 0 end
+end
+local answer = {}
+for i = 4, #ARGV do
+  local gid = ARGV[i]
+  local g = read_group(gid)
+  if #answer < room and g and g.state == 'ready' and tonumber(g.deadline) >= version then
+    redis.call('ZREM', set_of('ready'), gid)
+    redis.call('ZREM', T .. ':deadline', gid)
+    redis.call('ZADD', set_of('leased'), version, gid)
+    redis.call('SADD', held_by('learner'), gid)
+    add('ready', -1)
+    add('leased', 1)
+    add('leases', 1)
+    g.lease, g.for_version, g.leased_ms = 's' .. C.leases, version, now
+    redis.call('HSET', group_key(gid), 'state', 'leased', 'holder', 'learner', 'lease', g.lease, 'for_version', version,
+      'leased_ms', now)
+    answer[#answer + 1] = leased_group(gid, g)
+  end
+end
+if #answer > 0 then redis.call('ZADD', T .. ':holders', 'NX', now + C.lease_ms, 'learner') end
+return {'ok', view(), answer}

@@ -1,0 +1,25 @@
+-- Shared by `seed` and `resume`: takes back pending tasks; in a table without bound (evaluation) also ends the
+-- unclaimed groups, whose pinned version nobody may serve any more.
+local function withdraw_all()
+  local withdrawn = 0
+  local pins = redis.call('SMEMBERS', T .. ':pins')
+  pins[#pins + 1] = ''
+  for _, pin in ipairs(pins) do
+    for _, entry in ipairs(redis.call('ZRANGE', pending_key(pin), 0, -1)) do
+      redis.call('SADD', T .. ':trash', '|' .. cjson.decode(entry)[1] .. '|')
+      withdrawn = withdrawn + 1
+    end
+    redis.call('DEL', pending_key(pin))
+  end
+  redis.call('DEL', T .. ':pins')
+  add('pending', -withdrawn)
+  add('withdrawn', withdrawn)
+  if C.bounded == 0 then
+    for _, state in ipairs({'generating', 'ready', 'leased'}) do
+      for _, gid in ipairs(redis.call('ZRANGE', set_of(state), 0, -1)) do
+        finish(gid, read_group(gid), 'failed', 'withdrawn', false)
+      end
+    end
+  end
+  return withdrawn
+end

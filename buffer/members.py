@@ -1,0 +1,115 @@
+"""Membership: who is in the mesh. Served by every front; the state is in Redis."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from buffer.context import FrontContext
+from buffer.keys import Keys
+from buffer.redis_access import RedisAccess, translated
+from mesh.errors import ConfigError, PayloadError
+from protos import membership_pb2 as pb
+from protos import membership_pb2_grpc
+from protos import trajectory_pb2 as trajectory
+
+PROTOCOL = 1
+# Heartbeats expected per lease term.
+_BEATS_PER_TERM = 5
+
+
+def _merged(description: bytes, status: bytes | None) -> pb.Member:
+    member = pb.Member.FromString(description)
+    if status:
+        beat = pb.HeartbeatRequest.FromString(status)
+        member.serving.CopyFrom(beat.serving)
+        for name, value in beat.gauges.items():
+            member.gauges[name] = value
+        member.waiting_reason = beat.waiting_reason
+    return member
+
+
+async def read_members(access: RedisAccess, keys: Keys) -> tuple[list[pb.Member], bool]:
+    """All members with their last figures, and whether the run has finished."""
+    async with translated():
+        pipeline = access.client.pipeline(transaction=False)
+        pipeline.hgetall(keys.members)
+        pipeline.hgetall(f"{keys.run}:status")
+        pipeline.zrange(keys.heartbeats, 0, -1, withscores=True)
+        pipeline.time()
+        pipeline.hget(keys.run, "finished")
+        described, status, beats, (seconds, micros), finished = await pipeline.execute()
+    now_ms = seconds * 1000 + micros // 1000
+    ages: dict[bytes, int] = {name: max(0, now_ms - int(at)) for name, at in beats}
+    members = []
+    for name, description in described.items():
+        member = _merged(description, status.get(name))
+        member.heartbeat_age_ms = ages.get(name, 0)
+        members.append(member)
+    return sorted(members, key=lambda m: m.joined_unix_ms), int(finished or 0) == 1
+
+
+class MembershipServicer(membership_pb2_grpc.MembershipServicer):
+    """The gRPC side.
+
+    Args:
+        front: what the front shares.
+        access: Redis.
+    """
+
+    def __init__(self, front: FrontContext, access: RedisAccess) -> None:
+        self._front = front
+        self._access = access
+
+    async def Join(self, request: pb.JoinRequest, _context: Any) -> pb.JoinResponse:
+        """See membership.proto."""
+        if request.protocol != PROTOCOL:
+            raise ConfigError(
+                f"member {request.member_id} speaks protocol {request.protocol}, this mesh speaks {PROTOCOL}",
+                hint="install the same release everywhere",
+            )
+        if not request.member_id:
+            raise PayloadError("member_id", "must not be empty")
+        if request.role not in (pb.ROLE_LEARNER, pb.ROLE_GENERATOR, pb.ROLE_REWARD):
+            raise PayloadError("role", f"expected learner, generator or reward, got {request.role}")
+        member = pb.Member(
+            member_id=request.member_id,
+            role=request.role,
+            address=request.address,
+            host_id=request.host_id,
+            pid=request.pid,
+            joined_unix_ms=int(time.time() * 1000),
+        )
+        answer = await self._access.verb("join", "", request.member_id, request.role, member.SerializeToString())
+        return pb.JoinResponse(
+            generation=answer[1],
+            run_config_json=self._front.config_json,
+            heartbeat_interval_ms=max(50, self._front.member_ttl_ms // _BEATS_PER_TERM),
+            member_ttl_ms=self._front.member_ttl_ms,
+            run_name=self._front.run_name,
+        )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, _context: Any) -> pb.HeartbeatResponse:
+        """See membership.proto."""
+        answer = await self._access.verb(
+            "heartbeat", "", request.member_id, request.generation, request.SerializeToString(),
+            request.incarnation, self._front.member_ttl_ms,
+        )  # fmt: skip
+        known, fenced, learner, status, incarnation, version, finished = answer[1:8]
+        response = pb.HeartbeatResponse(known=bool(known), fenced=bool(fenced), run_finished=bool(finished))
+        if learner:
+            response.learner.CopyFrom(_merged(learner, status))
+        if incarnation:
+            response.policy.CopyFrom(trajectory.PolicyVersion(incarnation=incarnation, version=version))
+        return response
+
+    async def Leave(self, request: pb.LeaveRequest, _context: Any) -> pb.LeaveResponse:
+        """See membership.proto."""
+        await self._access.verb("leave", "", request.member_id, request.generation, int(request.run_finished))
+        return pb.LeaveResponse()
+
+    async def List(self, request: pb.ListRequest, _context: Any) -> pb.ListResponse:
+        """See membership.proto."""
+        members, finished = await read_members(self._access, self._front.store.keys)
+        chosen = [m for m in members if request.role in (pb.ROLE_UNSPECIFIED, m.role)]
+        return pb.ListResponse(members=chosen, run_finished=finished)

@@ -1,0 +1,25 @@
+"""The gate: may another group be admitted, and to whom?
+
+With B groups per step, bound S, u the version at which the next unclaimed batch will train and L live unclaimed
+groups, a group admitted now trains at version u + floor(L / B) at the latest if nothing is lost. Its tokens must
+then be at most S versions old, so only a generator that serves at least
+
+    floor = u + floor(L / B) - S
+
+may have it. For S = 0 and L < B this demands exactly the current version: true on-policy.
+"""
+
+from __future__ import annotations
+
+
+def version_floor(u: int, live: int, groups_per_step: int, max_staleness: int) -> int:
+    """The least version a generator must serve to be granted the next group (may be negative: anyone)."""
+    return u + live // groups_per_step - max_staleness
+
+
+def live_limit(u: int, serving: int, groups_per_step: int, max_staleness: int) -> int:
+    """Live groups below which the gate is open to a generator serving `serving`.
+
+    The same inequality solved for L: `live < live_limit(...)` iff `version_floor(...) <= serving`.
+    """
+    return max(0, (serving - u + max_staleness + 1) * groups_per_step)

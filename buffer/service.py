@@ -1,0 +1,183 @@
+"""The buffer service: embedded Redis (or any URL), the gRPC front, and its upkeep, as one process.
+
+Invariants: the front keeps no state, so it may be killed and started again, or run several times on one Redis; the
+embedded Redis is restarted with its data when it dies, and ends with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from buffer import upkeep
+from buffer.context import FrontContext
+from buffer.front import BufferServicer
+from buffer.keys import Keys
+from buffer.members import MembershipServicer
+from buffer.policy.rules import TABLES, rules_of
+from buffer.redis_access import RedisAccess
+from buffer.redis_server import RedisServer
+from buffer.store import Store
+from mesh.config import Config
+from mesh.errors import StoreError
+from mesh.rpc import bind, new_server
+from mesh.service import (
+    Shutdown,
+    add_health_and_reflection,
+    advertised_address,
+    run_service,
+    set_serving,
+    write_ready_file,
+)
+from protos import buffer_pb2_grpc, membership_pb2_grpc
+
+log = logging.getLogger(__name__)
+SERVICES = ("rollmesh.v1.Buffer", "rollmesh.v1.Membership")
+# Redis memory beyond the payload budget: metadata, prompts, and the payloads of one step (writes to admitted groups
+# are never blocked by the budget).
+_HEADROOM_BYTES = 512 << 20
+_RESTARTS = 10
+_RESTART_WAIT_S = 0.5
+_STOP_GRACE_S = 2.0
+
+
+class BufferService:
+    """One front with its Redis. `start` and `stop` are for tests and for embedding; `run` is the process.
+
+    Args:
+        config: the run's configuration.
+        host, port: address to bind; port 0 picks a free one.
+    """
+
+    def __init__(self, config: Config, *, host: str, port: int) -> None:
+        self._config = config
+        self._host = host
+        self._port = port
+        self._exit = AsyncExitStack()
+        self.redis: RedisServer | None = None
+        self.address = ""
+        self.failed: asyncio.Future[StoreError] | None = None
+
+    async def start(self) -> None:
+        """Starts everything; `address` holds afterwards.
+
+        Raises:
+            StoreError: Redis cannot be started or refuses writes.
+            PortInUseError: the address is taken.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        config = self._config
+        self.failed = asyncio.get_running_loop().create_future()
+        url = config.buffer.redis or await self._embedded()
+        front, access = await self._front(url)
+        server = new_server(config.security, max_message_mb=config.network.max_message_mb)
+        buffer_pb2_grpc.add_BufferServicer_to_server(BufferServicer(front, access), server)
+        membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(front, access), server)
+        health = add_health_and_reflection(server, SERVICES)
+        port = bind(server, self._host, self._port, config.security)
+        await server.start()
+        self._exit.push_async_callback(server.stop, _STOP_GRACE_S)
+        for job in (
+            upkeep.sweep(front, access),
+            upkeep.listen(front, access),
+            upkeep.collect(front),
+            *(upkeep.evict(front, table) for table in TABLES),
+        ):
+            self._background(job)
+        await set_serving(health, SERVICES)
+        self.address = advertised_address(self._host, port, config.network.advertise)
+        log.info("buffer serves run %s at %s", config.run.name, self.address)
+
+    async def _embedded(self) -> str:
+        config = self._config
+        self.redis = RedisServer(
+            config.run.folder / "redis",
+            durability=config.buffer.durability,
+            max_memory=config.buffer.max_bytes + config.buffer.max_bytes // 4 + _HEADROOM_BYTES,
+        )
+        self._exit.push_async_callback(self.redis.stop)
+        await self.redis.start()
+        self._background(self._keep_alive(self.redis))
+        return self.redis.url
+
+    async def _keep_alive(self, server: RedisServer) -> None:
+        """Restarts Redis with its data when it dies."""
+        for attempt in range(1, _RESTARTS + 1):
+            code = await server.watch()
+            log.error("redis-server ended with code %d; restart %d of %d", code, attempt, _RESTARTS)
+            try:
+                await server.start()
+            except StoreError as error:
+                log.error("%s", error)
+                await asyncio.sleep(_RESTART_WAIT_S)
+        if self.failed is not None and not self.failed.done():
+            self.failed.set_result(StoreError(f"redis-server died {_RESTARTS} times", hint="see redis.log"))
+
+    async def _front(self, url: str) -> tuple[FrontContext, RedisAccess]:
+        config = self._config
+        rules = {table: rules_of(config, table) for table in TABLES}
+        run_key = Keys(config.run.name).run
+        access = RedisAccess(url, run_key, timeout_s=config.network.rpc_timeout_s)
+        self._exit.push_async_callback(access.close)
+        store = Store(access, config.run.name)
+        config_json = config.model_dump_json()
+        await store.bootstrap(rules, config_json)
+        front = FrontContext(
+            store=store,
+            rules=rules,
+            run_name=config.run.name,
+            config_json=config_json,
+            member_ttl_ms=rules["train"].lease_ms,
+        )
+        store.on_change(front.bell.ring)
+        return front, access
+
+    def _background(self, job: Awaitable[None]) -> None:
+        async def guarded() -> None:
+            await job
+
+        task = asyncio.create_task(guarded())
+
+        async def cancel() -> None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        self._exit.push_async_callback(cancel)
+
+    async def stop(self) -> None:
+        """Drains the front and ends Redis, in this order."""
+        await self._exit.aclose()
+
+
+def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int:
+    """Runs the buffer service until it is asked to end; returns the process exit code."""
+
+    async def main(shutdown: Shutdown) -> int:
+        service = BufferService(config, host=host, port=port)
+        await service.start()
+        write_ready_file(ready_file, service.address)
+        try:
+            return await _until_over(service, shutdown)
+        finally:
+            await service.stop()
+
+    return run_service("buffer", main, level=config.logging.level)
+
+
+async def _until_over(service: BufferService, shutdown: Shutdown) -> int:
+    wish = asyncio.create_task(shutdown.requested.wait())
+    assert service.failed is not None
+    done, _ = await asyncio.wait({wish, service.failed}, return_when=asyncio.FIRST_COMPLETED)
+    if service.failed in done:
+        wish.cancel()
+        raise service.failed.result()
+    return 0

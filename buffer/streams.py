@@ -1,0 +1,132 @@
+"""Standing streams on the client side: one background task per stream that opens it again when it breaks.
+
+Invariants: a stream that cannot be opened for `retry_s` in a row ends with a typed error, which every reader and
+writer of it then sees; what the server may not have received is sent again after a reconnect, and what it answers
+twice is recognized by its keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from typing import Any
+
+import grpc
+
+from mesh.errors import OldGenerationError, RollmeshError, UnreachableError
+from mesh.rpc import is_transient, to_rollmesh_error
+
+log = logging.getLogger(__name__)
+_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 1.0
+_REMEMBERED = 8192
+
+
+class Seen:
+    """Remembers the latest keys, to recognize what is delivered twice."""
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[Any, None] = OrderedDict()
+
+    def add(self, key: Any) -> bool:
+        """Whether the key is new."""
+        if key in self._keys:
+            return False
+        self._keys[key] = None
+        if len(self._keys) > _REMEMBERED:
+            self._keys.popitem(last=False)
+        return True
+
+
+class StandingStream(ABC):
+    """A bidirectional stream that reconnects.
+
+    Args:
+        what: names it in errors and logs.
+        retry_s: seconds without any answer after which it gives up.
+    """
+
+    def __init__(self, what: str, retry_s: float) -> None:
+        self._what = what
+        self._retry_s = retry_s
+        self._outbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._error: RollmeshError | None = None
+        self._task = asyncio.create_task(self._run(), name=what)
+
+    @abstractmethod
+    def _open(self) -> Any:
+        """Opens the call."""
+
+    @abstractmethod
+    def _greeting(self) -> list[Any]:
+        """Requests that bring a new connection to the present state; empties what they make superfluous."""
+
+    @abstractmethod
+    def _received(self, response: Any) -> None:
+        """Takes one response."""
+
+    @abstractmethod
+    def _failed(self, error: RollmeshError) -> None:
+        """Tells all who wait that the stream is over."""
+
+    def _send(self, request: Any) -> None:
+        if self._error is not None:
+            raise self._error
+        self._outbox.put_nowait(request)
+
+    async def close(self) -> None:
+        """Ends the stream."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        backoff, last_answer = _BACKOFF_S, time.monotonic()
+        while True:
+            try:
+                async for _ in self._connection():
+                    backoff, last_answer = _BACKOFF_S, time.monotonic()
+                error: RollmeshError = UnreachableError(f"{self._what}: the server closed the stream")
+            except grpc.aio.AioRpcError as failure:
+                error = to_rollmesh_error(failure, self._what)
+                if not is_transient(failure) and not isinstance(error, OldGenerationError):
+                    self._give_up(error)
+                    return
+            if time.monotonic() - last_answer > self._retry_s:
+                self._give_up(error)
+                return
+            log.debug("%s: %s; opening it again", self._what, error)
+            await asyncio.sleep(backoff * (0.5 + random.random()))  # noqa: S311  jitter
+            backoff = min(_MAX_BACKOFF_S, backoff * 2)
+
+    def _give_up(self, error: RollmeshError) -> None:
+        self._error = error
+        self._failed(error)
+
+    async def _connection(self) -> Any:
+        call = self._open()
+        self._outbox = asyncio.Queue()
+        for request in self._greeting():
+            self._outbox.put_nowait(request)
+        outbox = self._outbox
+
+        async def send() -> None:
+            try:
+                while True:
+                    await call.write(await outbox.get())
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                # The reading side sees why the call ended.
+                return
+
+        sender = asyncio.create_task(send())
+        try:
+            async for response in call:
+                self._received(response)
+                yield response
+        finally:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            call.cancel()

@@ -1,0 +1,117 @@
+"""What any front does beside answering: ending leases, evicting, removing payloads, listening for other fronts.
+
+Invariant: every one of these is a verb that several fronts may run at once without harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import redis.exceptions as rex
+
+from buffer.bell import wait_for
+from buffer.context import FrontContext
+from buffer.members import read_members
+from buffer.policy.rules import TABLES
+from buffer.redis_access import RedisAccess, translated
+from buffer.waits import INSERTS, SAMPLES
+from mesh.errors import StoreError
+from protos import membership_pb2
+
+log = logging.getLogger(__name__)
+# Leases are at least a second; their end is noticed within this time.
+SWEEP_S = 0.25
+_RECONNECT_S = 0.5
+
+
+async def sweep(front: FrontContext, access: RedisAccess) -> None:
+    """Ends leases that ran out and reports the waiting clocks, again and again."""
+    while True:
+        try:
+            for table in TABLES:
+                ended, returned, restarted = await front.store.expire(table, front.member_ttl_ms)
+                if restarted:
+                    log.warning("Redis is new or was restarted: every lease has a full term", extra={"table": table})
+                if ended or returned:
+                    log.info("leases ended: %d generating, %d leased", ended, returned, extra={"table": table})
+                await _report_waits(front, access, table)
+            await _look_at_generators(front, access)
+        except StoreError as error:
+            log.warning("sweep: %s", error)
+        await asyncio.sleep(SWEEP_S)
+
+
+async def _look_at_generators(front: FrontContext, access: RedisAccess) -> None:
+    members, _ = await read_members(access, front.store.keys)
+    generators = [m for m in members if m.role == membership_pb2.ROLE_GENERATOR]
+    front.generators = len(generators)
+    front.generator_reason = next((m.waiting_reason for m in generators if m.waiting_reason), "")
+
+
+async def _report_waits(front: FrontContext, access: RedisAccess, table: str) -> None:
+    waits = front.waits[table]
+    key = front.store.keys.table(table, "waits")
+    async with translated():
+        pipeline = access.client.pipeline(transaction=False)
+        for kind in (INSERTS, SAMPLES):
+            waited, reason = waits.drain_ms(kind), waits.reason(kind)
+            if waited:
+                pipeline.hincrby(key, f"{kind}_ms", waited)
+                pipeline.hset(key, f"{kind}_reason", f"{int(time.time())} {reason}")
+        if len(pipeline):
+            await pipeline.execute()
+
+
+async def evict(front: FrontContext, table: str) -> None:
+    """Ends groups as soon as they are over the bound."""
+    with front.bell.listening(table) as event:
+        while True:
+            event.clear()
+            view = front.store.views[table]
+            if view.first_deadline < view.u:
+                try:
+                    count = await front.store.evict(table)
+                    log.info("evicted %d groups over the bound", count, extra={"table": table})
+                except StoreError as error:
+                    log.warning("evict: %s", error)
+            await wait_for(event, 1.0)
+
+
+async def collect(front: FrontContext) -> None:
+    """Removes payloads of ended groups."""
+    with front.bell.listening(TABLES[0]) as event:
+        while True:
+            event.clear()
+            for table in TABLES:
+                try:
+                    await front.store.collect_trash(table)
+                except StoreError as error:
+                    log.warning("collecting payloads: %s", error)
+            await wait_for(event, 2.0)
+            # Several ends make one round.
+            await asyncio.sleep(SWEEP_S)
+
+
+async def listen(front: FrontContext, access: RedisAccess) -> None:
+    """Takes hints of other fronts; after every (re)connection all figures are read anew."""
+    while True:
+        subscription = access.client.pubsub(ignore_subscribe_messages=True)
+        try:
+            await subscription.subscribe(front.store.keys.wake)
+            for table in TABLES:
+                await front.store.refresh(table)
+            async for message in subscription.listen():
+                await _take_hint(front, message["data"])
+        except (rex.RedisError, OSError, StoreError) as error:
+            log.warning("wake-ups lost for now: %s", error)
+            await asyncio.sleep(_RECONNECT_S)
+        finally:
+            await subscription.aclose()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+
+
+async def _take_hint(front: FrontContext, data: bytes) -> None:
+    table, rev = data.decode().split()
+    if table in front.store.views and int(rev) > front.store.views[table].rev:
+        await front.store.refresh(table)

@@ -1,0 +1,52 @@
+"""A table's figures as a front last saw them. Every verb's answer carries them; `rev` says which are newer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """Figures of one table, in the order in which the verbs return them.
+
+    Attributes:
+        rev: grows with every change.
+        incarnation, version: the policy in force; incarnation 0 while no learner has come yet.
+        u: version at which the next unclaimed batch will train.
+        generating, ready, leased, consumed: groups by state.
+        pending: prompt tasks not admitted yet.
+        end_of_data: 1 when no further task will come.
+        bytes, reserved: payload bytes stored, and set aside for groups being generated.
+        orphaned: generating groups that wait for a new holder.
+        first_deadline: the least deadline among generating and ready groups.
+    """
+
+    rev: int = 0
+    incarnation: int = 0
+    version: int = 0
+    u: int = 0
+    generating: int = 0
+    ready: int = 0
+    leased: int = 0
+    consumed: int = 0
+    pending: int = 0
+    end_of_data: int = 0
+    bytes: int = 0
+    reserved: int = 0
+    orphaned: int = 0
+    first_deadline: int = 1 << 60
+
+    @classmethod
+    def from_reply(cls, values: Sequence[int]) -> TableView:
+        return cls(*map(int, values))
+
+    @property
+    def live(self) -> int:
+        """Unclaimed live groups (L)."""
+        return self.generating + self.ready + self.leased
+
+    @property
+    def exhausted(self) -> bool:
+        """No further group can become ready."""
+        return bool(self.end_of_data) and not (self.pending or self.generating or self.ready)

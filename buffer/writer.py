@@ -1,0 +1,113 @@
+"""A generator's end of the Write stream: many concurrent writes, few messages, each answered once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from buffer.streams import StandingStream
+from mesh.errors import RollmeshError
+from protos import buffer_pb2 as pb
+
+_MESSAGE_BYTES = 512 << 10
+# Messages sent and not answered yet; more are gathered meanwhile.
+_IN_FLIGHT = 4
+
+
+@dataclass(slots=True)
+class _Call:
+    """One `write` of the caller: its results by position, and how many are outstanding."""
+
+    results: list[pb.WriteResult | None]
+    future: asyncio.Future[list[pb.WriteResult]]
+    left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = len(self.results)
+
+    def put(self, position: int, result: pb.WriteResult) -> None:
+        self.results[position] = result
+        self.left -= 1
+        if self.left == 0 and not self.future.done():
+            self.future.set_result([r for r in self.results if r is not None])
+
+
+@dataclass(slots=True)
+class _Item:
+    write: pb.MemberWrite
+    call: _Call
+    position: int
+
+
+class Writer(StandingStream):
+    """`write` returns once Redis has the members on disk. Unanswered messages are sent again after a reconnect."""
+
+    def __init__(self, stub: Any, table: str, member_id: str, generation: Callable[[], int], retry_s: float) -> None:
+        self._stub = stub
+        self._table = table
+        self._member_id = member_id
+        self._generation = generation
+        self._gathered: deque[_Item] = deque()
+        self._unanswered: OrderedDict[int, list[_Item]] = OrderedDict()
+        self._sequence = 0
+        super().__init__(f"writing ({table})", retry_s)
+
+    async def write(self, writes: Sequence[pb.MemberWrite]) -> list[pb.WriteResult]:
+        """Stores members; results are in the order of `writes`.
+
+        Raises:
+            RollmeshError: the stream has ended for good (unreachable for `retry_s`, message too large).
+        """
+        if self._error is not None:
+            raise self._error
+        if not writes:
+            return []
+        call = _Call([None] * len(writes), asyncio.get_running_loop().create_future())
+        self._gathered.extend(_Item(write, call, i) for i, write in enumerate(writes))
+        if len(self._gathered) == len(writes):
+            # Writes of the same turn of the loop travel together.
+            asyncio.get_running_loop().call_soon(self._flush)
+        return await call.future
+
+    def _flush(self) -> None:
+        while self._gathered and len(self._unanswered) < _IN_FLIGHT and self._error is None:
+            items, size = [], 0
+            while self._gathered and size < _MESSAGE_BYTES:
+                item = self._gathered.popleft()
+                items.append(item)
+                size += item.write.ByteSize()
+            self._sequence += 1
+            self._unanswered[self._sequence] = items
+            self._send(self._message(self._sequence, items))
+
+    def _message(self, sequence: int, items: Sequence[_Item]) -> pb.WriteRequest:
+        return pb.WriteRequest(
+            table=self._table,
+            member_id=self._member_id,
+            generation=self._generation(),
+            writes=[item.write for item in items],
+            sequence=sequence,
+        )
+
+    def _open(self) -> Any:
+        return self._stub.Write()
+
+    def _greeting(self) -> list[pb.WriteRequest]:
+        return [self._message(sequence, items) for sequence, items in self._unanswered.items()]
+
+    def _received(self, response: pb.WriteResponse) -> None:
+        items = self._unanswered.pop(response.sequence, [])
+        for item, result in zip(items, response.results, strict=False):
+            item.call.put(item.position, result)
+        self._flush()
+
+    def _failed(self, error: RollmeshError) -> None:
+        waiting = [item for items in self._unanswered.values() for item in items] + list(self._gathered)
+        self._unanswered.clear()
+        self._gathered.clear()
+        for item in waiting:
+            if not item.call.future.done():
+                item.call.future.set_exception(error)
