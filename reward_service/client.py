@@ -9,48 +9,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
 
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import PayloadError
 from protos import reward_pb2
+from reward_service.discovery import follow_members
 from reward_service.dispatcher import ClientStats, Dispatcher
 from reward_service.endpoint import Connect, connector, mesh_connector
 from reward_service.engine import ScoringEngine
+from reward_service.interface import RewardScorer
 from reward_service.loading import FunctionSpec
 from reward_service.routing import split_routes
 
-__all__ = ["ClientStats", "LocalScorer", "RewardClient", "RewardScorer", "build_scorer", "needs_discovery"]
-
-
-class RewardScorer(Protocol):
-    """Scores items, here or elsewhere."""
-
-    async def score(
-        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
-    ) -> list[reward_pb2.ScoreResult]:
-        """One result per item, in order.
-
-        Args:
-            items: unique item_ids; a group's items are kept together where they are given together.
-            timeout_s: seconds for all of it, retries and failover included; none: the scorer's default.
-
-        Raises:
-            PayloadError: two items with the same item_id.
-        """
-        ...
-
-    def set_endpoints(self, endpoints: Iterable[str]) -> None:
-        """Changes the default endpoints, `grpc://host:port` or `host:port`."""
-        ...
-
-    def waiting_reason(self) -> str:
-        """Why items wait at present; empty while scoring works."""
-        ...
-
-    async def close(self) -> None:
-        """Ends what is in flight."""
-        ...
+__all__ = [
+    "ClientStats",
+    "LocalScorer",
+    "RewardClient",
+    "RewardScorer",
+    "build_scorer",
+    "follow_members",
+    "needs_discovery",
+]
 
 
 class LocalScorer:
@@ -198,7 +177,7 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
     """The scorer that a configuration asks for; call it on the event loop that will use it.
 
     In process, at the configured endpoints, or at the mesh's own reward services: the caller passes those as
-    `discovered` and keeps them up to date with `set_endpoints` (needed only where `needs_discovery(config)`).
+    `discovered` or keeps them up to date with `follow_members` (needed only where `needs_discovery(config)`).
 
     Raises:
         ConfigError: a malformed endpoint or route.

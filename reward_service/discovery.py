@@ -8,7 +8,7 @@ import logging
 from mesh.errors import RollmeshError
 from mesh.membership import MembershipAgent
 from protos import membership_pb2
-from reward_service.client import RewardScorer
+from reward_service.interface import RewardScorer
 
 log = logging.getLogger(__name__)
 _CALM_S = 5.0

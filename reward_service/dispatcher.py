@@ -24,7 +24,6 @@ from reward_service.validation import match_answer
 
 log = logging.getLogger(__name__)
 
-_MAX_ITEMS = 512
 _MAX_BYTES = 1 << 20
 _RETRY_BASE_S = 0.05
 _RETRY_LONGEST_S = 1.0
@@ -85,7 +84,7 @@ class Dispatcher:
         leaving = [address for address in self._endpoints if address not in wanted]
         for address in leaving:
             endpoint = self._endpoints.pop(address)
-            if not endpoint.outstanding:
+            if not endpoint.busy:
                 self._spawn(endpoint.close())
         if self._queue:
             self._pump_soon()
@@ -105,7 +104,9 @@ class Dispatcher:
         try:
             await asyncio.wait((ticket.finished,), timeout=timeout_s)
         finally:
-            ticket.expire(f"no score within {timeout_s:g} s: {self.waiting_reason() or 'the call is under way'}")
+            waiting = self.waiting_reason()
+            code = "unreachable" if waiting else "timeout"
+            ticket.expire(code, f"no score within {timeout_s:g} s: {waiting or 'the call is under way'}")
         results = ticket.results()
         self.stats.errors += sum(result.WhichOneof("outcome") == "error" for result in results)
         return results
@@ -151,7 +152,11 @@ class Dispatcher:
                 if endpoint is not None and at != float("inf"):
                     self._pump_at(at)
                 return
-            batch = self._take(endpoint.max_items or _MAX_ITEMS)
+            if not endpoint.described:
+                endpoint.begin(0, now)
+                self._spawn(self._describe(endpoint))
+                continue
+            batch = self._take(endpoint.limit)
             if batch:
                 endpoint.begin(len(batch), now)
                 self._spawn(self._send(endpoint, batch))
@@ -162,17 +167,16 @@ class Dispatcher:
         self._wake = asyncio.get_running_loop().call_at(at, self._pump_soon)
 
     def _choose(self, unit: list[Entry], now: float) -> tuple[Endpoint | None, float]:
-        """The endpoint that is ready first; among the ready, not where the unit failed, then least outstanding."""
+        """The endpoint that is ready first, and when; see `_rank` for those ready at once."""
         if not self._endpoints:
             return None, float("inf")
         avoid = unit[0].failed_at
         ready = [(endpoint.ready_at(now), endpoint) for endpoint in self._endpoints.values()]
-        at, endpoint = min(ready, key=lambda pair: (pair[0], pair[1].address == avoid, pair[1].outstanding))
+        at, endpoint = min(ready, key=lambda pair: (pair[0], _rank(pair[1], avoid)))
         return endpoint, at
 
     def _take(self, limit: int) -> list[Entry]:
         """Open entries for one request, by whole groups where they fit."""
-        limit = min(limit, _MAX_ITEMS)
         batch: list[Entry] = []
         ids: set[str] = set()
         size = 0
@@ -195,12 +199,6 @@ class Dispatcher:
     async def _send(self, endpoint: Endpoint, batch: list[Entry]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await endpoint.describe()
-            if endpoint.max_items and len(batch) > endpoint.max_items:
-                self._queue.extendleft(
-                    batch[start : start + endpoint.max_items] for start in range(0, len(batch), endpoint.max_items)
-                )
-                return
             longest = max(entry.ticket.deadline for entry in batch) - loop.time()
             self.stats.calls += 1
             response = await endpoint.score([entry.item for entry in batch], max(0.001, min(self._timeout_s, longest)))
@@ -212,12 +210,24 @@ class Dispatcher:
             self._on_failed_call(endpoint, batch, error)
         else:
             endpoint.circuit.succeed()
+            endpoint.grow()
             self._on_answer(endpoint, batch, response)
         finally:
-            endpoint.end(len(batch))
-            if endpoint.address not in self._endpoints and not endpoint.outstanding:
-                self._spawn(endpoint.close())
-            self._pump_soon()
+            self._ended(endpoint, len(batch))
+
+    async def _describe(self, endpoint: Endpoint) -> None:
+        try:
+            await endpoint.describe()
+        except grpc.aio.AioRpcError as error:
+            endpoint.circuit.fail(asyncio.get_running_loop().time(), f"UNAVAILABLE: {error.details()}", fatal=True)
+        finally:
+            self._ended(endpoint, 0)
+
+    def _ended(self, endpoint: Endpoint, items: int) -> None:
+        endpoint.end(items)
+        if endpoint.address not in self._endpoints and not endpoint.busy:
+            self._spawn(endpoint.close())
+        self._pump_soon()
 
     # ------------------------------------------------------------------------------------------ answers
 
@@ -250,13 +260,14 @@ class Dispatcher:
         status = error.code()
         what = f"{endpoint.address}: {status.name}: {error.details()}"
         lost = status in _LOST
+        endpoint.described &= not lost
         endpoint.circuit.fail(
             asyncio.get_running_loop().time(), f"{status.name}: {error.details()}", fatal=lost or status in _HOPELESS
         )
         if status is grpc.StatusCode.RESOURCE_EXHAUSTED and len(batch) > 1:
             endpoint.circuit.succeed()
-            middle = len(batch) // 2
-            self._queue.extendleft((batch[middle:], batch[:middle]))
+            endpoint.shrink(len(batch))
+            self._retry(batch, at_once=True)
             return
         code, message = _explain(status, what, self._timeout_s)
         for entry in batch:
@@ -288,6 +299,11 @@ class Dispatcher:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _rank(endpoint: Endpoint, avoid: str) -> tuple[bool, int, float]:
+    """Not where the item failed, then least outstanding, then idle longest."""
+    return endpoint.address == avoid, endpoint.outstanding, endpoint.last_start
 
 
 def _refuse_closed(entries: Iterable[Entry]) -> None:

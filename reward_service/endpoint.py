@@ -26,6 +26,7 @@ _MAX_CALLS = 32
 # Least seconds between the starts of calls beyond the free ones.
 _SPACING_S = 0.02
 _INFO_TIMEOUT_S = 2.0
+_MAX_ITEMS = 512
 
 
 class Endpoint:
@@ -35,34 +36,54 @@ class Endpoint:
         address: as configured, `grpc://host:port`.
         circuit: its recent failures.
         outstanding: items in flight.
-        max_items: most items it takes in a request; 0 for no limit. Known after the first call.
+        described: whether it has said (Info) what it takes; to be asked before the first request and again after
+            the connection was lost, which makes Info the probe of a server that was away.
     """
 
     def __init__(self, address: str, connect: Connect) -> None:
         self.address = address
         self.circuit = Circuit()
         self.outstanding = 0
-        self.max_items = 0
+        self.described = False
+        self.last_start = 0.0
         self._channel = connect(address)
         self._stub = reward_pb2_grpc.RewardStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._calls = 0
-        self._last_start = 0.0
-        self._described = False
+        self._declared = _MAX_ITEMS
+        self._limit = _MAX_ITEMS
+
+    @property
+    def limit(self) -> int:
+        """Most items for one request at present: what the server declared, less while it refuses such requests."""
+        return self._limit
+
+    def shrink(self, refused: int) -> None:
+        """The server found a request of `refused` items too large."""
+        self._limit = max(1, refused // 2)
+
+    def grow(self) -> None:
+        """A request went well."""
+        self._limit = min(self._declared, self._limit + 1)
 
     def ready_at(self, now: float) -> float:
         """Monotonic time from which it may be called; infinite where only a finished call can free it."""
         at = self.circuit.ready_at()
-        probing = not self.circuit.closed or not self._described
+        probing = not self.circuit.closed or not self.described
         if self._calls >= (1 if probing else _MAX_CALLS):
             return float("inf")
         if self._calls >= _FREE_CALLS:
-            at = max(at, self._last_start + _SPACING_S)
+            at = max(at, self.last_start + _SPACING_S)
         return max(now, at)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is in flight."""
+        return self._calls > 0
 
     def begin(self, items: int, now: float) -> None:
         """Counts a call that is about to be made."""
         self._calls += 1
-        self._last_start = now
+        self.last_start = now
         self.outstanding += items
 
     def end(self, items: int) -> None:
@@ -82,20 +103,20 @@ class Endpoint:
         return response
 
     async def describe(self) -> None:
-        """Asks once what the server takes; a server without Info takes everything.
+        """Asks what the server takes; a server without Info takes everything.
 
         Raises:
             grpc.aio.AioRpcError: where the server cannot be reached.
         """
-        if self._described:
-            return
+        declared = 0
         try:
             info = await self._stub.Info(reward_pb2.InfoRequest(), timeout=_INFO_TIMEOUT_S)
-            self.max_items = info.max_items
+            declared = info.max_items
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise
-        self._described = True
+        self._declared = self._limit = min(declared or _MAX_ITEMS, _MAX_ITEMS)
+        self.described = True
 
     async def close(self) -> None:
         """Ends running calls and the channel."""

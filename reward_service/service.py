@@ -66,14 +66,13 @@ async def serve(
     )
     bound = await server.start(host, port)
     address = advertised_address(host, bound, config.network.advertise)
-    log.info("serving rewards at %s: %s", address, ", ".join(reward.functions))
     exporter = None
     if config.network.metrics:
         exporter, _ = prometheus_client.start_http_server(0, addr=host, registry=server.metrics.registry)
         log.info("metrics at http://%s:%d/metrics", host, exporter.server_port)
     try:
         if mesh is None:
-            write_ready_file(ready_file, address)
+            _say_ready(config, address, ready_file)
             await shutdown.requested.wait()
         else:
             await _serve_in_mesh(config, shutdown, server.metrics, mesh=mesh, address=address, ready_file=ready_file)
@@ -108,7 +107,7 @@ async def _serve_in_mesh(
     )
     try:
         await agent.start()
-        write_ready_file(ready_file, address)
+        _say_ready(config, address, ready_file)
         await _until_end(shutdown, agent, metrics)
         await agent.leave()
         if agent.lost_error is not None:
@@ -116,6 +115,11 @@ async def _serve_in_mesh(
     finally:
         await agent.stop()
         await channel.close()
+
+
+def _say_ready(config: Config, address: str, ready_file: Path | None) -> None:
+    write_ready_file(ready_file, address)
+    log.info("serving rewards at %s: %s", address, ", ".join(config.reward.functions))
 
 
 async def _until_end(shutdown: Shutdown, agent: MembershipAgent, metrics: RewardMetrics) -> None:

@@ -25,8 +25,8 @@ class Ticket:
             self.finished.set_result(None)
 
     def results(self) -> list[reward_pb2.ScoreResult]:
-        """One per item, in order; what is still open counts as timed out."""
-        return [entry.result or entry.overdue("the caller's deadline passed") for entry in self.entries]
+        """One per item, in order; to be read once all are resolved."""
+        return [entry.result for entry in self.entries if entry.result is not None]
 
     def resolved(self) -> None:
         """Counts one entry down."""
@@ -34,11 +34,11 @@ class Ticket:
         if not self._open and not self.finished.done():
             self.finished.set_result(None)
 
-    def expire(self, reason: str) -> None:
-        """Resolves what is open as timed out."""
+    def expire(self, code: str, reason: str) -> None:
+        """Resolves what is open with an error."""
         for entry in self.entries:
             if entry.result is None:
-                entry.resolve(entry.overdue(reason))
+                entry.resolve(entry.overdue(code, reason))
 
 
 class Entry:
@@ -75,8 +75,8 @@ class Entry:
         """Resolves with the last try's error."""
         self.resolve(reward_pb2.ScoreResult(item_id=self.item.item_id, error=self.last_error))
 
-    def overdue(self, reason: str) -> reward_pb2.ScoreResult:
-        """The result of an item whose deadline has passed."""
+    def overdue(self, code: str, reason: str) -> reward_pb2.ScoreResult:
+        """The result of an item whose deadline has passed; the last try's error says more than that alone."""
         last = f"; last error {self.last_error.code}: {self.last_error.message}" if self.last_error else ""
-        code = self.last_error.code if self.last_error else "timeout"
+        code = self.last_error.code if self.last_error else code
         return error_result(self.item.item_id, code, f"{reason}{last}", retryable=True)

@@ -1,0 +1,135 @@
+"""One contract for all ways of scoring: in process, our server, and the third-party server of `examples/`."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from mesh.errors import PayloadError
+from protos import reward_pb2, reward_pb2_grpc
+from reward_service.check import check_endpoint
+from reward_service.client import LocalScorer, RewardClient, RewardScorer
+
+
+@pytest_asyncio.fixture(params=["local", "remote", "third_party"])
+async def scorer(request: pytest.FixtureRequest, serve: Any) -> AsyncIterator[RewardScorer]:
+    made: RewardScorer
+    if request.param == "local":
+        made = LocalScorer(["exact_match"])
+    elif request.param == "remote":
+        made = RewardClient([await serve("exact_match")])
+    else:
+        made = RewardClient([request.getfixturevalue("third_party_server")])
+    yield made
+    await made.close()
+
+
+async def test_one_result_per_item_in_order(scorer: RewardScorer, make_item: Any) -> None:
+    items = [make_item(f"i{n}", "42" if n % 3 else "41", group_id=f"g{n // 8}") for n in range(300)]
+    results = await scorer.score(items, timeout_s=10)
+    assert [result.item_id for result in results] == [item.item_id for item in items]
+    assert all(result.HasField("scored") for result in results)
+    for n, result in enumerate(results):
+        assert math.floor(result.scored.total) == (1 if n % 3 else 0)
+        assert all(map(math.isfinite, result.scored.components.values()))
+
+
+async def test_no_truth_is_unscorable(scorer: RewardScorer, make_item: Any) -> None:
+    (result,) = await scorer.score([make_item(ground_truth_json="")])
+    assert "ground truth" in result.unscorable.reason
+
+
+async def test_a_bad_item_is_an_error_and_fails_alone(scorer: RewardScorer, make_item: Any) -> None:
+    bad, good = await scorer.score([make_item("bad", ground_truth_json="{"), make_item("good")])
+    assert bad.error.code in ("bad_input", "exception")
+    assert bad.error.message
+    assert good.HasField("scored")
+
+
+async def test_texts_survive(scorer: RewardScorer, make_item: Any) -> None:
+    texts = ["naïve 数学 🧮 \u0000", "", "x" * 200_000]
+    items = [make_item(f"✓{n}", text, text, response_ids=[]) for n, text in enumerate(texts)]
+    results = await scorer.score(items)
+    assert [math.floor(result.scored.total) for result in results] == [1, 1, 1]
+
+
+async def test_nothing_in_nothing_out(scorer: RewardScorer) -> None:
+    assert await scorer.score([]) == []
+
+
+async def test_repeated_ids_are_refused(scorer: RewardScorer, make_item: Any) -> None:
+    with pytest.raises(PayloadError, match="item_id"):
+        await scorer.score([make_item("a"), make_item("a")])
+
+
+async def test_callers_at_once_each_get_their_own(scorer: RewardScorer, make_item: Any) -> None:
+    async def one(caller: int) -> bool:
+        # The same ids in every call: they must not be mixed up.
+        items = [make_item(f"{n}", str(caller), str(caller if n else "other")) for n in range(4)]
+        totals = [math.floor(result.scored.total) for result in await scorer.score(items, timeout_s=10)]
+        return totals == [0, 1, 1, 1]
+
+    assert all(await asyncio.gather(*(one(caller) for caller in range(20))))
+
+
+async def test_the_servers_pass_the_check(serve: Any, third_party_server: str) -> None:
+    ours = await check_endpoint(await serve("auto"))
+    assert ours == []
+    theirs = await check_endpoint(third_party_server)
+    assert [finding.severity for finding in theirs] == ["warning"]
+    assert "health" in str(theirs[0])
+
+
+async def test_health_and_reflection(serve: Any) -> None:
+    address = await serve()
+    async with grpc.aio.insecure_channel(address.removeprefix("grpc://")) as channel:
+        for name in ("", "rollmesh.v1.Reward"):
+            answer = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service=name), timeout=5
+            )
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        stream = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5)
+        names = [s.name async for reply in stream for s in reply.list_services_response.service]
+        assert "rollmesh.v1.Reward" in names
+
+
+async def test_the_server_answers_before_the_callers_deadline(serve: Any, make_item: Any) -> None:
+    async def slow(solution_str: str, ground_truth: str) -> float:
+        await asyncio.sleep(0 if solution_str == "quick" else 30)
+        return 1.0
+
+    address = await serve(slow, call_timeout_s=20.0, timeout_s=20.0)
+    async with grpc.aio.insecure_channel(address.removeprefix("grpc://")) as channel:
+        request = reward_pb2.ScoreRequest(items=[make_item("a", "quick"), make_item("b", "slow")])
+        answer = await reward_pb2_grpc.RewardStub(channel).Score(request, timeout=0.5)
+    assert answer.results[0].scored.total == 1.0
+    assert answer.results[1].error.code == "timeout"
+    assert answer.results[1].error.retryable
+
+
+async def test_the_server_refuses_repeated_ids_naming_the_field(serve: Any, make_item: Any) -> None:
+    address = await serve()
+    async with grpc.aio.insecure_channel(address.removeprefix("grpc://")) as channel:
+        request = reward_pb2.ScoreRequest(items=[make_item("a"), make_item("a")])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await reward_pb2_grpc.RewardStub(channel).Score(request, timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "item_id" in (caught.value.details() or "")
+
+
+def test_the_third_partys_environment_knows_nothing_of_ours(foreign_python: Any) -> None:
+    import subprocess
+
+    code = (
+        "import importlib.util as u, json; print(json.dumps([bool(u.find_spec(n)) for n in ('grpc', 'mesh', 'torch')]))"
+    )
+    out = subprocess.run([foreign_python, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=20)
+    assert json.loads(out.stdout) == [True, False, False]

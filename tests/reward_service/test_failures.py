@@ -1,0 +1,253 @@
+"""What the client makes of servers that die, hang, lie or overload: typed errors, another endpoint, never a score."""
+
+import asyncio
+import math
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import reward_pb2
+from reward_service.client import LocalScorer, RewardClient
+from reward_service.service import ScoringEngine
+
+CONTEXT = Any
+
+
+async def hang(request: reward_pb2.ScoreRequest, context: CONTEXT) -> reward_pb2.ScoreResponse:
+    await asyncio.sleep(60)
+    return reward_pb2.ScoreResponse()
+
+
+def unused_address() -> str:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"grpc://127.0.0.1:{probe.getsockname()[1]}"
+
+
+async def test_a_server_killed_in_the_middle_of_a_call_is_replaced(scripted: Any, make_item: Any) -> None:
+    doomed, spare = await scripted(hang), await scripted()
+    client = RewardClient([doomed.address])
+    scoring = asyncio.create_task(client.score([make_item("a"), make_item("b")], timeout_s=10))
+    await asyncio.wait_for(doomed.called.wait(), 5)
+    client.set_endpoints([doomed.address, spare.address])
+    await doomed.kill()
+    results = await scoring
+    assert [result.scored.total for result in results] == [1.0, 1.0]
+    assert client.stats.failed_calls >= 1
+    await client.close()
+
+
+async def test_a_server_that_comes_back_is_used_again(scripted: Any, make_item: Any) -> None:
+    server = await scripted()
+    client = RewardClient([server.address])
+    assert (await client.score([make_item()]))[0].HasField("scored")
+    await server.kill()
+    scoring = asyncio.create_task(client.score([make_item()], timeout_s=20))
+    await asyncio.wait((scoring,), timeout=0.3)
+    assert not scoring.done()
+    assert "no reward service answers" in client.waiting_reason()
+    await server.start(server.port)
+    assert (await scoring)[0].HasField("scored")
+    assert client.waiting_reason() == ""
+    await client.close()
+
+
+async def test_nobody_there_is_a_typed_error_within_the_deadline(make_item: Any) -> None:
+    address = unused_address()
+    client = RewardClient([address])
+    began = time.monotonic()
+    (result,) = await client.score([make_item()], timeout_s=0.5)
+    assert 0.4 < time.monotonic() - began < 2.0
+    assert result.error.code == "unreachable"
+    assert address in result.error.message
+    assert result.error.retryable
+    await client.close()
+
+
+async def test_no_endpoint_yet_waits_and_says_so(scripted: Any, make_item: Any) -> None:
+    client = RewardClient()
+    (result,) = await client.score([make_item()], timeout_s=0.1)
+    assert result.error.code == "unreachable"
+    assert "no reward service is known" in result.error.message
+    scoring = asyncio.create_task(client.score([make_item()], timeout_s=10))
+    await asyncio.sleep(0)
+    client.set_endpoints([(await scripted()).address.removeprefix("grpc://")])
+    assert (await scoring)[0].HasField("scored")
+    await client.close()
+
+
+async def test_a_hanging_server_costs_one_call_deadline(scripted: Any, make_item: Any) -> None:
+    stuck, good = await scripted(hang), await scripted()
+    client = RewardClient([stuck.address], timeout_s=0.3)
+    scoring = asyncio.create_task(client.score([make_item()], timeout_s=10))
+    await asyncio.wait_for(stuck.called.wait(), 5)
+    client.set_endpoints([stuck.address, good.address])
+    began = time.monotonic()
+    assert (await scoring)[0].HasField("scored")
+    assert time.monotonic() - began < 2.0
+    await client.close()
+
+
+async def test_timeouts_end_after_the_attempts(scripted: Any, make_item: Any) -> None:
+    stuck = await scripted(hang)
+    client = RewardClient([stuck.address], timeout_s=0.1, attempts=2)
+    (result,) = await client.score([make_item()], timeout_s=10)
+    assert result.error.code == "timeout"
+    assert len(stuck.requests) == 2
+    await client.close()
+
+
+async def test_retryable_errors_are_tried_again_others_not(scripted: Any, make_item: Any) -> None:
+    async def flaky(request: reward_pb2.ScoreRequest, context: CONTEXT) -> reward_pb2.ScoreResponse:
+        response = reward_pb2.ScoreResponse()
+        for item in request.items:
+            if item.item_id == "final":
+                response.results.add(item_id="final", error=reward_pb2.Error(code="bad_input", message="no"))
+            elif len(server.requests) < 3 or item.item_id == "never":
+                error = reward_pb2.Error(code="busy", message="later", retryable=True)
+                response.results.add(item_id=item.item_id, error=error)
+            else:
+                response.results.add(item_id=item.item_id).scored.total = 2.0
+        return response
+
+    server = await scripted(flaky)
+    client = RewardClient([server.address], attempts=3)
+    final, late, never = await client.score([make_item(name) for name in ("final", "late", "never")], timeout_s=10)
+    assert final.error.code == "bad_input"
+    assert late.scored.total == 2.0
+    assert never.error.code == "busy"
+    assert [sorted(i.item_id for i in r.items) for r in server.requests] == [
+        ["final", "late", "never"],
+        ["late", "never"],
+        ["late", "never"],
+    ]
+    await client.close()
+
+
+async def test_answers_that_break_the_contract_are_errors_by_name(scripted: Any, make_item: Any) -> None:
+    async def liar(request: reward_pb2.ScoreRequest, context: CONTEXT) -> reward_pb2.ScoreResponse:
+        r = reward_pb2.ScoreResponse()
+        r.results.add(item_id="nan").scored.total = math.nan
+        part = r.results.add(item_id="part").scored
+        part.components["x"] = math.inf
+        r.results.add(item_id="length").scored.per_token.extend([1.0])
+        r.results.add(item_id="token").scored.per_token.extend([math.nan, 1.0])
+        r.results.add(item_id="twice").scored.total = 1.0
+        r.results.add(item_id="twice").scored.total = 0.0
+        r.results.add(item_id="nothing")
+        r.results.add(item_id="stranger").scored.total = 1.0
+        r.results.add(item_id="good").scored.total = 1.0
+        return r
+
+    server = await scripted(liar)
+    client = RewardClient([server.address], attempts=1)
+    names = ["nan", "part", "length", "token", "twice", "nothing", "missing", "good"]
+    results = await client.score([make_item(name, "42") for name in names], timeout_s=10)
+    codes = {r.item_id: r.error.code if r.HasField("error") else r.WhichOneof("outcome") for r in results}
+    assert codes == {
+        "nan": "nan",
+        "part": "nan",
+        "length": "per_token_length",
+        "token": "nan",
+        "twice": "duplicate_result",
+        "nothing": "no_outcome",
+        "missing": "missing_result",
+        "good": "scored",
+    }
+    assert client.stats.unknown_results == 1
+    await client.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (grpc.StatusCode.UNIMPLEMENTED, "Reward server"),
+        (grpc.StatusCode.UNAUTHENTICATED, "join the mesh"),
+        (grpc.StatusCode.INTERNAL, "INTERNAL"),
+    ],
+)
+async def test_a_call_that_fails_as_a_whole(scripted: Any, make_item: Any, status: Any, words: str) -> None:
+    async def refuse(request: reward_pb2.ScoreRequest, context: CONTEXT) -> reward_pb2.ScoreResponse:
+        await context.abort(status, "no")
+        raise AssertionError
+
+    server = await scripted(refuse)
+    client = RewardClient([server.address], attempts=2)
+    (result,) = await client.score([make_item()], timeout_s=5)
+    assert result.error.code == "endpoint"
+    assert words in result.error.message
+    assert len(server.requests) == 2
+    await client.close()
+
+
+async def test_requests_that_are_too_large_are_split(scripted: Any, make_item: Any) -> None:
+    async def small_only(request: reward_pb2.ScoreRequest, context: CONTEXT) -> reward_pb2.ScoreResponse:
+        if len(request.items) > 2:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too large")
+        response = reward_pb2.ScoreResponse()
+        for item in request.items:
+            response.results.add(item_id=item.item_id).scored.total = 1.0
+        return response
+
+    server = await scripted(small_only)
+    client = RewardClient([server.address])
+    results = await client.score([make_item(str(n)) for n in range(8)], timeout_s=10)
+    assert all(result.HasField("scored") for result in results)
+    await client.close()
+
+
+async def test_a_closed_client_answers_with_errors(scripted: Any, make_item: Any) -> None:
+    server = await scripted(hang)
+    client = RewardClient([server.address])
+    scoring = asyncio.create_task(client.score([make_item()], timeout_s=20))
+    await asyncio.wait_for(server.called.wait(), 5)
+    await client.close()
+    assert (await scoring)[0].error.code == "closed"
+    assert (await client.score([make_item()], timeout_s=20))[0].error.code == "closed"
+
+
+async def test_a_cancelled_caller_leaves_nothing_behind(scripted: Any, make_item: Any) -> None:
+    client = RewardClient()
+    scoring = asyncio.create_task(client.score([make_item("gone")], timeout_s=20))
+    await asyncio.sleep(0)
+    scoring.cancel()
+    await asyncio.gather(scoring, return_exceptions=True)
+    server = await scripted()
+    client.set_endpoints([server.address])
+    assert (await client.score([make_item("stays")], timeout_s=5))[0].HasField("scored")
+    assert [item.item_id for request in server.requests for item in request.items] == ["stays"]
+    await client.close()
+
+
+async def test_by_source_with_a_local_default(scripted: Any, make_item: Any) -> None:
+    server = await scripted()
+    client = RewardClient(by_data_source={"far": [server.address]}, default=LocalScorer(["exact_match"]))
+    near, far = await client.score([make_item("n", "41"), make_item("f", "41", data_source="far")], timeout_s=5)
+    assert near.scored.total == 0.0
+    assert far.scored.total == 1.0
+    assert len(server.requests) == 1
+    await client.close()
+
+
+async def test_a_slow_scorer_is_a_retryable_timeout_through_the_wire(serve: Any, make_item: Any) -> None:
+    async def slow(solution_str: str, ground_truth: str) -> float:
+        await asyncio.sleep(30)
+        return 0.0
+
+    client = RewardClient([await serve(slow, call_timeout_s=0.1)], attempts=2)
+    (result,) = await client.score([make_item()], timeout_s=5)
+    assert result.error.code == "timeout"
+    assert result.error.retryable
+    assert "slow" in result.error.message
+    await client.close()
+
+
+def test_engine_refuses_unknown_functions_at_the_start() -> None:
+    from mesh.errors import RewardError
+
+    with pytest.raises(RewardError, match="exact_match"):
+        ScoringEngine(["exact_matc"])
