@@ -1,0 +1,80 @@
+"""Small problems with one right answer: additions and string manipulations, as dataset rows with verl's fields.
+
+Invariant: problems are distinct, so training and held-out rows have none in common; the same seed gives the same rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Task = Literal["arithmetic", "strings", "both"]
+
+LETTERS = "abcdefgh"
+_STRING_LENGTH = 4
+_STRING_PROBLEMS = 800
+_MANIPULATIONS: dict[str, Callable[[str], str]] = {
+    "copy": lambda text: text,
+    "rev": lambda text: text[::-1],
+    "up": str.upper,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A prompt and the one response that is right."""
+
+    source: str
+    ability: str
+    prompt: str
+    answer: str
+
+    def row(self, index: int, split: str) -> dict[str, Any]:
+        """The problem as a dataset row."""
+        return {
+            "data_source": self.source,
+            "prompt": self.prompt,
+            "ability": self.ability,
+            "reward_model": {"style": "rule", "ground_truth": self.answer},
+            "extra_info": {"split": split, "index": index},
+        }
+
+
+def split_problems(task: Task, *, largest: int, held_out: int, seed: int) -> tuple[list[Problem], list[Problem]]:
+    """All problems of a task, shuffled and split.
+
+    Args:
+        largest: largest operand of the additions (at most 49: sums have two digits).
+        held_out: problems kept for evaluation.
+
+    Returns:
+        (training problems, held-out problems), without a problem in common.
+    """
+    problems: list[Problem] = []
+    rng = random.Random(seed)
+    if task != "strings":
+        problems += additions(largest)
+    if task != "arithmetic":
+        problems += manipulations(rng)
+    rng.shuffle(problems)
+    return problems[held_out:], problems[:held_out]
+
+
+def additions(largest: int) -> Iterator[Problem]:
+    """`07+35=` -> `42`, for all pairs of operands up to `largest`."""
+    for left, right in itertools.product(range(largest + 1), repeat=2):
+        yield Problem("demo/arithmetic", "math", f"{left:02d}+{right:02d}=", f"{left + right:02d}")
+
+
+def manipulations(rng: random.Random) -> Iterator[Problem]:
+    """`rev:abcd=` -> `dcba` and the like, for random strings."""
+    seen: set[tuple[str, str]] = set()
+    while len(seen) < _STRING_PROBLEMS:
+        name = rng.choice(sorted(_MANIPULATIONS))
+        text = "".join(rng.choices(LETTERS, k=_STRING_LENGTH))
+        if (name, text) not in seen:
+            seen.add((name, text))
+            yield Problem("demo/strings", "strings", f"{name}:{text}=", _MANIPULATIONS[name](text))
