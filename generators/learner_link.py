@@ -17,6 +17,18 @@ from mesh.versions import PolicyVersion
 from protos import weights_pb2_grpc
 
 
+def closed_under_call(error: BaseException) -> bool:
+    """Whether a call ended because its channel was closed for another learner's.
+
+    gRPC raises `CancelledError` then, as if the calling task had been cancelled; a real cancellation is told apart by
+    the task's own count of requests.
+    """
+    if isinstance(error, grpc.aio.UsageError):
+        return True
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and not (task is not None and task.cancelling())
+
+
 class LearnerConnection:
     """A channel to one learner.
 
@@ -29,7 +41,7 @@ class LearnerConnection:
     def __init__(self, member_id: str, address: str, channel: grpc.aio.Channel) -> None:
         self.member_id = member_id
         self.address = address
-        self.weights = weights_pb2_grpc.WeightsStub(channel)
+        self.weights = weights_pb2_grpc.WeightsStub(channel)  # type: ignore[no-untyped-call]  # generated code
         self.replaced = asyncio.Event()
         self._channel = channel
 

@@ -18,6 +18,7 @@ import grpc
 
 from generators.engines.base import InferenceEngine, SwapTimings
 from generators.learner_link import LearnerConnection, LearnerLink
+from generators.together import run_together
 from generators.weights.transfer import ReceivedVersion, SharedFileGoneError, receive_over_grpc, receive_shared
 from mesh.errors import WeightsError
 from mesh.versions import PolicyVersion
@@ -92,9 +93,7 @@ class WeightReceiver:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._watch(), name="watch-weights")
-            group.create_task(self._apply_newest(), name="apply-weights")
+        await run_together(self._watch(), self._apply_newest())
 
     # ------------------------------------------------------------------------------------------- announcements
 

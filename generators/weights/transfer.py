@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import grpc
 
+from generators.learner_link import closed_under_call
 from mesh.errors import WeightsError
 from mesh.rpc import is_transient, to_rollmesh_error
 from mesh.versions import PolicyVersion
@@ -146,12 +147,8 @@ class _BucketFetch:
                 if not is_transient(error):
                     raise _as_weights_error(error, self._name) from error
                 last_error = error.details() or error.code().name
-            except grpc.aio.UsageError as error:
-                raise WeightsError(f"{self._name}: the connection was closed, the learner has changed") from error
-            except asyncio.CancelledError:
-                # gRPC uses the same exception for a call whose channel was closed.
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
+            except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+                if not closed_under_call(error):
                     raise
                 raise WeightsError(f"{self._name}: the connection was closed, the learner has changed") from None
             if self._done > before:

@@ -1,0 +1,41 @@
+"""How many groups a generator asks for.
+
+Invariant: while the buffer grants, the engine's line is never empty, so that a slot whose sequence ended is refilled in
+the next decode step; and no more than that is held, because what waits here grows stale and is missing elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a generator has in hand, in members.
+
+    Attributes:
+        generating: given to the engine, not finished yet.
+        undelivered: finished, outcome not stored yet (being scored or written).
+    """
+
+    generating: int
+    undelivered: int
+
+
+def credits_for(load: Load, *, slots: int, n: int) -> int:
+    """Groups of `n` members that can be started beyond those in hand.
+
+    Args:
+        load: members in hand, of all tables together.
+        slots: sequences decoded together.
+        n: members per group.
+
+    The line ahead of the engine is half a batch of slots, and at least one group: enough to refill slots that end
+    together while the next grants travel. Where rewards or the buffer are slow, finished members pile up; above four
+    batches of slots nothing more is taken on.
+    """
+    if load.undelivered > 4 * slots:
+        return 0
+    ahead = max(n, slots // 2)
+    missing = slots + ahead - load.generating
+    return max(0, missing // n)

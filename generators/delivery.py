@@ -1,0 +1,249 @@
+"""Finished members: scored, packed, stored.
+
+Invariants: every member handed in ends with an outcome acknowledged by the buffer, or with the word that nobody needs
+it; a score that could not be had is an error outcome, never a number; while the buffer is away finished work is kept,
+and when it stays away the service is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from generators.engines.base import GenerationResult
+from generators.held import FinishedMember, HeldGroup
+from generators.rollout import Batch
+from generators.text import TextCodec
+from mesh.errors import RollmeshError
+from mesh.trajectory import Trajectory, encode
+from protos import buffer_pb2, reward_pb2, trajectory_pb2
+from reward_service.client import RewardScorer
+
+log = logging.getLogger(__name__)
+_FINISH = {
+    "stop": trajectory_pb2.FINISH_REASON_STOP,
+    "length": trajectory_pb2.FINISH_REASON_LENGTH,
+    "aborted": trajectory_pb2.FINISH_REASON_ABORTED,
+}
+Writes = list[tuple[HeldGroup, buffer_pb2.MemberWrite]]
+
+
+class MemberWriter(Protocol):
+    """The part of the buffer's client that stores members."""
+
+    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[buffer_pb2.WriteResult]:
+        """Stores members; one result each, in order.
+
+        Raises:
+            UnreachableError: the buffer stayed away for too long.
+        """
+        ...
+
+
+class Delivery:
+    """Brings finished members to the buffer.
+
+    Args:
+        member_id: of this generator.
+        text: decodes responses for the rewards.
+        scorer: scores.
+        writer_of: the writer of a table.
+        settled: told how many members of a group need no more work.
+        dropped: told that a group is not ours any more.
+        on_error: told when delivery cannot go on (the buffer stayed away).
+
+    Attributes:
+        scored, unscorable, failed: members by outcome.
+        superseded: members that nobody needed any more.
+    """
+
+    def __init__(
+        self,
+        *,
+        member_id: str,
+        text: TextCodec,
+        scorer: RewardScorer,
+        writer_of: Callable[[str], MemberWriter],
+        settled: Callable[[HeldGroup, int], None],
+        dropped: Callable[[HeldGroup], None],
+        on_error: Callable[[RollmeshError], None],
+    ) -> None:
+        self._member_id = member_id
+        self._text = text
+        self._scorer = scorer
+        self._writer_of = writer_of
+        self._settled = settled
+        self._dropped = dropped
+        self._on_error = on_error
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.scored = 0
+        self.unscorable = 0
+        self.failed = 0
+        self.superseded = 0
+
+    def deliver(self, batch: Batch) -> None:
+        """Scores and stores members, in the background."""
+        self._spawn(self._score_and_store(batch))
+
+    def fail(self, group: HeldGroup, members: Sequence[int], reason: str) -> None:
+        """Stores members that could not be generated as errors, in the background."""
+        self.failed += len(members)
+        self._spawn(self._store([(group, self._write_of_failure(group, member, reason)) for member in members]))
+
+    async def drained(self) -> None:
+        """Waits until nothing is under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def close(self) -> None:
+        """Gives up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: asyncio._CoroutineLike[None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, RollmeshError):
+            self._on_error(error)
+        elif error is not None:
+            log.error("delivery failed", exc_info=error)
+            self._on_error(RollmeshError(f"delivery failed: {type(error).__name__}: {error}"))
+
+    # ------------------------------------------------------------------------------------------------- scoring
+
+    async def _score_and_store(self, batch: Batch) -> None:
+        members = [(group, finished) for group, part in batch for finished in part]
+        texts = self._text.decode([finished.result.response_ids for _, finished in members])
+        items = [_score_item(group, finished, text) for (group, finished), text in zip(members, texts, strict=True)]
+        results = await self._scorer.score(items)
+        writes = [
+            (group, self._write_of(group, finished, result))
+            for (group, finished), result in zip(members, results, strict=True)
+        ]
+        await self._store(writes)
+
+    def _write_of(
+        self, group: HeldGroup, finished: FinishedMember, result: reward_pb2.ScoreResult
+    ) -> buffer_pb2.MemberWrite:
+        sampled = finished.result
+        meta = self._meta(group, finished)
+        payload = b""
+        kind = result.WhichOneof("outcome")
+        if kind == "scored":
+            self.scored += 1
+            meta.outcome = trajectory_pb2.OUTCOME_SCORED
+            meta.reward = result.scored.total
+            meta.components.update(result.scored.components)
+            payload = _payload(sampled)
+        elif kind == "unscorable":
+            self.unscorable += 1
+            meta.outcome = trajectory_pb2.OUTCOME_UNSCORABLE
+            meta.reason = result.unscorable.reason or "unscorable"
+        else:
+            self.failed += 1
+            meta.outcome = trajectory_pb2.OUTCOME_ERROR
+            meta.reason = f"reward {result.error.code or 'missing'}: {result.error.message}"
+            log.warning(
+                "member %d of group %s could not be scored: %s",
+                finished.member,
+                group.group_id,
+                meta.reason,
+                extra={"group": group.group_id, "member": finished.member},
+            )
+        return _member_write(group, meta, payload)
+
+    def _meta(self, group: HeldGroup, finished: FinishedMember) -> trajectory_pb2.MemberMeta:
+        sampled = finished.result
+        return trajectory_pb2.MemberMeta(
+            member=finished.member,
+            finish_reason=_FINISH[sampled.finish_reason],
+            prompt_tokens=len(group.prompt_ids),
+            response_tokens=len(sampled.response_ids),
+            oldest=sampled.versions.oldest.to_proto(),
+            newest=sampled.versions.newest.to_proto(),
+            generator=self._member_id,
+            finished_unix_ns=finished.finished_unix_ns,
+        )
+
+    def _write_of_failure(self, group: HeldGroup, member: int, reason: str) -> buffer_pb2.MemberWrite:
+        meta = trajectory_pb2.MemberMeta(
+            member=member,
+            outcome=trajectory_pb2.OUTCOME_ERROR,
+            reason=reason,
+            finish_reason=trajectory_pb2.FINISH_REASON_ABORTED,
+            prompt_tokens=len(group.prompt_ids),
+            generator=self._member_id,
+        )
+        return _member_write(group, meta, b"")
+
+    # ------------------------------------------------------------------------------------------------- storing
+
+    async def _store(self, writes: Writes) -> None:
+        by_table: dict[str, Writes] = {}
+        for group, write in writes:
+            by_table.setdefault(group.table, []).append((group, write))
+        for table, part in by_table.items():
+            results = await self._writer_of(table).write([write for _, write in part])
+            self._settle(part, results)
+
+    def _settle(self, writes: Writes, results: Sequence[buffer_pb2.WriteResult]) -> None:
+        """Closes the books of stored members; a rejected member is stored as an error in its place."""
+        for (group, write), result in zip(writes, results, strict=True):
+            if result.status == buffer_pb2.WRITE_STATUS_SUPERSEDED:
+                self.superseded += 1
+                self._dropped(group)
+            elif result.status == buffer_pb2.WRITE_STATUS_REJECTED:
+                reason = f"rejected by the buffer: {result.field}: {result.message}"
+                log.error("member %d of group %s was %s", write.meta.member, group.group_id, reason)
+                if write.meta.outcome != trajectory_pb2.OUTCOME_ERROR:
+                    self.fail(group, [write.meta.member], reason)
+                    continue
+                self._dropped(group)
+            self._settled(group, 1)
+
+
+def _score_item(group: HeldGroup, finished: FinishedMember, text: str) -> reward_pb2.ScoreItem:
+    task = group.grant.task
+    return reward_pb2.ScoreItem(
+        item_id=f"{group.group_id}/{group.grant.attempt}/{finished.member}",
+        group_id=group.group_id,
+        data_source=task.data_source,
+        prompt=task.prompt_text,
+        response=text,
+        ground_truth_json=task.ground_truth_json,
+        extra_info_json=task.extra_info_json,
+        response_ids=finished.result.response_ids.tolist(),
+    )
+
+
+def _payload(sampled: GenerationResult) -> bytes:
+    return encode(
+        Trajectory(
+            response_ids=sampled.response_ids,
+            log_probs=sampled.log_probs,
+            response_mask=np.ones(len(sampled.response_ids), np.uint8),
+            versions=sampled.versions,
+        )
+    )
+
+
+def _member_write(group: HeldGroup, meta: trajectory_pb2.MemberMeta, payload: bytes) -> buffer_pb2.MemberWrite:
+    return buffer_pb2.MemberWrite(
+        group_id=group.group_id,
+        lease_id=group.grant.lease_id,
+        attempt=group.grant.attempt,
+        meta=meta,
+        payload=payload,
+    )

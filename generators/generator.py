@@ -1,0 +1,206 @@
+"""The life of one generator in a mesh it has joined.
+
+Invariants: nothing is admitted before verified weights are in service; an end in order (SIGTERM, Drain, end of the run)
+finishes what is nearly done, gives the rest back and leaves; whatever fails for good ends the service with that error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc
+
+from generators.bundle import fetch_model_bundle
+from generators.control import ManualRequests
+from generators.engines.base import EngineStatus
+from generators.learner_link import LearnerLink
+from generators.metrics import GeneratorMetrics
+from generators.parts import Parts, ResultFeed, load_engine
+from generators.together import run_together
+from mesh.config.models import Config, SecuritySection
+from mesh.errors import RollmeshError
+from mesh.membership import MembershipAgent
+from mesh.service import Shutdown
+from protos import membership_pb2
+from reward_service.client import RewardScorer, needs_discovery
+
+log = logging.getLogger(__name__)
+_REPORT_INTERVAL_S = 1.0
+# Seconds between looks at who serves rewards; the first while nobody does.
+_DISCOVERY_S = (0.5, 5.0)
+# Seconds that sequences get to finish at the end, and finished ones to be stored.
+_DRAIN_S = 5.0
+_SETTLE_S = 5.0
+
+
+class Generator:
+    """A generator at work.
+
+    Args:
+        config: of the run.
+        agent: joined.
+        channel: to the buffer.
+        security: for the channels it opens.
+
+    Attributes:
+        engine_name: `rollout.engine`.
+        metrics: figures for Prometheus.
+    """
+
+    def __init__(
+        self, config: Config, agent: MembershipAgent, channel: grpc.aio.Channel, security: SecuritySection
+    ) -> None:
+        self._config = config
+        self._agent = agent
+        self._channel = channel
+        self._security = security
+        self._loop = asyncio.get_running_loop()
+        self._stage = "waits for a learner"
+        self._drain_s = _DRAIN_S
+        self._failure: asyncio.Future[None] = self._loop.create_future()
+        self._parts: Parts | None = None
+        self.engine_name = config.rollout.engine
+        self.metrics = GeneratorMetrics()
+
+    @property
+    def manual(self) -> ManualRequests | None:
+        """Answers prompts by hand; None before there are weights."""
+        parts = self._parts
+        return parts.manual if parts is not None and parts.receiver.serving is not None else None
+
+    def snapshot(self) -> tuple[EngineStatus | None, int, str]:
+        """The engine's status (None before there is one), groups held, and why it waits."""
+        if self._parts is None:
+            return None, 0, self._stage
+        return self._parts.engine.status(), self._parts.rollout.held, self._parts.waiting_reason()
+
+    def drain_within(self, timeout_s: float) -> None:
+        """Bounds the time that running sequences get at the end."""
+        self._drain_s = timeout_s
+
+    async def run(self, shutdown: Shutdown) -> None:
+        """Works until asked to end, the run is over, or something fails for good.
+
+        Raises:
+            RollmeshError: what failed.
+        """
+        agent = self._agent
+        work = asyncio.create_task(self._work(), name="generator")
+        ends = [asyncio.create_task(event.wait()) for event in (shutdown.requested, agent.run_finished, agent.lost)]
+        try:
+            await asyncio.wait({work, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if self._parts is not None and not work.done() and not agent.lost.is_set():
+                log.info("ending: %s", shutdown.reason or "the run is finished")
+                await self._drain(self._parts, 0.0 if agent.run_finished.is_set() else self._drain_s)
+        finally:
+            for end in ends:
+                end.cancel()
+            work.cancel()
+            await asyncio.wait({work})
+        if not work.cancelled() and (error := work.exception()) is not None:
+            raise error
+        if agent.lost_error is not None:
+            raise agent.lost_error
+
+    async def _work(self) -> None:
+        async with AsyncExitStack() as stack:
+            parts = await self._build(stack)
+            # Imported modules would be walked by every full collection for the rest of the process's life.
+            gc.collect()
+            gc.freeze()
+            self._parts = parts
+            self._stage = ""
+            await run_together(
+                parts.receiver.run(),
+                self._admit(parts),
+                self._discover_rewards(parts.scorer),
+                self._report(parts),
+                self._end_on_failure(),
+            )
+
+    async def _build(self, stack: AsyncExitStack) -> Parts:
+        config, network, agent = self._config, self._config.network, self._agent
+        agent.set_status(waiting_reason=self._stage)
+        link = LearnerLink(agent, self._security, max_message_mb=network.max_message_mb)
+        stack.push_async_callback(link.close)
+        results = ResultFeed()
+        with tempfile.TemporaryDirectory(prefix="rollmesh-model-") as folder:
+            await fetch_model_bundle(link, Path(folder), timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
+            self._stage = "loads the model"
+            agent.set_status(waiting_reason=self._stage)
+            engine, text = await asyncio.to_thread(load_engine, config, Path(folder), results, self._fail_from_engine)
+        engine.start()
+        parts = Parts(
+            config, agent, self._channel, link, engine=engine, text=text, results=results, on_failure=self._fail
+        )
+        stack.push_async_callback(parts.close)
+        return parts
+
+    async def _admit(self, parts: Parts) -> None:
+        await parts.receiver.gate_open.wait()
+        await parts.admission.run()
+
+    # ------------------------------------------------------------------------------------------------ failure
+
+    def _fail(self, error: RollmeshError) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)
+
+    def _fail_from_engine(self, error: RollmeshError) -> None:
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    async def _end_on_failure(self) -> None:
+        await self._failure
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    async def _drain(self, parts: Parts, running_s: float) -> None:
+        """Stops admitting, lets sequences finish for `running_s`, gives the rest back, stores what is finished."""
+        parts.rollout.stop_admitting()
+        try:
+            await asyncio.wait_for(parts.rollout.idle.wait(), running_s)
+        except TimeoutError:
+            parts.rollout.release_all()
+        try:
+            async with asyncio.timeout(_SETTLE_S):
+                await parts.delivery.drained()
+                await parts.releases_sent()
+        except TimeoutError:
+            log.warning("%d groups were not stored or given back in time; their leases run out", parts.rollout.held)
+
+    # ------------------------------------------------------------------------------------------- round about
+
+    async def _report(self, parts: Parts) -> None:
+        """Keeps the heartbeat's figures and the metrics fresh."""
+        while True:
+            status, load = parts.engine.status(), parts.rollout.load
+            reason = parts.waiting_reason()
+            figures = self.metrics.update(
+                status,
+                load,
+                parts.rollout.held,
+                parts.delivery,
+                waits_at_gate=status.serving is not None and load.generating == 0,
+            )
+            self._agent.set_status(serving=parts.receiver.serving, gauges=figures, waiting_reason=reason)
+            await asyncio.sleep(_REPORT_INTERVAL_S)
+
+    async def _discover_rewards(self, scorer: RewardScorer) -> None:
+        """Keeps the scorer's endpoints equal to the reward services of the mesh, where the configuration names none."""
+        if not needs_discovery(self._config):
+            return
+        known: set[str] = set()
+        while True:
+            members = await self._agent.members(membership_pb2.ROLE_REWARD)
+            found = {member.address for member in members if member.address}
+            if found != known:
+                log.info("reward services: %s", ", ".join(sorted(found)) or "none")
+                scorer.set_endpoints(sorted(found))
+                known = found
+            at_work = bool(known) and not scorer.waiting_reason()
+            await asyncio.sleep(_DISCOVERY_S[at_work])

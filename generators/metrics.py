@@ -1,0 +1,89 @@
+"""Figures of a generator: for heartbeats and for Prometheus (a registry of its own)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import psutil
+from prometheus_client import CollectorRegistry, Gauge
+
+from generators.admission import Load
+from generators.delivery import Delivery
+from generators.engines.base import EngineStatus
+
+_HELP = {
+    "tokens_per_second": "Sampled tokens per second since the last report.",
+    "active_sequences": "Sequences being decoded.",
+    "queued_sequences": "Sequences waiting for a slot.",
+    "groups_held": "Groups in hand.",
+    "undelivered_members": "Finished members being scored or written.",
+    "tokens_generated": "Sampled tokens since the start.",
+    "swaps": "Weight updates since the start.",
+    "gate_wait_seconds": "Seconds since the start for which nothing was decoded because nothing was granted.",
+    "members_scored": "Members scored since the start.",
+    "members_unscorable": "Members without a right score since the start.",
+    "members_failed": "Members that ended in an error since the start.",
+    "members_superseded": "Members that nobody needed any more since the start.",
+    "rss_bytes": "Resident memory of the process.",
+    "peak_rss_bytes": "Largest resident memory seen at a report.",
+    "weights_version": "Version of the weights in service.",
+    "weights_incarnation": "Incarnation of the weights in service.",
+}
+
+
+class GeneratorMetrics:
+    """Turns snapshots into figures; rates are over the time between two calls of `update`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._gauges = {
+            name: Gauge(f"rollmesh_generator_{name}", text, registry=self.registry) for name, text in _HELP.items()
+        }
+        self._process = psutil.Process()
+        self._last_time = time.monotonic()
+        self._last_tokens = 0
+        self._gate_wait_s = 0.0
+        self._peak_rss = 0
+
+    def update(
+        self, status: EngineStatus, load: Load, held: int, delivery: Delivery, *, waits_at_gate: bool
+    ) -> Mapping[str, float]:
+        """Takes a snapshot in and returns the figures by name.
+
+        Args:
+            status: of the engine.
+            load: members in hand.
+            held: groups in hand.
+            delivery: for its counters.
+            waits_at_gate: nothing is decoded at present for want of grants.
+        """
+        now = time.monotonic()
+        elapsed = max(1e-6, now - self._last_time)
+        tokens = status.tokens_generated - self._last_tokens
+        if waits_at_gate and tokens == 0:
+            self._gate_wait_s += elapsed
+        self._last_time, self._last_tokens = now, status.tokens_generated
+        rss = self._process.memory_info().rss
+        self._peak_rss = max(self._peak_rss, rss)
+        figures = {
+            "tokens_per_second": tokens / elapsed,
+            "active_sequences": status.active,
+            "queued_sequences": status.queued,
+            "groups_held": held,
+            "undelivered_members": load.undelivered,
+            "tokens_generated": status.tokens_generated,
+            "swaps": status.swaps,
+            "gate_wait_seconds": self._gate_wait_s,
+            "members_scored": delivery.scored,
+            "members_unscorable": delivery.unscorable,
+            "members_failed": delivery.failed,
+            "members_superseded": delivery.superseded,
+            "rss_bytes": rss,
+            "peak_rss_bytes": self._peak_rss,
+            "weights_version": status.serving.version if status.serving else 0,
+            "weights_incarnation": status.serving.incarnation if status.serving else 0,
+        }
+        for name, value in figures.items():
+            self._gauges[name].set(value)
+        return figures

@@ -1,0 +1,265 @@
+"""The rollout loop: grants in, requests to the engine, finished groups out.
+
+Invariants: every grant ends here in exactly one of three ways: all its missing members are delivered, it is released,
+or it was lost to another holder and dropped; a group is handed on to scoring whole, or in parts once its first
+finished member has waited `PARTIAL_AFTER_S` (so that a crash costs no more than that); members of a dropped group are
+aborted in the engine and never delivered.
+
+Everything here happens in the event loop's thread and never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from generators.admission import Load, credits_for
+from generators.engines.base import GenerationRequest, GenerationResult, InferenceEngine
+from generators.held import FinishedMember, HeldGroup
+from mesh.errors import PayloadError
+from mesh.versions import PolicyVersion
+from protos import buffer_pb2
+
+log = logging.getLogger(__name__)
+PARTIAL_AFTER_S = 2.0
+
+# Groups with the members that are ready to be scored.
+Batch = list[tuple[HeldGroup, list[FinishedMember]]]
+
+
+class Rollout:
+    """Book of the groups in hand.
+
+    Args:
+        engine: decodes.
+        slots: sequences that it decodes together.
+        n_by_table: members per group, for credits.
+        on_batch: takes finished members; reports back through `settled`.
+        on_failed: takes members that could not even be started, with the reason.
+        on_release: takes groups to be given back.
+        on_load: called when the load has changed (credits may be due).
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        *,
+        slots: int,
+        n_by_table: dict[str, int],
+        on_batch: Callable[[Batch], None],
+        on_failed: Callable[[HeldGroup, list[int], str], None],
+        on_release: Callable[[list[HeldGroup]], None],
+        on_load: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._slots = slots
+        self._n_by_table = n_by_table
+        self._on_batch = on_batch
+        self._on_failed = on_failed
+        self._on_release = on_release
+        self._on_load = on_load
+        self._groups: dict[tuple[str, str], HeldGroup] = {}
+        self._requests: dict[str, tuple[HeldGroup, int]] = {}
+        self._ids = itertools.count()
+        self._starting: list[HeldGroup] = []
+        self._generating = dict.fromkeys(n_by_table, 0)
+        self._undelivered = 0
+        self._draining = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @property
+    def held(self) -> int:
+        """Groups in hand."""
+        return len(self._groups)
+
+    @property
+    def load(self) -> Load:
+        """Members in hand."""
+        return Load(generating=sum(self._generating.values()), undelivered=self._undelivered)
+
+    def credits(self, table: str) -> int:
+        """Groups of `table` that may be granted now."""
+        if self._draining:
+            return 0
+        load = self.load
+        if table == "eval":
+            # Evaluation does not compete with training for credits: its groups are few and wait for nobody.
+            load = Load(generating=self._generating[table], undelivered=load.undelivered)
+        return credits_for(load, slots=self._slots, n=self._n_by_table[table])
+
+    # -------------------------------------------------------------------------------------------------- grants
+
+    def add(self, table: str, grant: buffer_pb2.GroupGrant) -> None:
+        """Takes a group on; one that is held already under the same lease is passed over (grants are repeated when a
+        stream is opened again)."""
+        known = self._groups.get((table, grant.group_id))
+        if known is not None:
+            if known.grant.lease_id == grant.lease_id:
+                return
+            self.drop(known)
+        group = HeldGroup.from_grant(table, grant)
+        self._groups[(table, grant.group_id)] = group
+        self.idle.clear()
+        if not self._starting:
+            asyncio.get_running_loop().call_soon(self._start)
+        self._starting.append(group)
+
+    def _start(self) -> None:
+        """Gives the groups that came together to the engine together."""
+        groups, self._starting = self._starting, []
+        requests: list[GenerationRequest] = []
+        misplaced = []
+        serving = self._engine.status().serving
+        for group in groups:
+            if group.dropped:
+                continue
+            wrong_version = group.pinned is not None and group.pinned != serving
+            if self._draining or wrong_version or not group.missing_members():
+                misplaced.append(group)
+                continue
+            try:
+                requests.extend(self._requests_of(group))
+            except PayloadError as error:
+                self._fail(group, error)
+        self.release(misplaced)
+        self._submit(requests)
+        self._on_load()
+
+    def _requests_of(self, group: HeldGroup) -> list[GenerationRequest]:
+        requests = []
+        for member in group.missing_members():
+            request = group.request(member, str(next(self._ids)))
+            group.generating[member] = request.request_id
+            self._generating[group.table] += 1
+            self._requests[request.request_id] = (group, member)
+            requests.append(request)
+        return requests
+
+    def _submit(self, requests: list[GenerationRequest]) -> None:
+        if not requests:
+            return
+        try:
+            self._engine.submit(requests)
+        except PayloadError as error:
+            if len({self._requests[request.request_id][0].group_id for request in requests}) == 1:
+                self._fail(self._requests[requests[0].request_id][0], error)
+                return
+            # The engine takes all or none: find the group that it refuses.
+            by_group: dict[str, list[GenerationRequest]] = {}
+            for request in requests:
+                by_group.setdefault(self._requests[request.request_id][0].group_id, []).append(request)
+            for part in by_group.values():
+                self._submit(part)
+
+    def _fail(self, group: HeldGroup, error: PayloadError) -> None:
+        """The engine cannot take this prompt: every missing member ends with an error outcome."""
+        log.warning("group %s cannot be generated: %s", group.group_id, error, extra={"group": group.group_id})
+        self._forget_requests(group)
+        members = group.missing_members()
+        self._hand_on(group, len(members))
+        self._on_failed(group, members, f"generation refused: {error}")
+
+    # ------------------------------------------------------------------------------------------------- results
+
+    def on_results(self, results: Sequence[GenerationResult]) -> None:
+        """Takes what one decode step finished."""
+        now = time.time_ns()
+        complete: dict[int, HeldGroup] = {}
+        misplaced: dict[int, HeldGroup] = {}
+        for result in results:
+            owner = self._requests.pop(result.request_id, None)
+            if owner is None:
+                continue
+            group, member = owner
+            del group.generating[member]
+            self._generating[group.table] -= 1
+            if result.finish_reason == "aborted" or not _answers(group.pinned, result):
+                misplaced[id(group)] = group
+                continue
+            if not group.finished and group.generating:
+                asyncio.get_running_loop().call_later(PARTIAL_AFTER_S, self._hand_on_part, group)
+            group.finished.append(FinishedMember(member, result, now))
+            if not group.generating:
+                complete[id(group)] = group
+        self.release([group for group in misplaced.values() if not group.dropped])
+        batch = [(group, self._take(group)) for group in complete.values() if not group.dropped]
+        if batch:
+            self._on_batch(batch)
+        self._on_load()
+
+    def _take(self, group: HeldGroup) -> list[FinishedMember]:
+        finished, group.finished = group.finished, []
+        self._hand_on(group, len(finished))
+        return finished
+
+    def _hand_on(self, group: HeldGroup, members: int) -> None:
+        group.undelivered += members
+        self._undelivered += members
+
+    def _hand_on_part(self, group: HeldGroup) -> None:
+        """The first finished member has waited long enough for the rest of its group."""
+        if group.finished and not group.dropped:
+            self._on_batch([(group, self._take(group))])
+
+    def settled(self, group: HeldGroup, members: int) -> None:
+        """`members` handed on before have their outcome stored, or are not needed any more."""
+        group.undelivered -= members
+        self._undelivered -= members
+        if group.over and not group.dropped:
+            self._forget(group)
+        self._on_load()
+
+    # ---------------------------------------------------------------------------------------------- giving up
+
+    def drop(self, group: HeldGroup) -> None:
+        """The group belongs to somebody else, or has ended: stops working on it."""
+        if group.dropped:
+            return
+        group.dropped = True
+        group.finished.clear()
+        self._forget_requests(group, abort=True)
+        self._forget(group)
+
+    def release(self, groups: Sequence[HeldGroup]) -> None:
+        """Gives groups back; members stored so far stay."""
+        if not groups:
+            return
+        for group in groups:
+            self.drop(group)
+        self._on_release(list(groups))
+
+    def stop_admitting(self) -> None:
+        """No more credits; what comes nevertheless is given back."""
+        self._draining = True
+        self._on_load()
+
+    def release_all(self) -> None:
+        """Gives back every group with members that are not finished; hands on what is finished first."""
+        for group in list(self._groups.values()):
+            if group.finished:
+                self._on_batch([(group, self._take(group))])
+        self.release([group for group in self._groups.values() if group.generating or group in self._starting])
+
+    def _forget_requests(self, group: HeldGroup, *, abort: bool = False) -> None:
+        ids = list(group.generating.values())
+        for request_id in ids:
+            self._requests.pop(request_id, None)
+        self._generating[group.table] -= len(ids)
+        group.generating.clear()
+        if abort and ids:
+            self._engine.abort(ids)
+
+    def _forget(self, group: HeldGroup) -> None:
+        if self._groups.get((group.table, group.group_id)) is group:
+            del self._groups[(group.table, group.group_id)]
+        if not self._groups:
+            self.idle.set()
+
+
+def _answers(pinned: PolicyVersion | None, result: GenerationResult) -> bool:
+    """Whether a response comes from the version it has to."""
+    return pinned is None or all(version == pinned for _, version in result.versions.runs)

@@ -1,0 +1,154 @@
+"""The generator as a process: knows the mesh's address, learns everything else from it.
+
+Invariants: the ready file says that the service answers, not that there is work: a generator may come long before the
+learner; on a graceful end its leases are given back before it leaves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import prometheus_client
+import pydantic
+
+from generators.control import SERVICE_NAME, GeneratorControl
+from generators.generator import Generator
+from mesh.config.models import Config, SecuritySection
+from mesh.errors import ConfigError
+from mesh.hosts import host_id
+from mesh.membership import MembershipAgent, new_member_id
+from mesh.rpc import bind, new_server, open_channel
+from mesh.service import (
+    Shutdown,
+    add_health_and_reflection,
+    advertised_address,
+    run_service,
+    set_serving,
+    write_ready_file,
+)
+from mesh.threads import available_cores, plan_threads, thread_environment
+from protos import generator_pb2_grpc, membership_pb2
+
+log = logging.getLogger(__name__)
+
+
+def run(
+    mesh: str,
+    *,
+    host: str,
+    port: int,
+    advertise: str | None,
+    member_id: str | None,
+    threads: int | None,
+    security: SecuritySection,
+    ready_file: Path | None,
+) -> int:
+    """Generates until asked to end or the run is over.
+
+    Args:
+        mesh: host:port of the buffer.
+        host, port: address to bind; port 0 picks a free one.
+        advertise: host or host:port under which others reach this process, if not `host`.
+        member_id: name in the mesh; none: a new one.
+        threads: compute threads; none: as the run's configuration says.
+        security: token and TLS of the mesh.
+        ready_file: written once the service answers.
+
+    Returns:
+        the process exit code.
+    """
+    member = member_id or new_member_id("generator")
+
+    async def main(shutdown: Shutdown) -> int:
+        return await serve(
+            mesh,
+            shutdown,
+            host=host,
+            port=port,
+            advertise=advertise,
+            member_id=member,
+            threads=threads,
+            security=security,
+            ready_file=ready_file,
+        )
+
+    return run_service("generator", main)
+
+
+async def serve(
+    mesh: str,
+    shutdown: Shutdown,
+    *,
+    host: str,
+    port: int,
+    advertise: str | None,
+    member_id: str,
+    threads: int | None,
+    security: SecuritySection,
+    ready_file: Path | None,
+) -> int:
+    """The coroutine behind `run`.
+
+    Raises:
+        RollmeshError: the port is taken, the mesh stays away, the model cannot be built, the engine fails.
+    """
+    server = new_server(security)
+    bound = bind(server, host, port, security)
+    address = advertised_address(host, bound, advertise)
+    channel = open_channel(mesh, security)
+    agent = MembershipAgent(
+        channel, membership_pb2.ROLE_GENERATOR, member_id=member_id, address=address, host_id=host_id()
+    )
+    exporter = None
+    try:
+        await agent.start()
+        config = _configuration(agent)
+        logging.getLogger().setLevel(config.logging.level.upper())
+        set_threads(config, threads)
+        generator = Generator(config, agent, channel, security)
+        control = GeneratorControl(generator, shutdown)
+        generator_pb2_grpc.add_GeneratorControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]  # generated code
+        health = add_health_and_reflection(server, [SERVICE_NAME])
+        await server.start()
+        await set_serving(health, [SERVICE_NAME])
+        if config.network.metrics:
+            exporter, _ = prometheus_client.start_http_server(0, addr=host, registry=generator.metrics.registry)
+            log.info("metrics at http://%s:%d/metrics", host, exporter.server_port)
+        write_ready_file(ready_file, address)
+        await generator.run(shutdown)
+        await agent.leave()
+    finally:
+        await agent.stop()
+        await server.stop(1.0)
+        await channel.close()
+        if exporter is not None:
+            exporter.shutdown()
+            exporter.server_close()
+    return 0
+
+
+def _configuration(agent: MembershipAgent) -> Config:
+    try:
+        return Config.model_validate_json(agent.config_json)
+    except pydantic.ValidationError as error:
+        raise ConfigError(
+            f"the run's configuration cannot be read: {error}", hint="do all nodes run the same version of rollmesh?"
+        ) from error
+
+
+def set_threads(config: Config, threads: int | None) -> int:
+    """Decides the compute threads of this process; has to come before torch is imported for the first time."""
+    planned = plan_threads(
+        available_cores(),
+        ranks=config.learner.ranks,
+        replicas=config.rollout.replicas,
+        generator=threads or config.resources.generator_threads,
+    ).generator
+    os.environ.update(thread_environment(planned))
+    import torch
+
+    torch.set_num_threads(planned)
+    log.info("computing with %d thread(s)", planned)
+    return planned
