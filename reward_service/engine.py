@@ -142,6 +142,8 @@ def combine(names: Sequence[str], outcomes: Sequence[Outcome]) -> Outcome:
     Components: each function's total under its name; its own parts under their names where it is the only
     function, else under `function/part`. Per-token values are summed too.
     """
+    if len(outcomes) == 1 and isinstance(only := outcomes[0], Scored):  # the common case, and on the hot path
+        return Scored(only.total, {names[0]: only.total, **only.components}, only.per_token)
     failed = next((outcome for outcome in outcomes if isinstance(outcome, Failed)), None)
     if failed is not None:
         return failed

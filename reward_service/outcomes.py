@@ -46,7 +46,8 @@ class RewardItem:
         Raises:
             PayloadError: where a JSON field is malformed or extra_info is not an object.
         """
-        extra_info = _decode(message.extra_info_json, "extra_info_json")
+        text = message.extra_info_json
+        extra_info = {} if text == "{}" else _decode(text, "extra_info_json")
         if extra_info is not None and not isinstance(extra_info, dict):
             raise PayloadError("extra_info_json", f"expected a JSON object, got {type(extra_info).__name__}")
         return cls(

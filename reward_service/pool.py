@@ -1,10 +1,9 @@
 """Threads that run synchronous reward functions, each call under its own deadline.
 
 A Python thread cannot be ended from outside. So a worker whose call is overdue is given up: its job is closed, a
-fresh worker takes its place, and whatever the late call returns is dropped.
-(A call that never
-lets go of the interpreter, such as a runaway regular expression, stops the whole process; then the client's deadline
-holds, which is why runs that matter score in a service of their own.)
+fresh worker takes its place, and whatever the late call returns is dropped. (A call that never lets go of the
+interpreter, such as a runaway regular expression, stops its whole process; then the client's deadline holds, which is
+why runs that matter score in a service of their own.)
 
 Invariants: every call of a job ends in its results or in `Failed("timeout")`, at its deadline at the latest; a late
 result is never used; at most `max_lost` given-up threads exist at a time, after which jobs wait for a free one (and
