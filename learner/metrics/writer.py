@@ -35,8 +35,12 @@ class MetricsWriter:
         self._jobs.put(functools.partial(self._fan_out, step, record))
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Queues other I/O behind the records (kept samples); errors are the job's own affair."""
+        """Queues other work behind the records; errors are the job's own affair."""
         self._jobs.put(job)
+
+    def write_now(self, step: int, record: Record) -> None:
+        """Hands a record to the trackers; for jobs of `submit`, in the writer's thread."""
+        self._fan_out(step, record)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Writes what is queued and closes the trackers."""

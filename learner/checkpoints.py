@@ -1,0 +1,103 @@
+"""When a checkpoint is written, and its commit.
+
+Invariant: the buffer is told of a checkpoint only when it is whole on disk; at least two are kept, so that the one the
+buffer names exists at every moment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from buffer.client import BufferClient
+from learner.controls import Controls
+from learner.state import LearnerState
+from learner.team import Team
+from mesh.config.models import CheckpointSection
+from mesh.service import AsyncBridge
+from mesh.versions import PolicyVersion
+
+# Longest commit; its client repeats the call for less than this.
+_COMMIT_S = 180.0
+
+
+class CheckpointKeeper:
+    """Writes checkpoints from the training thread.
+
+    Args:
+        team: writes them, each rank its part.
+        bridge, client: to commit.
+        controls: requests for checkpoints.
+        state: told the phase and the committed version.
+        section: how often.
+        incarnation: of this learner.
+        extra: what to store besides the engine's state.
+        settle: waits until everything published is in force.
+        started_at: the version that is durable already.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        bridge: AsyncBridge,
+        client: BufferClient,
+        controls: Controls,
+        state: LearnerState,
+        section: CheckpointSection,
+        *,
+        incarnation: int,
+        extra: Callable[[], dict[str, object]],
+        settle: Callable[[], None],
+        started_at: int,
+    ) -> None:
+        self._team = team
+        self._bridge = bridge
+        self._client = client
+        self._controls = controls
+        self._state = state
+        self._section = section
+        self._incarnation = incarnation
+        self._extra = extra
+        self._settle = settle
+        self._written: tuple[int, Path | None] = (started_at, None)
+        self._written_at = time.monotonic()
+
+    def write_if_due(self, version: int) -> float:
+        """Writes a checkpoint where steps or seconds say so, or somebody has asked; returns the seconds it took."""
+        section = self._section
+        by_steps = section.every_steps is not None and version - self._written[0] >= section.every_steps
+        by_time = section.every_s is not None and time.monotonic() - self._written_at >= section.every_s
+        if not by_steps and not by_time:
+            return 0.0
+        began = time.monotonic()
+        self.write(version)
+        return time.monotonic() - began
+
+    def serve_requests(self, version: int) -> None:
+        """Answers requests for a checkpoint."""
+        requests = self._controls.take_checkpoint_requests()
+        if requests:
+            folder = self.write(version)
+            for request in requests:
+                request.set_result((folder, version))
+
+    def write(self, version: int) -> Path:
+        """Writes and commits a checkpoint; one of this version is not written twice.
+
+        Raises:
+            FencedError: another learner has taken over; the checkpoint stays, but `latest` does not name it.
+        """
+        written_version, folder = self._written
+        if folder is None or written_version != version:
+            before, self._state.phase = self._state.phase, "checkpointing"
+            self._settle()
+            folder = self._team.save(PolicyVersion(self._incarnation, version), self._extra())
+            self._bridge.call(
+                self._client.commit("train", self._incarnation, version, checkpoint=str(folder.resolve())), _COMMIT_S
+            )
+            self._state.committed = version
+            self._written = (version, folder)
+            self._state.phase = before
+        self._written_at = time.monotonic()
+        return folder

@@ -1,0 +1,157 @@
+"""Getting a batch that may be trained: leased, weighed by the algorithm, claimed.
+
+Invariants: a batch that is claimed has exactly the configured number of groups, fewer only at the end of the data;
+every group that is not trained is given back with a reason and replaced at the same version; replacements are bounded
+by a named error; the claim is durable, and logged on disk, before the optimizer step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from buffer.client import BufferClient
+from learner.algorithms.base import Algorithm
+from learner.consumption import ConsumptionLog, Use
+from learner.groups import SampledGroup
+from learner.source import GroupSource
+from learner.weighing import WeighedGroup, weigh
+from mesh.errors import RollmeshError
+from mesh.service import AsyncBridge
+from protos import buffer_pb2
+
+_log = logging.getLogger(__name__)
+# Groups that may be dropped for one version, in batches, before the run ends with an error.
+MAX_DROPPED_BATCHES = 10
+
+# Longest answer of the event loop to a call that itself is bounded (clients retry for less than this).
+_ANSWER_S = 180.0
+
+
+class StarvedError(RollmeshError):
+    """Groups come, but none can be trained: the algorithm drops them all, or they all fail."""
+
+    code = "starved"
+    exit_code = 11
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """Groups gathered for one version, not claimed yet.
+
+    Attributes:
+        version: policy version that they will train.
+        groups: weighed, in the order in which they came.
+        dropped: groups given back so far for this version, by reason.
+    """
+
+    version: int
+    groups: list[WeighedGroup] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+class BatchClaimer:
+    """Gathers and claims the batches of rank 0. `gather` belongs to the main thread, the rest to the event loop.
+
+    Args:
+        bridge: the event loop.
+        client: of the buffer.
+        source: leased groups.
+        algorithm: weighs them.
+        log: records claims.
+        incarnation, resumed_at: of this learner.
+        batch: groups per batch.
+        on_claimed: told after every claim.
+    """
+
+    def __init__(
+        self,
+        bridge: AsyncBridge,
+        client: BufferClient,
+        source: GroupSource,
+        algorithm: Algorithm,
+        log: ConsumptionLog,
+        *,
+        incarnation: int,
+        resumed_at: int,
+        batch: int,
+        on_claimed: Callable[[int], None],
+    ) -> None:
+        self._bridge = bridge
+        self._client = client
+        self._source = source
+        self._algorithm = algorithm
+        self._consumption = log
+        self._incarnation = incarnation
+        self._resumed_at = resumed_at
+        self._batch = batch
+        self._on_claimed = on_claimed
+
+    def gather(self, candidate: Candidate, timeout_s: float) -> bool:
+        """Fills a candidate up to the batch size.
+
+        Returns:
+            False where the data has ended and there is nothing to train.
+
+        Raises:
+            Interrupted: groups are still missing after `timeout_s`, or the wait was interrupted; the candidate keeps
+                what it has.
+            StarvedError: too many groups were dropped.
+        """
+        while (missing := self._batch - len(candidate.groups)) > 0:
+            arrived = self._bridge.call(self._source.take(candidate.version, missing, timeout_s), timeout_s + _ANSWER_S)
+            kept, dropped = weigh(self._algorithm, arrived)
+            candidate.groups.extend(kept)
+            for reason, groups in dropped.items():
+                self._drop(candidate, groups, reason)
+            if len(arrived) < missing:
+                break
+        return bool(candidate.groups)
+
+    async def claim(self, candidate: Candidate) -> frozenset[str]:
+        """Claims and logs a candidate.
+
+        Returns:
+            Ids of groups that were refused (their lease was lost, say). Where there are any, nothing is claimed.
+
+        Raises:
+            FencedError: another learner has taken over.
+        """
+        leases = [weighed.group.lease for weighed in candidate.groups]
+        response = await self._client.claim("train", self._incarnation, candidate.version, leases)
+        if not response.claimed:
+            for refusal in response.refused:
+                _log.warning("claim refused: %s", refusal.reason, extra={"group": refusal.group_id})
+                candidate.dropped[refusal.reason] += 1
+            self._check_bound(candidate)
+            return frozenset(refusal.group_id for refusal in response.refused)
+        use = Use(
+            self._incarnation,
+            candidate.version,
+            self._resumed_at,
+            [(weighed.group_id, _trained_members(weighed.group)) for weighed in candidate.groups],
+        )
+        await asyncio.to_thread(self._consumption.append, use)
+        self._on_claimed(candidate.version)
+        return frozenset()
+
+    def _drop(self, candidate: Candidate, groups: Sequence[SampledGroup], reason: str) -> None:
+        candidate.dropped[reason] += len(groups)
+        give_back = self._source.give_back(groups, buffer_pb2.NACK_DISPOSITION_FILTER, reason)
+        self._bridge.call(give_back, _ANSWER_S)
+        self._check_bound(candidate)
+
+    def _check_bound(self, candidate: Candidate) -> None:
+        if candidate.dropped.total() > MAX_DROPPED_BATCHES * self._batch:
+            raise StarvedError(
+                f"{candidate.dropped.total()} groups were dropped before version {candidate.version} had a batch: "
+                f"{dict(candidate.dropped)}",
+                hint="look at the rewards (`rollmesh samples`), or at the algorithm's filters",
+            )
+
+
+def _trained_members(group: SampledGroup) -> list[int]:
+    return [member.member for member, scored in zip(group.members, group.scored, strict=True) if scored]

@@ -1,0 +1,96 @@
+"""The consumption log: which groups each optimizer step used, append-only, beside the checkpoints.
+
+Invariant: a line is on disk (fsync) after the claim that it records and before the optimizer step that uses the
+groups. So a group that was trained is in the log, even where Redis has lost what it had acknowledged. What was trained
+on the surviving lineage are the lines of each incarnation below the version at which its successor resumed: a line
+whose step was never taken, because the learner died, lies at or above that version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mesh.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One line.
+
+    Attributes:
+        incarnation: learner that used the groups.
+        train_version: version that was trained; the step made `train_version + 1`.
+        resumed_at: version at which this incarnation began.
+        groups: (group id, members that were trained), in the order of the batch.
+    """
+
+    incarnation: int
+    train_version: int
+    resumed_at: int
+    groups: Sequence[tuple[str, Sequence[int]]]
+
+
+class ConsumptionLog:
+    """Appends lines to `path`; a torn last line of a killed learner is cut off when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+        _cut_torn_line(path)
+
+    def append(self, use: Use) -> None:
+        """Writes one line and waits until it is on disk."""
+        line = {
+            "incarnation": use.incarnation,
+            "train_version": use.train_version,
+            "resumed_at": use.resumed_at,
+            "groups": [[group_id, list(members)] for group_id, members in use.groups],
+        }
+        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_log(path: Path) -> Iterator[Use]:
+    """The complete lines of a log, oldest first.
+
+    Raises:
+        DataError: a line in the middle of the log is not readable.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                entry = json.loads(line)
+                groups = [(str(group_id), [int(m) for m in members]) for group_id, members in entry["groups"]]
+                yield Use(int(entry["incarnation"]), int(entry["train_version"]), int(entry["resumed_at"]), groups)
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{path}, line {number} is damaged: {error}") from error
+
+
+def surviving(uses: Sequence[Use]) -> list[Use]:
+    """The uses whose training is part of the newest incarnation's weights.
+
+    A repeated line of the same step (a claim that was tried again with other groups) is superseded by the last.
+    """
+    resumed = {use.incarnation: use.resumed_at for use in uses}
+    last = {(use.incarnation, use.train_version): use for use in uses}
+    return [
+        use
+        for (incarnation, version), use in sorted(last.items())
+        if all(version < at for later, at in resumed.items() if later > incarnation)
+    ]
+
+
+def _cut_torn_line(path: Path) -> None:
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)

@@ -1,0 +1,66 @@
+"""What others may ask of a running learner, handed from the event loop to the training thread.
+
+Requests are served between two steps, or at once where the learner waits for groups. All methods may be called from
+any thread, and `stop` from a signal handler.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from mesh.errors import RollmeshError
+
+
+class Controls:
+    """The wishes to stop and to write a checkpoint.
+
+    Attributes:
+        wake: called after every request, to end a wait for groups; set once the learner waits.
+    """
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], object] = lambda: None
+        self._stop_reason: str | None = None
+        self._error: RollmeshError | None = None
+        # A signal handler interrupts the thread that may hold the lock: it must be re-entrant.
+        self._lock = threading.RLock()
+        self._checkpoints: deque[Future[tuple[Path, int]]] = deque()
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run is to end after the present step; None where it is not."""
+        return self._stop_reason
+
+    def stop(self, reason: str) -> None:
+        """Asks for an orderly end; the first reason stays."""
+        self._stop_reason = self._stop_reason or reason
+        self.wake()
+
+    def fail(self, error: RollmeshError) -> None:
+        """Ends the run with an error at the next occasion; the first error stays."""
+        self._error = self._error or error
+        self.wake()
+
+    def raise_failure(self) -> None:
+        """Raises what `fail` was given."""
+        if self._error is not None:
+            raise self._error
+
+    def request_checkpoint(self) -> Future[tuple[Path, int]]:
+        """Asks for a checkpoint; the future gives its folder and version once it is committed."""
+        future: Future[tuple[Path, int]] = Future()
+        with self._lock:
+            self._checkpoints.append(future)
+        self.wake()
+        return future
+
+    def take_checkpoint_requests(self) -> list[Future[tuple[Path, int]]]:
+        """The open requests; the caller answers them all."""
+        with self._lock:
+            taken = list(self._checkpoints)
+            self._checkpoints.clear()
+        return taken

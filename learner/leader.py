@@ -1,0 +1,339 @@
+"""Rank 0 from start to end: opens the data, joins, takes the run over, trains, evaluates last, leaves.
+
+Order of a start: data and prompts are checked before anything touches the mesh; the checkpoint is loaded before the
+old learner is fenced, so that a learner that cannot go on takes nothing over.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import logging
+from concurrent.futures import CancelledError
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from learner.algorithms.base import Algorithm
+from learner.announcer import Announcer
+from learner.checkpoints import CheckpointKeeper
+from learner.claims import BatchClaimer
+from learner.consumption import ConsumptionLog
+from learner.controls import Controls
+from learner.data import DataOrder, PromptEncoder, PromptStream, open_dataset
+from learner.data.prompts import TaskShape
+from learner.evaluation import Evaluator, evaluation_tasks
+from learner.lineage import Lineage
+from learner.loop import TrainingLoop
+from learner.metrics import MetricsWriter, open_trackers
+from learner.metrics.figures import RunFigures, write_learner_json
+from learner.model_folder import context_length, load_tokenizer
+from learner.payloads import HeldPayloads
+from learner.recorder import Recorder
+from learner.samples import SampleLog
+from learner.session import Session
+from learner.state import LearnerState
+from learner.team import Team
+from learner.weights import WeightPublisher, read_model_bundle
+from mesh.config import Config
+from mesh.errors import ConfigError, DataError
+from mesh.service import AsyncBridge
+from mesh.versions import PolicyVersion
+from protos import trajectory_pb2
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_log = logging.getLogger(__name__)
+# Reasons after which the run is complete; after a signal it can be gone on with.
+_NATURAL_ENDS = ("steps", "stop_at", "end_of_data")
+_LEAVE_S = 60.0
+
+
+class Leader:
+    """Wires rank 0 and runs it.
+
+    Args:
+        config: of the run; the model's path is a local folder.
+        mesh: address of the buffer.
+        bridge: the event loop.
+        team: all ranks.
+        held: where one rank keeps its payloads.
+        algorithm: weighs groups.
+        controls: from signals and the control service.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mesh: str,
+        bridge: AsyncBridge,
+        team: Team,
+        held: HeldPayloads,
+        algorithm: Algorithm,
+        controls: Controls,
+    ) -> None:
+        self._config = config
+        self._bridge = bridge
+        self._team = team
+        self._held = held
+        self._algorithm = algorithm
+        self._controls = controls
+        self._state = LearnerState()
+        folder = Path(config.model.path)
+        self._tokenizer = load_tokenizer(folder)
+        self._check_context(folder)
+        self._prompts, self._eval_tasks = _open_data(config, self._tokenizer)
+        weights = config.weights
+        self._publisher = WeightPublisher(
+            config.run.name,
+            read_model_bundle(folder),
+            keep_versions=weights.keep_versions,
+            bucket_bytes=weights.bucket_bytes,
+            transport=weights.transport,
+        )
+        self._session = Session(config, mesh, self._publisher, self._state, controls)
+
+    def run(self, *, takeover: bool, force: bool, ready_file: Path | None) -> None:
+        """Runs to the end of the run, or to the first reason to stop.
+
+        Raises:
+            FencedError: another learner has taken over.
+            RollmeshError: the run cannot start or go on.
+        """
+        finished = False
+        patience = self._config.network.retry_s + _LEAVE_S
+        try:
+            self._bridge.call(self._session.open(ready_file), patience)
+            extra = self._load_latest()
+            version = int(extra.get("version", 0))
+            # Commits per step run ahead of the checkpoints by design: what lies between is at most once.
+            force = force or self._config.buffer.commit == "step"
+            incarnation, seeded = self._bridge.call(
+                self._session.take_over(version, takeover=takeover, force=force), patience
+            )
+            lineage = Lineage.from_wire(extra.get("lineage", [])).then(incarnation, version)
+            figures = RunFigures.from_wire(extra["figures"]) if "figures" in extra else RunFigures()
+            finished = self._train(version, lineage, figures, seeded)
+        finally:
+            self._state.phase = "ending"
+            self._bridge.call(self._session.close(run_finished=finished), _LEAVE_S)
+            self._publisher.close()
+        self._team.dismiss()
+
+    def _load_latest(self) -> dict[str, Any]:
+        """Loads the checkpoint that the buffer names; nothing where the run is new."""
+        session = self._session
+        described = self._bridge.call(session.monitor.refresh(), self._config.network.retry_s + _LEAVE_S)
+        if not described.latest_checkpoint:
+            return {}
+        folder = Path(described.latest_checkpoint)
+        if not folder.is_dir():
+            raise DataError(
+                f"the run's last checkpoint {folder} is not here",
+                hint="start the learner where the run folder is, or use another run.name",
+            )
+        _log.info("going on from %s", folder)
+        return self._team.load(folder)
+
+    def _train(self, version: int, lineage: Lineage, figures: RunFigures, seeded: int) -> bool:
+        """Trains; True where the run is complete."""
+        config, session, incarnation = self._config, self._session, lineage.resumed[-1][0]
+        run_folder = config.run.folder
+        writer = MetricsWriter(open_trackers(config))
+        consumption = ConsumptionLog(run_folder / "consumption.jsonl")
+        recorder = Recorder(
+            writer,
+            SampleLog(run_folder / "samples.jsonl", self._tokenizer, config.logging.samples_per_step),
+            figures,
+            self._state,
+            lineage,
+            pushes=self._publisher.pushes,
+            clocks=session.monitor.clocks,
+        )
+        try:
+            self._bridge.call(
+                session.start(
+                    self._prompts, incarnation=incarnation, cursor=seeded, with_payloads=self._team.ranks == 1
+                ),
+                config.network.retry_s + _LEAVE_S,
+            )
+            evaluator = self._evaluator(incarnation, recorder)
+            announcer = self._announcer(incarnation, evaluator, version, figures)
+            checkpoints = self._checkpoints(incarnation, version, lineage, figures, announcer)
+            loop = self._loop(version, lineage, figures, recorder, evaluator, announcer, checkpoints, consumption)
+            self._controls.wake = lambda: self._bridge.loop.call_soon_threadsafe(session.source.interrupt)
+            reason = loop.run()
+            _log.info("the run ends after version %d: %s", loop.version, reason)
+            announcer.settle()
+            if evaluator is not None:
+                self._evaluate_last(evaluator, PolicyVersion(incarnation, loop.version), reason)
+            checkpoints.write(loop.version)
+            checkpoints.serve_requests(loop.version)
+            self._bridge.call(session.monitor.refresh(), config.network.retry_s + _LEAVE_S)
+        finally:
+            writer.close()
+            consumption.close()
+        write_learner_json(
+            run_folder / "learner.json",
+            figures,
+            incarnation=incarnation,
+            version=loop.version,
+            stop_reason=reason,
+            pushes=self._publisher.pushes.summary(),
+            waiting=session.monitor.clocks(),
+            refused_prompts=self._prompts.refused,
+        )
+        return reason in (*_NATURAL_ENDS, "request")
+
+    def _evaluate_last(self, evaluator: Evaluator, policy: PolicyVersion, reason: str) -> None:
+        """Waits for the result at the last version; a wish to stop ends the wait."""
+        if reason not in _NATURAL_ENDS:
+            self._bridge.call(evaluator.close(), _LEAVE_S)
+            return
+        self._state.phase = "evaluating"
+        waiting = self._bridge.submit(evaluator.last(policy))
+        self._controls.wake = waiting.cancel
+        try:
+            if waiting.result() is None:
+                _log.warning("no evaluation at the last version %s: `rollmesh status` says what generators do", policy)
+        except (CancelledError, concurrent.futures.CancelledError):
+            self._bridge.call(evaluator.close(), _LEAVE_S)
+            self._controls.raise_failure()
+
+    def _evaluator(self, incarnation: int, recorder: Recorder) -> Evaluator | None:
+        if self._eval_tasks is None:
+            return None
+        return Evaluator(
+            self._session.client,
+            self._eval_tasks,
+            incarnation=incarnation,
+            timeout_s=self._config.eval.timeout_s,
+            in_force=lambda: self._state.published,
+            on_result=recorder.evaluation,
+        )
+
+    def _announcer(self, incarnation: int, evaluator: Evaluator | None, version: int, figures: RunFigures) -> Announcer:
+        every = self._config.eval.every_steps
+        first = version if not figures.evals else -1
+        return Announcer(
+            self._bridge,
+            self._session.client,
+            self._publisher,
+            evaluator,
+            self._state,
+            incarnation=incarnation,
+            wire_dtype=self._config.model.dtype,
+            evaluate_at=lambda v: v == first or (every is not None and v > 0 and v % every == 0),
+            commit_each=self._config.buffer.commit == "step",
+            timeout_s=self._config.network.retry_s + _LEAVE_S,
+        )
+
+    def _checkpoints(
+        self, incarnation: int, version: int, lineage: Lineage, figures: RunFigures, announcer: Announcer
+    ) -> CheckpointKeeper:
+        return CheckpointKeeper(
+            self._team,
+            self._bridge,
+            self._session.client,
+            self._controls,
+            self._state,
+            self._config.checkpoint,
+            incarnation=incarnation,
+            extra=lambda: {"lineage": lineage.to_wire(), "figures": figures.to_wire()},
+            settle=announcer.settle,
+            started_at=version,
+        )
+
+    def _loop(
+        self,
+        version: int,
+        lineage: Lineage,
+        figures: RunFigures,
+        recorder: Recorder,
+        evaluator: Evaluator | None,
+        announcer: Announcer,
+        checkpoints: CheckpointKeeper,
+        consumption: ConsumptionLog,
+    ) -> TrainingLoop:
+        session, batch, steps = self._session, self._config.learner.batch, self._config.learner.steps
+        goal = self._config.eval.stop_at
+
+        def on_claimed(claimed: int) -> None:
+            session.source.forget(claimed)
+            session.feeder.batch_used()
+            if claimed + 1 < steps:
+                session.source.want(claimed + 1, batch.groups)
+
+        def good_enough() -> bool:
+            latest = evaluator.latest if evaluator is not None else None
+            return goal is not None and latest is not None and latest.reward >= goal
+
+        claimer = BatchClaimer(
+            self._bridge,
+            session.client,
+            session.source,
+            self._algorithm,
+            consumption,
+            incarnation=lineage.resumed[-1][0],
+            resumed_at=version,
+            batch=batch.groups,
+            on_claimed=on_claimed,
+        )
+        return TrainingLoop(
+            bridge=self._bridge,
+            team=self._team,
+            claimer=claimer,
+            held=self._held,
+            announcer=announcer,
+            checkpoints=checkpoints,
+            recorder=recorder,
+            figures=figures,
+            controls=self._controls,
+            state=self._state,
+            lineage=lineage,
+            batch=batch,
+            version=version,
+            last_version=steps,
+            good_enough=good_enough,
+        )
+
+    def _check_context(self, folder: Path) -> None:
+        rollout, context = self._config.rollout, context_length(folder)
+        longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+        if context is not None and longest > context:
+            raise ConfigError(
+                f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest}, but the model's context has "
+                f"{context} tokens",
+                hint="lower one of the two",
+            )
+
+
+def _open_data(
+    config: Config, tokenizer: PreTrainedTokenizerBase
+) -> tuple[PromptStream, list[trajectory_pb2.PromptTask] | None]:
+    """The training prompts, and the tasks of an evaluation round where there is held-out data.
+
+    Raises:
+        DataError: see `learner.data`.
+    """
+    data, rollout, evaluation = config.data, config.rollout, config.eval
+    encoder = PromptEncoder(
+        tokenizer, max_prompt_tokens=rollout.max_prompt_tokens, template_kwargs=data.chat_template_kwargs
+    )
+    shape = TaskShape(
+        n=rollout.n,
+        temperature=rollout.temperature,
+        max_tokens=rollout.max_response_tokens,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=tuple(rollout.stop),
+    )
+    source = open_dataset(data.train, data.prompt_key)
+    order = DataOrder(len(source), seed=config.run.seed, shuffle=data.shuffle, epochs=data.epochs)
+    prompts = PromptStream(source, order, encoder, shape, on_refused=data.on_long_prompt)
+    prompts.check()
+    if data.eval is None:
+        return prompts, None
+    held_out = open_dataset(data.eval, data.prompt_key)
+    greedy = dataclasses.replace(shape, n=evaluation.n, temperature=evaluation.temperature)
+    return prompts, evaluation_tasks(held_out, encoder, greedy, rows=evaluation.rows)

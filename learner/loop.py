@@ -1,0 +1,181 @@
+"""The training loop, on one page.
+
+One turn: gather a batch for the present version, claim it, train on it, publish the next version, book it, write a
+checkpoint where one is due. The groups of the next batch come in, and the last version is announced, while the present
+batch is trained; the claim runs beside the packing, and the optimizer waits for its answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from learner.announcer import Announcer
+from learner.checkpoints import CheckpointKeeper
+from learner.claims import BatchClaimer, Candidate
+from learner.controls import Controls
+from learner.lineage import Lineage
+from learner.metrics.figures import RunFigures
+from learner.payloads import HeldPayloads
+from learner.plan import TrainPlan, plan_training
+from learner.recorder import FinishedStep, Recorder, StepTimings
+from learner.source import Interrupted
+from learner.state import LearnerState
+from learner.team import Team
+from mesh.config.models import BatchSection
+from mesh.service import AsyncBridge
+
+# Longest wait for groups before the other ranks are told to go on waiting.
+_TURN_S = 30.0
+# Longest wait for the answer of a claim; its client repeats the call for less than this.
+_CLAIM_S = 180.0
+
+
+class TrainingLoop:
+    """Rank 0's loop.
+
+    Args:
+        bridge: the event loop.
+        team: all ranks.
+        claimer: gets batches.
+        held: where one rank keeps its payloads.
+        announcer: makes versions public.
+        checkpoints: writes what is durable.
+        recorder, figures: keep the books.
+        controls, state: to and from others.
+        lineage: of this learner.
+        batch: sizes.
+        version: that the learner starts from.
+        last_version: the run ends with it.
+        good_enough: whether the held-out reward has reached its goal.
+    """
+
+    def __init__(
+        self,
+        *,
+        bridge: AsyncBridge,
+        team: Team,
+        claimer: BatchClaimer,
+        held: HeldPayloads,
+        announcer: Announcer,
+        checkpoints: CheckpointKeeper,
+        recorder: Recorder,
+        figures: RunFigures,
+        controls: Controls,
+        state: LearnerState,
+        lineage: Lineage,
+        batch: BatchSection,
+        version: int,
+        last_version: int,
+        good_enough: Callable[[], bool],
+    ) -> None:
+        self._bridge = bridge
+        self._team = team
+        self._claimer = claimer
+        self._held = held
+        self._announcer = announcer
+        self._checkpoints = checkpoints
+        self._recorder = recorder
+        self._figures = figures
+        self._controls = controls
+        self._state = state
+        self._lineage = lineage
+        self._batch = batch
+        self._last_version = last_version
+        self._good_enough = good_enough
+        self._candidate = Candidate(version)
+        self._timings = StepTimings()
+        self.version = version
+
+    def run(self) -> str:
+        """Trains until there is a reason to end, and returns it: steps, stop_at, end_of_data, a signal, a request.
+
+        Raises:
+            FencedError: another learner has taken over.
+            RollmeshError: the run cannot go on.
+        """
+        self._publish()
+        self._figures.begin()
+        while (reason := self._why_end()) is None:
+            self._checkpoints.serve_requests(self.version)
+            try:
+                if not self._claim_batch():
+                    return "end_of_data"
+            except Interrupted:
+                self._team.keep_waiting()
+                continue
+            self._train_batch()
+        return reason
+
+    def _why_end(self) -> str | None:
+        self._controls.raise_failure()
+        if self._controls.stop_reason is not None:
+            return self._controls.stop_reason
+        if self._good_enough():
+            return "stop_at"
+        return "steps" if self.version >= self._last_version else None
+
+    def _claim_batch(self) -> bool:
+        """Afterwards a claimed batch lies packed on all ranks; False at the end of the data."""
+        candidate, timings = self._candidate, self._timings
+        while True:
+            self._state.phase = "waiting_for_groups"
+            began = time.perf_counter()
+            try:
+                if not self._claimer.gather(candidate, _TURN_S):
+                    return False
+            finally:
+                timings.wait_s += time.perf_counter() - began
+            self._state.phase = "training"
+            self._announcer.settle()
+            claim = self._bridge.submit(self._claimer.claim(candidate))
+            began = time.perf_counter()
+            self._held.hold(candidate.groups)
+            self._team.prepare(self._plan(candidate))
+            prepared = time.perf_counter()
+            refused = claim.result(_CLAIM_S)
+            timings.prepare_s += prepared - began
+            timings.claim_s += time.perf_counter() - prepared
+            if not refused:
+                return True
+            candidate.groups = [group for group in candidate.groups if group.group_id not in refused]
+
+    def _plan(self, candidate: Candidate) -> TrainPlan:
+        return plan_training(
+            candidate.groups,
+            version=candidate.version,
+            lineage=self._lineage,
+            token_budget=self._batch.tokens_per_micro_batch,
+            minibatches=self._batch.minibatches,
+            ranks=self._team.ranks,
+        )
+
+    def _train_batch(self) -> None:
+        batch, timings = self._candidate, self._timings
+        began = time.perf_counter()
+        result = self._team.train()
+        timings.train_s = time.perf_counter() - began
+        self.version += 1
+        self._candidate = Candidate(self.version)
+        self._publish()
+        self._timings = StepTimings()
+        self._recorder.step(
+            FinishedStep(
+                step=self._figures.steps + 1,
+                incarnation=self._lineage.resumed[-1][0],
+                trained_version=batch.version,
+                groups=[weighed.group for weighed in batch.groups],
+                dropped=dict(batch.dropped),
+                metrics=result.metrics,
+                skipped=result.skipped,
+                timings=timings.as_metrics(),
+                wall_s=self._figures.elapsed_s,
+            )
+        )
+        self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version)
+
+    def _publish(self) -> None:
+        self._state.phase = "publishing"
+        began = time.perf_counter()
+        self._announcer.publish(self.version, self._team.export())
+        self._timings.publish_s = time.perf_counter() - began

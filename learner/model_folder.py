@@ -1,0 +1,88 @@
+"""Where the model is: a local Hugging Face folder, or the local copy of a hub id."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from mesh.config.models import ModelSection
+from mesh.errors import DataError
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def resolve_model(model: ModelSection) -> ModelSection:
+    """The same model as a local folder; a hub id is downloaded (or found in the local cache) at its revision.
+
+    Raises:
+        DataError: no such folder, no model in it, or the hub id cannot be had.
+    """
+    folder = Path(model.path)
+    if not folder.is_dir():
+        if folder.is_absolute() or model.path.startswith(".") or not _HUB_ID.fullmatch(model.path):
+            raise DataError(
+                f"model folder {model.path} does not exist",
+                hint="set model.path to a Hugging Face folder, or to a hub id like org/name",
+            )
+        folder = _download(model)
+    _check(folder)
+    return model.model_copy(update={"path": str(folder), "revision": None})
+
+
+def _check(folder: Path) -> None:
+    config = folder / "config.json"
+    if not config.is_file():
+        raise DataError(f"{folder} has no config.json", hint="model.path must be a Hugging Face model folder")
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{config} is not valid JSON: {error}") from error
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        raise DataError(f"{folder} has no weights", hint="expected *.safetensors beside config.json")
+
+
+def _download(model: ModelSection) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                model.path,
+                revision=model.revision,
+                allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken"],
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise DataError(
+            f"model {model.path!r} is neither a local folder nor to be had from the hub: {error}",
+            hint="check model.path and model.revision; without network the hub's local cache must hold it",
+        ) from error
+
+
+def load_tokenizer(folder: Path):  # type: ignore[no-untyped-def]  # the class is only known to transformers
+    """The folder's tokenizer.
+
+    Raises:
+        DataError: there is none, or it cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+
+
+def context_length(folder: Path) -> int | None:
+    """Longest sequence of the model in tokens, as its configuration says; None where it does not."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    text = config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions"):
+        value = getattr(text, name, None)
+        if isinstance(value, int):
+            return value
+    return None

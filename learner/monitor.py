@@ -1,0 +1,131 @@
+"""Watches the mesh for the learner: heartbeats' gauges, the buffer's clocks, and what must end the run.
+
+Invariants: a learner that was taken over, or that has lost the mesh, is told so through `Controls.fail`; a run whose
+groups all fail ends with an error that names the reason instead of eating the data set in silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import psutil
+
+from buffer.client import BufferClient
+from learner.claims import MAX_DROPPED_BATCHES, StarvedError
+from learner.controls import Controls
+from learner.source import fenced_error
+from learner.state import LearnerState
+from mesh.errors import RollmeshError
+from mesh.membership import MembershipAgent
+from protos import buffer_pb2
+
+_log = logging.getLogger(__name__)
+_INTERVAL_S = 1.0
+# A wait for groups is logged when it begins to matter, and then at this interval.
+_WAIT_LOG_S = 15.0
+
+
+class Monitor:
+    """A task on the event loop.
+
+    Args:
+        client: of the buffer.
+        agent: this learner's membership.
+        state, controls: of this learner.
+        batch: groups per batch.
+    """
+
+    def __init__(
+        self, client: BufferClient, agent: MembershipAgent, state: LearnerState, controls: Controls, *, batch: int
+    ) -> None:
+        self._client = client
+        self._agent = agent
+        self._state = state
+        self._controls = controls
+        self._batch = batch
+        self._process = psutil.Process()
+        self._task: asyncio.Task[None] | None = None
+        self._failed_at_step = (-1, 0)
+        self._waiting_since: float | None = None
+        self._changed = asyncio.Event()
+        self.described = buffer_pb2.DescribeResponse()
+        """The table `train` as last described."""
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._agent.on_change(self._changed.set)
+        self._task = asyncio.create_task(self._run(), name="monitor")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def refresh(self) -> buffer_pb2.DescribeResponse:
+        """Describes the table now."""
+        self.described = await self._client.describe("train")
+        self._state.committed = self.described.committed_version
+        return self.described
+
+    def clocks(self) -> dict[str, float]:
+        """The buffer's cumulative waiting clocks, in seconds."""
+        return {
+            "inserts_s": self.described.waiting_for_inserts_ms / 1e3,
+            "samples_s": self.described.waiting_for_samples_ms / 1e3,
+        }
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._changed.wait(), _INTERVAL_S)
+                self._changed.clear()
+            except TimeoutError:
+                pass
+            if self._agent.fenced.is_set():
+                self._controls.fail(fenced_error())
+            if self._agent.lost.is_set() and self._agent.lost_error is not None:
+                self._controls.fail(self._agent.lost_error)
+            try:
+                await self.refresh()
+            except RollmeshError as error:
+                self._controls.fail(error)
+                return
+            self._check_starved()
+            self._report()
+
+    def _check_starved(self) -> None:
+        failed = self.described.counts.failed
+        if self._failed_at_step[0] != self._state.steps:
+            self._failed_at_step = (self._state.steps, failed)
+        lost = failed - self._failed_at_step[1]
+        if lost > MAX_DROPPED_BATCHES * self._batch:
+            reasons = {k: v for k, v in self.described.counts.reasons.items() if k.startswith("failed/")}
+            self._controls.fail(
+                StarvedError(
+                    f"{lost} groups failed and no batch came together; all failures so far: {reasons}",
+                    hint="`rollmesh ledger` lists failed groups; is the reward function right?",
+                )
+            )
+
+    def _report(self) -> None:
+        state = self._state
+        reason = state.waiting_reason or (self.described.learner_waits if state.phase == "waiting_for_groups" else "")
+        now = asyncio.get_running_loop().time()
+        if not reason:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now - _WAIT_LOG_S + 5.0  # the first line after five seconds
+        elif now - self._waiting_since > _WAIT_LOG_S:
+            self._waiting_since = now
+            _log.info("waiting for groups: %s", reason)
+        gauges = {name: state.last_metrics[name] for name in _GAUGES if name in state.last_metrics}
+        gauges["steps"] = float(state.steps)
+        gauges["rss_bytes"] = float(self._process.memory_info().rss)
+        gauges[f"phase/{state.phase}"] = 1.0
+        stale_phases = {f"phase/{name}": 0.0 for name in _PHASES if name != state.phase}
+        self._agent.set_status(serving=state.published, gauges={**gauges, **stale_phases}, waiting_reason=reason)
+
+
+_GAUGES = ("reward/mean", "eval/reward", "tokens_per_second", "staleness/mean", "loss", "response_length/mean")
+_PHASES = ("starting", "waiting_for_groups", "training", "publishing", "checkpointing", "evaluating", "ending")

@@ -1,0 +1,133 @@
+"""Who trains what: the plan of one batch, made by rank 0 on metadata and sent to all ranks.
+
+How a batch is divided is `learner.batching`'s decision; this module says which trajectories that concerns, and carries
+it over the wire (msgpack). The plan is the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.batching.plan import BatchPlan, Item, plan_batch
+from learner.lineage import Lineage
+from learner.weighing import WeighedGroup
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMember:
+    """One response to train.
+
+    Attributes:
+        prompt: index in `TrainPlan.prompts`.
+        group_id, member: name the payload.
+        response_tokens: length of the response.
+        advantages: float32 little-endian bytes, one value for all tokens or one per trained token.
+    """
+
+    prompt: int
+    group_id: str
+    member: int
+    response_tokens: int
+    advantages: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the members of a group share.
+
+    Attributes:
+        ids: token ids, int32 little-endian.
+        temperature: of the sampling.
+    """
+
+    ids: bytes
+    temperature: float
+
+    def array(self) -> NDArray[np.int32]:
+        """int32 [P]."""
+        return np.frombuffer(self.ids, dtype="<i4")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPlan:
+    """The plan of one batch.
+
+    Attributes:
+        version: policy version that is trained.
+        lineage: to tell the staleness of tokens.
+        prompts: of the groups.
+        members: all responses that are trained.
+        division: minibatches, ranks and micro-batches, as indices of `members`.
+    """
+
+    version: int
+    lineage: Lineage
+    prompts: Sequence[Prompt]
+    members: Sequence[PlannedMember]
+    division: BatchPlan
+
+    def to_bytes(self) -> bytes:
+        """For the other ranks."""
+        packed: bytes = msgpack.packb(
+            {
+                "version": self.version,
+                "lineage": self.lineage.to_wire(),
+                "prompts": [[prompt.ids, prompt.temperature] for prompt in self.prompts],
+                "members": [[m.prompt, m.group_id, m.member, m.response_tokens, m.advantages] for m in self.members],
+                "division": self.division.minibatches,
+            }
+        )
+        return packed
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TrainPlan:
+        """Inverse of `to_bytes`."""
+        wire = msgpack.unpackb(data)
+        return cls(
+            version=wire["version"],
+            lineage=Lineage.from_wire(wire["lineage"]),
+            prompts=[Prompt(ids, temperature) for ids, temperature in wire["prompts"]],
+            members=[PlannedMember(*member) for member in wire["members"]],
+            division=BatchPlan(
+                tuple(
+                    tuple(tuple(tuple(micro) for micro in rank) for rank in minibatch) for minibatch in wire["division"]
+                )
+            ),
+        )
+
+
+def plan_training(
+    groups: Sequence[WeighedGroup],
+    *,
+    version: int,
+    lineage: Lineage,
+    token_budget: int,
+    minibatches: int,
+    ranks: int,
+) -> TrainPlan:
+    """Plans a batch.
+
+    Args:
+        groups: the batch.
+        version: policy version that is trained.
+        lineage: of this learner.
+        token_budget: tokens per micro-batch.
+        minibatches: optimizer steps per pass.
+        ranks: data-parallel ranks.
+    """
+    prompts, members, items = [], [], []
+    for index, weighed in enumerate(groups):
+        group = weighed.group
+        prompts.append(Prompt(group.leased.task.prompt_ids, group.leased.task.sampling.temperature))
+        for position, (meta, scored) in enumerate(zip(group.members, group.scored, strict=True)):
+            if scored:
+                advantages = weighed.advantages[position].numpy().astype("<f4").tobytes()
+                members.append(PlannedMember(index, group.group_id, meta.member, meta.response_tokens, advantages))
+                items.append(Item(index, len(group.prompt_ids), meta.response_tokens))
+    division = plan_batch(items, token_budget=token_budget, ranks=ranks, minibatches=minibatches)
+    return TrainPlan(version, lineage, prompts, members, division)

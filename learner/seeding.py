@@ -1,0 +1,107 @@
+"""Keeps prompt tasks in the buffer, a bounded window ahead of the generators.
+
+Invariants: the cursor is the buffer's `seeded` mark, so a learner that takes over goes on behind it; at most
+`window + batch` tasks are pending; prompts are tokenised in the order of their ordinals, window by window, off the
+event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from buffer.client import BufferClient
+from learner.data import PromptStream
+from mesh.errors import RollmeshError
+
+_log = logging.getLogger(__name__)
+# Tasks per Seed call: bounds the size of the message.
+_CHUNK = 256
+# The window is looked at this often even where nothing has told of a change (failed groups eat tasks unseen).
+_RECHECK_S = 1.0
+
+
+class TaskFeeder:
+    """Seeds the table `train`.
+
+    Args:
+        client: of the buffer.
+        prompts: the training prompts.
+        incarnation: of this learner.
+        cursor: ordinal behind which to go on.
+        batch: groups per optimizer batch.
+        window: pending tasks to keep.
+        on_error: told of what ends the feeder early.
+    """
+
+    def __init__(
+        self,
+        client: BufferClient,
+        prompts: PromptStream,
+        *,
+        incarnation: int,
+        cursor: int,
+        batch: int,
+        window: int,
+        on_error: Callable[[RollmeshError], None],
+    ) -> None:
+        self._client = client
+        self._prompts = prompts
+        self._incarnation = incarnation
+        self._cursor = cursor
+        self._batch = batch
+        self._window = window
+        self._on_error = on_error
+        self._pending = 0
+        self._ended = False
+        self._nudged = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def cursor(self) -> int:
+        """Last ordinal seeded."""
+        return self._cursor
+
+    async def start(self) -> None:
+        """Fills the window and keeps it filled in the background.
+
+        Raises:
+            DataError: no prompt can be used.
+            RollmeshError: the buffer refuses.
+        """
+        await self._fill()
+        self._task = asyncio.create_task(self._run(), name="seed")
+
+    def batch_used(self) -> None:
+        """A batch was claimed: about as many tasks have left the window."""
+        self._pending = max(0, self._pending - self._batch)
+        self._nudged.set()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            while not self._ended:
+                try:
+                    await asyncio.wait_for(self._nudged.wait(), _RECHECK_S)
+                    self._nudged.clear()
+                except TimeoutError:
+                    self._pending = (await self._client.describe("train")).counts.pending
+                await self._fill()
+        except RollmeshError as error:
+            self._on_error(error)
+
+    async def _fill(self) -> None:
+        while not self._ended and self._pending < self._window:
+            count = min(_CHUNK, self._window - self._pending)
+            window = await asyncio.to_thread(self._prompts.after, self._cursor, count)
+            response = await self._client.seed("train", self._incarnation, window.tasks, end_of_data=window.end)
+            self._cursor = window.last_ordinal
+            self._pending = response.pending
+            if window.end:
+                self._ended = True
+                _log.info("the data ends with ordinal %d", self._cursor)

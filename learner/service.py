@@ -1,0 +1,140 @@
+"""The learner process: `run` is what the command line calls, on every rank under torchrun.
+
+Invariants: expected failures end with one log line and the error's exit code; a learner that was superseded ends with
+`FencedError.exit_code`, so that nobody starts it again; SIGTERM ends the run after the present step, with a checkpoint
+and its commit; rank 0 alone listens to signals and to the mesh, the other ranks follow it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from buffer.client import BufferClient
+from learner.build import build_algorithm, build_engine
+from learner.checkpoint.store import CheckpointStore
+from learner.controls import Controls
+from learner.leader import Leader
+from learner.model_folder import resolve_model
+from learner.payloads import FetchedPayloads, HeldPayloads, Payloads
+from learner.team import Link, Team, follow
+from learner.worker import Worker
+from mesh.config import Config
+from mesh.errors import RollmeshError
+from mesh.rpc import open_channel
+from mesh.service import AsyncBridge
+from mesh.telemetry import setup_logging
+from mesh.threads import available_cores, plan_threads
+
+_log = logging.getLogger(__name__)
+
+
+def run(
+    config: Config, mesh: str, *, takeover: bool = False, force: bool = False, ready_file: Path | None = None
+) -> int:
+    """Runs the learner to its end.
+
+    Args:
+        config: of the run.
+        mesh: host:port of the buffer.
+        takeover: go on although another learner's lease has not ended; that learner is fenced.
+        force: resume from a checkpoint below the last commit.
+        ready_file: written by rank 0 when the learner answers.
+
+    Returns:
+        The process exit code.
+    """
+    rank = int(os.environ.get("RANK", "0"))
+    setup_logging("learner" if rank == 0 else f"learner-{rank}", config.logging.level)
+    controls = Controls()
+    try:
+        with _Signals(controls, listen=rank == 0):
+            _run(config, mesh, rank, controls, takeover=takeover, force=force, ready_file=ready_file)
+    except RollmeshError as error:
+        _log.error("%s", error, extra={"code": error.code})
+        return error.exit_code
+    return 0
+
+
+def _run(
+    config: Config,
+    mesh: str,
+    rank: int,
+    controls: Controls,
+    *,
+    takeover: bool,
+    force: bool,
+    ready_file: Path | None,
+) -> None:
+    _set_threads(config)
+    config = config.model_copy(update={"model": resolve_model(config.model)})
+    algorithm = build_algorithm(config)
+    engine = build_engine(config)
+    bridge = AsyncBridge()
+    try:
+        link = Link() if engine.world_size > 1 else None
+        held = HeldPayloads()
+        payloads: Payloads = held
+        if link is not None:
+            payloads = FetchedPayloads(bridge, _fetch_client(config, mesh, bridge), timeout_s=config.network.retry_s)
+        # The checkpoint before the newest stays until the newest is committed.
+        store = CheckpointStore(config.run.folder / "checkpoints", keep=max(2, config.checkpoint.keep))
+        worker = Worker({"actor": engine}, algorithm, payloads, store, epochs=config.learner.batch.epochs)
+        if link is None or rank == 0:
+            team = Team(worker, link)
+            leader = Leader(config, mesh, bridge, team, held, algorithm, controls)
+            leader.run(takeover=takeover, force=force, ready_file=ready_file)
+        else:
+            follow(worker, link)
+        worker.close()
+    finally:
+        bridge.close()
+
+
+def _set_threads(config: Config) -> None:
+    """The launcher decides through the environment; a learner started by hand decides here."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        plan = plan_threads(
+            available_cores(),
+            ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            replicas=config.rollout.replicas,
+            learner=config.resources.learner_threads,
+        )
+        torch.set_num_threads(plan.learner)
+
+
+def _fetch_client(config: Config, mesh: str, bridge: AsyncBridge) -> BufferClient:
+    async def connect() -> BufferClient:
+        network = config.network
+        channel = open_channel(mesh, config.security, max_message_mb=network.max_message_mb)
+        return BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
+
+    return bridge.call(connect(), config.network.rpc_timeout_s)
+
+
+class _Signals:
+    """SIGTERM and SIGINT ask rank 0 for an orderly end, a second one ends at once; other ranks leave it to rank 0."""
+
+    def __init__(self, controls: Controls, *, listen: bool) -> None:
+        self._controls = controls
+        self._listen = listen
+        self._before: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._on_signal if self._listen else signal.SIG_IGN)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # as signal.signal gave it
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        name = signal.Signals(number).name
+        if self._controls.stop_reason is not None:
+            os._exit(128 + number)
+        _log.info("asked to end by %s", name)
+        self._controls.stop(name)

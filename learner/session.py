@@ -1,0 +1,155 @@
+"""Rank 0's side of the mesh: its server, its membership, the verbs of a takeover, and the tasks that serve the loop.
+
+Everything here is asyncio and belongs to the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from buffer.client import BufferClient
+from learner.control_service import SERVICE_NAME as CONTROL_SERVICE
+from learner.control_service import LearnerControlService
+from learner.controls import Controls
+from learner.data import PromptStream
+from learner.monitor import Monitor
+from learner.seeding import TaskFeeder
+from learner.source import GroupSource
+from learner.state import LearnerState
+from learner.weights import WeightPublisher, WeightsService
+from learner.weights.service import SERVICE_NAME as WEIGHTS_SERVICE
+from mesh.config import Config
+from mesh.hosts import host_id
+from mesh.membership import MembershipAgent, new_member_id
+from mesh.rpc import bind, new_server, open_channel
+from mesh.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
+from protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
+
+_log = logging.getLogger(__name__)
+# Grace of the server for calls in flight when the learner ends.
+_SERVER_GRACE_S = 1.0
+
+
+class Session:
+    """The learner as a member of the mesh.
+
+    Args:
+        config: of the run.
+        mesh: address of the buffer.
+        publisher: the weights to serve.
+        state, controls: of this learner.
+    """
+
+    def __init__(
+        self, config: Config, mesh: str, publisher: WeightPublisher, state: LearnerState, controls: Controls
+    ) -> None:
+        self._config = config
+        self._mesh = mesh
+        self._publisher = publisher
+        self._state = state
+        self._controls = controls
+        self._closers = AsyncExitStack()
+        self._run_finished = False
+        self.client: BufferClient
+        self.agent: MembershipAgent
+        self.monitor: Monitor
+        self.feeder: TaskFeeder
+        self.source: GroupSource
+
+    async def open(self, ready_file: Path | None) -> None:
+        """Serves weights and control, and joins the mesh.
+
+        Raises:
+            PortInUseError: the address is taken.
+            UnreachableError: the mesh did not answer.
+        """
+        network, security = self._config.network, self._config.security
+        server = new_server(security, max_message_mb=network.max_message_mb)
+        weights_pb2_grpc.add_WeightsServicer_to_server(WeightsService(self._publisher), server)
+        learner_pb2_grpc.add_LearnerControlServicer_to_server(
+            LearnerControlService(self._state, self._controls), server
+        )
+        names = (WEIGHTS_SERVICE, CONTROL_SERVICE)
+        health = add_health_and_reflection(server, names)
+        # Port 0: the mesh's fixed port is the buffer's.
+        port = bind(server, network.host, 0, security)
+        await server.start()
+        self._closers.push_async_callback(server.stop, _SERVER_GRACE_S)
+        await set_serving(health, names)
+        address = advertised_address(network.host, port, network.advertise)
+        channel = open_channel(self._mesh, security, max_message_mb=network.max_message_mb)
+        self._closers.push_async_callback(channel.close)
+        self.client = BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
+        self.agent = MembershipAgent(
+            channel,
+            membership_pb2.ROLE_LEARNER,
+            member_id=new_member_id("learner"),
+            address=address,
+            host_id=host_id(),
+            timeout_s=network.rpc_timeout_s,
+            retry_s=network.retry_s,
+        )
+        await self.agent.start()
+        self._closers.push_async_callback(self._leave)
+        write_ready_file(ready_file, address)
+        self.monitor = Monitor(
+            self.client, self.agent, self._state, self._controls, batch=self._config.learner.batch.groups
+        )
+
+    async def take_over(self, version: int, *, takeover: bool, force: bool) -> tuple[int, int]:
+        """Becomes the learner of the run from `version` on.
+
+        Returns:
+            The incarnation, and the last ordinal that was seeded.
+
+        Raises:
+            TakeoverRefusedError: another learner holds the run.
+            RollmeshError: `version` lies below the last commit, and `force` is not set.
+        """
+        response = await self.client.resume("train", self.agent.member_id, version, takeover=takeover, force=force)
+        self.agent.set_status(incarnation=response.incarnation)
+        _log.info(
+            "incarnation %d goes on from version %d",
+            response.incarnation,
+            version,
+            extra={"trained": response.trained, "returned": response.returned, "evicted": response.evicted_stale},
+        )
+        return response.incarnation, response.seeded
+
+    async def start(self, prompts: PromptStream, *, incarnation: int, cursor: int, with_payloads: bool) -> None:
+        """Begins to watch, to seed and to sample.
+
+        Raises:
+            DataError: no prompt can be used.
+        """
+        self.monitor.start()
+        self._closers.push_async_callback(self.monitor.close)
+        batch = self._config.learner.batch.groups
+        self.feeder = TaskFeeder(
+            self.client,
+            prompts,
+            incarnation=incarnation,
+            cursor=cursor,
+            batch=batch,
+            window=self._config.buffer.seed_ahead * batch,
+            on_error=self._controls.fail,
+        )
+        self.source = GroupSource(self.client, incarnation, with_payloads=with_payloads)
+        self.source.on_waiting = self._tell_waiting
+        await self.feeder.start()
+        self._closers.push_async_callback(self.feeder.close)
+        self.source.start()
+        self._closers.push_async_callback(self.source.close)
+
+    async def close(self, *, run_finished: bool) -> None:
+        """Leaves the mesh in order and stops serving."""
+        self._run_finished = run_finished
+        await self._closers.aclose()
+
+    async def _leave(self) -> None:
+        await self.agent.leave(run_finished=self._run_finished)
+
+    def _tell_waiting(self, reason: str) -> None:
+        self._state.waiting_reason = reason

@@ -1,0 +1,183 @@
+"""A tiny model, a dataset, a configuration, and the services of a mesh as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from mesh.config import Config, load_config
+from mesh.threads import thread_environment
+
+ROOT = Path(__file__).resolve().parents[3]
+_LIFE_S = 60.0
+
+
+def make_model(folder: Path) -> Path:
+    """A seeded Qwen3 of 20 thousand parameters with a character tokenizer."""
+    vocabulary = {token: index for index, token in enumerate(["<eos>", "?", *"0123456789+="])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="?", eos_token="<eos>", pad_token="<eos>")
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(vocabulary),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+            max_position_embeddings=64,
+            tie_word_embeddings=True,
+            eos_token_id=0,
+            pad_token_id=0,
+        )
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_data(path: Path, rows: int) -> Path:
+    """Prompts whose reward (`reward` below) a tiny model can raise quickly."""
+    lines = [
+        {
+            "data_source": "digits",
+            "prompt": f"{index % 10}+{index // 10 % 10}=",
+            "reward_model": {"style": "rule", "ground_truth": str(index % 10)},
+        }
+        for index in range(rows)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    return solution_str.count(ground_truth) / max(1, len(solution_str)) if solution_str else 0.0
+"""
+
+
+def make_config(folder: Path, overrides: Mapping[str, Any]) -> Config:
+    """A run that ends in seconds; `overrides` maps dotted keys to values."""
+    (folder / "reward.py").write_text(REWARD, encoding="utf-8")
+    values: dict[str, Any] = {
+        "run": {"name": "tiny", "dir": str(folder / "runs"), "seed": 1},
+        "model": {"path": str(make_model(folder / "model"))},
+        "data": {"train": str(make_data(folder / "train.jsonl", 40)), "eval": str(make_data(folder / "eval.jsonl", 8))},
+        "rollout": {"n": 4, "max_prompt_tokens": 8, "max_response_tokens": 6, "slots": 16},
+        "reward": {"functions": [f"{folder / 'reward.py'}:compute_score"], "in_process": True},
+        "learner": {"steps": 6, "batch": {"groups": 4}, "optimizer": {"lr": 1e-2}},
+        "buffer": {"lease_s": 4.0, "reconnect_grace_s": 1.0},
+        "eval": {"timeout_s": 20.0},
+        "network": {"retry_s": 20.0, "metrics": False},
+    }
+    return load_config(values, [f"{key}={json.dumps(value)}" for key, value in overrides.items()])
+
+
+class Process:
+    """One service as a process of its own; its log goes to a file."""
+
+    def __init__(self, name: str, code: str, folder: Path, *, torchrun: int = 0) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self.ready_file = folder / f"{name}.ready"
+        self.ready_file.unlink(missing_ok=True)
+        script = folder / f"start_{name}.py"
+        script.write_text(code, encoding="utf-8")
+        command = [sys.executable]
+        if torchrun:
+            command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
+        environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(ROOT)}
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen([*command, str(script)], stdout=log, stderr=log, env=environment)
+
+    def address(self) -> str:
+        """Waits for the ready file."""
+        deadline = time.monotonic() + _LIFE_S
+        while not self.ready_file.exists():
+            assert self._process.poll() is None, f"{self.name} died:\n{self.text()}"
+            assert time.monotonic() < deadline, f"{self.name} is not ready:\n{self.text()}"
+            time.sleep(0.02)  # another process's file: there is nothing to wait on
+        return str(json.loads(self.ready_file.read_text())["address"])
+
+    def wait(self, timeout_s: float = _LIFE_S) -> int:
+        """The exit code."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} does not end:\n{self.text()}") from None
+
+    def send(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def end(self) -> None:
+        """SIGTERM, and SIGKILL where that does not help."""
+        self.send(signal.SIGTERM)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def text(self) -> str:
+        return self.log.read_text()[-6000:]
+
+
+def config_code(config: Config) -> str:
+    return f"from mesh.config.models import Config\nconfig = Config.model_validate_json({config.model_dump_json()!r})\n"
+
+
+def start_buffer(config: Config, folder: Path, name: str = "buffer") -> Process:
+    code = (
+        f"{config_code(config)}from pathlib import Path\nfrom buffer.service import run\n"
+        f"raise SystemExit(run(config, host='127.0.0.1', port=0, ready_file=Path({str(folder / name)!r} + '.ready')))"
+    )
+    return Process(name, code, folder)
+
+
+def start_generator(mesh: str, folder: Path, name: str = "generator") -> Process:
+    code = (
+        "from pathlib import Path\nfrom mesh.config.models import SecuritySection\nfrom generators.service import run\n"
+        f"raise SystemExit(run({mesh!r}, host='127.0.0.1', port=0, advertise=None, member_id=None, threads=1, "
+        f"security=SecuritySection(), ready_file=Path({str(folder / name)!r} + '.ready')))"
+    )
+    return Process(name, code, folder)
+
+
+def start_learner(
+    config: Config, mesh: str, folder: Path, name: str = "learner", *, takeover: bool = False, ranks: int = 0
+) -> Process:
+    code = (
+        f"{config_code(config)}from pathlib import Path\nfrom learner.service import run\n"
+        f"raise SystemExit(run(config, {mesh!r}, takeover={takeover}, force=False, "
+        f"ready_file=Path({str(folder / name)!r} + '.ready')))"
+    )
+    return Process(name, code, folder, torchrun=ranks)
+
+
+@contextmanager
+def mesh_of(config: Config, folder: Path, *, generators: int = 1) -> Iterator[str]:
+    """Buffer and generators for as long as the block runs; gives the mesh address."""
+    processes = [start_buffer(config, folder)]
+    try:
+        mesh = processes[0].address()
+        processes += [start_generator(mesh, folder, f"generator{index}") for index in range(generators)]
+        yield mesh
+    finally:
+        for process in reversed(processes):
+            process.end()
