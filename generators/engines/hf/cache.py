@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-_FIRST_CAPACITY = 64
+FIRST_CAPACITY = 64
 
 
 class StepView:
@@ -22,46 +22,34 @@ class StepView:
     Attributes:
         rows: active rows.
         columns: columns that attention reads; one more than the largest position.
-        positions: int64 [rows], the column that each row's token is written to.
+        index: by number of heads, int64 [rows * heads]: where each (row, head) writes its token, in storage seen as
+            [slots * heads * capacity, head_dim].
     """
 
-    def __init__(self, slots: int, device: torch.device) -> None:
+    def __init__(self) -> None:
         self.rows = 0
         self.columns = 0
-        self.positions = torch.zeros(0, dtype=torch.int64, device=device)
-        self._slots = torch.arange(slots, device=device)
-        self._flat: dict[tuple[int, int], torch.Tensor] = {}
-
-    def begin(self, positions: torch.Tensor, columns: int) -> None:
-        """Sets the step's rows [0, len(positions)) and columns."""
-        self.rows = positions.shape[0]
-        self.columns = columns
-        self.positions = positions
-        self._flat.clear()
-
-    def flat_index(self, heads: int, capacity: int) -> torch.Tensor:
-        """int64 [rows * heads]: where each (row, head) writes, in storage seen as [slots * heads * capacity, dim]."""
-        index = self._flat.get((heads, capacity))
-        if index is None:
-            base = self._slots[: self.rows, None] * (heads * capacity) + self.positions[:, None]
-            index = (base + torch.arange(0, heads * capacity, capacity, device=base.device)).view(-1)
-            self._flat[heads, capacity] = index
-        return index
+        self.index: dict[int, torch.Tensor] = {}
 
 
 class SlotLayer(CacheLayerMixin):
     """One layer's storage: keys and values [slots, kv_heads, capacity, head_dim], allocated at first use."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self, slots: int, step: StepView, *, is_sliding: bool) -> None:
         super().__init__()
         self.slots = slots
         self.step = step
         self.is_sliding = is_sliding
+        self.heads = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocates for the heads, dimensions and dtype of the given states [*, heads, *, dim]."""
-        self.keys = self._allocate(key_states, _FIRST_CAPACITY)
-        self.values = self._allocate(value_states, _FIRST_CAPACITY)
+        self.keys = self._allocate(key_states, FIRST_CAPACITY)
+        self.values = self._allocate(value_states, FIRST_CAPACITY)
+        self.heads = key_states.shape[1]
         self.is_initialized = True
 
     def update(
@@ -69,26 +57,15 @@ class SlotLayer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes one token per active row ([rows, heads, 1, dim]) and returns what attention reads."""
         step, keys, values = self.step, self.keys, self.values
-        _, heads, capacity, dim = keys.shape
-        index = step.flat_index(heads, capacity)
-        keys.view(-1, dim).index_copy_(0, index, key_states.reshape(-1, dim))
-        dim = values.shape[3]
-        values.view(-1, dim).index_copy_(0, index, value_states.reshape(-1, dim))
+        index = step.index[self.heads]
+        _write(keys, index, key_states)
+        _write(values, index, value_states)
         return keys[: step.rows, :, : step.columns], values[: step.rows, :, : step.columns]
 
-    def reserve(self, capacity: int, used_rows: int) -> None:
-        """Grows to at least `capacity` columns; the first `used_rows` rows are kept."""
-        have = self.keys.shape[2]
-        if capacity <= have:
-            return
-        new = have
-        while new < capacity:
-            new *= 2
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            grown = self._allocate(old, new)
-            grown[:used_rows, :, :have] = old[:used_rows]
-            setattr(self, name, grown)
+    def grow(self, capacity: int, used_rows: int) -> None:
+        """Makes room for `capacity` columns; the first `used_rows` rows are kept."""
+        self.keys = self._grown(self.keys, capacity, used_rows)
+        self.values = self._grown(self.values, capacity, used_rows)
 
     def store(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes whole prefixes [len(rows), heads, columns, dim] to the start of `rows`."""
@@ -110,46 +87,99 @@ class SlotLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
+    def _grown(self, old: torch.Tensor, capacity: int, used_rows: int) -> torch.Tensor:
+        new = self._allocate(old, capacity)
+        new[:used_rows, :, : old.shape[2]] = old[:used_rows]
+        return new
+
     def _allocate(self, like: torch.Tensor, capacity: int) -> torch.Tensor:
         # Zeros, not empty: columns past a row's end are masked, and a masked NaN would still spoil the sum.
         return like.new_zeros((self.slots, like.shape[1], capacity, like.shape[3]))
 
 
+def _write(storage: torch.Tensor, index: torch.Tensor, states: torch.Tensor) -> None:
+    dim = states.shape[3]
+    storage.view(-1, dim).index_copy_(0, index, states.reshape(-1, dim))
+
+
 class SlotCache(Cache):
-    """The storage of all layers."""
+    """The storage of all layers; they have one capacity."""
 
     def __init__(self, slots: int, layer_types: Sequence[str], device: torch.device) -> None:
-        self.step = StepView(slots, device)
+        self.step = StepView()
+        self.capacity = FIRST_CAPACITY
         self.slot_layers = [SlotLayer(slots, self.step, is_sliding=kind == "sliding_attention") for kind in layer_types]
+        self._rows = torch.arange(slots, device=device)[:, None]
+        # By number of heads: the flat index of column 0 of each (row, head), [slots, heads].
+        self._starts: dict[int, torch.Tensor] = {}
         super().__init__(layers=list(self.slot_layers))
 
-    def reserve(self, capacity: int, used_rows: int) -> None:
-        """Makes room for `capacity` columns in every layer that is in use."""
-        for layer in self.slot_layers:
-            if layer.is_initialized:
-                layer.reserve(capacity, used_rows)
+    @property
+    def used_layers(self) -> list[SlotLayer]:
+        """Layers that store something; a layer that shares another's states does not."""
+        return [layer for layer in self.slot_layers if layer.is_initialized]
+
+    def begin(self, positions: torch.Tensor, columns: int) -> None:
+        """Prepares a decode step: row r of [0, len(positions)) writes column `positions[r]` (int64).
+
+        Args:
+            positions: int64 [rows].
+            columns: one more than the largest position.
+        """
+        rows = positions.shape[0]
+        if columns > self.capacity:
+            self._grow(columns, rows)
+        self.step.rows = rows
+        self.step.columns = columns
+        self.step.index = {
+            heads: (starts[:rows] + positions[:, None]).view(-1) for heads, starts in self._starts.items()
+        }
 
     def store(self, rows: torch.Tensor, prefix: PrefixCache, source: torch.Tensor, used_rows: int) -> None:
-        """Copies prefixes `source` (int64, rows of `prefix`) to the slots `rows` (int64)."""
+        """Copies prefixes `source` (int64, members of `prefix`) to the slots `rows` (int64).
+
+        Args:
+            rows: int64 [n].
+            prefix: a prefill.
+            source: int64 [n].
+            used_rows: rows to keep where storage has to grow.
+        """
         for layer, states in zip(self.slot_layers, prefix.prefix_layers, strict=True):
-            if not states.is_initialized:  # a layer that shares another's states
+            if not states.is_initialized:
                 continue
             if not layer.is_initialized:
                 layer.lazy_initialization(states.keys, states.values)
-            layer.reserve(states.keys.shape[2], used_rows)
+                layer.grow(self.capacity, 0)
+                self._index_starts()
+            columns = states.keys.shape[2]
+            if columns > self.capacity:
+                self._grow(columns, used_rows)
             layer.store(rows, states.keys.index_select(0, source), states.values.index_select(0, source))
 
     def move(self, source: int, target: int, columns: int) -> None:
         """Moves a sequence of `columns` tokens from slot `source` to slot `target`."""
-        for layer in self.slot_layers:
-            if layer.is_initialized:
-                layer.move(source, target, columns)
+        for layer in self.used_layers:
+            layer.move(source, target, columns)
+
+    def _grow(self, columns: int, used_rows: int) -> None:
+        while self.capacity < columns:
+            self.capacity *= 2
+        for layer in self.used_layers:
+            layer.grow(self.capacity, used_rows)
+        self._index_starts()
+
+    def _index_starts(self) -> None:
+        for heads in {layer.heads for layer in self.used_layers}:
+            head = torch.arange(heads, device=self._rows.device)
+            self._starts[heads] = (self._rows * heads + head) * self.capacity
 
 
 class PrefixLayer(CacheLayerMixin):
     """One layer of a prefill: keeps the states of the only forward pass as they come."""
 
     is_sliding = False
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.keys, self.values = key_states, value_states

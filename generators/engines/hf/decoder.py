@@ -17,6 +17,7 @@ from generators.engines.hf.cache import SlotCache
 from generators.engines.hf.loading import LoadedModel
 from generators.engines.hf.masks import MaskBuilder
 from generators.engines.hf.prefill import Prefiller, Prefix, PrefixBatch
+from generators.engines.hf.recording import DirectForward, ForwardPass, record
 from generators.engines.hf.sampling import draw, next_uniform
 from generators.engines.hf.scheduling import Prompt, Waiting
 from generators.engines.hf.stopping import StopMatcher
@@ -32,6 +33,7 @@ class Decoder:
         self._model = loaded.model
         self._device = self._model.device
         self._masks = MaskBuilder(loaded.layer_types, loaded.window, self._model.dtype, self._device)
+        self._forward_pass: ForwardPass = DirectForward(self._model)
         self._prefiller = Prefiller(self._model, len(loaded.layer_types), self._masks)
         self._cache = SlotCache(slots, loaded.layer_types, self._device)
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
@@ -85,6 +87,8 @@ class Decoder:
 
     def served(self, version: PolicyVersion) -> None:
         """Notes that the model's weights are now those of `version`."""
+        if self.serving is None:
+            self._forward_pass = record(self._loaded, self._masks, self._prefiller)
         self.serving = version
         for row, running in enumerate(self.table.running):
             if running is not None:
@@ -146,17 +150,9 @@ class Decoder:
         position = table.position[:rows]
         columns = int(position.max()) + 1
         positions = torch.from_numpy(position).to(self._device)
-        self._cache.reserve(columns, rows)
-        self._cache.step.begin(positions, columns)
-        output = self._model(
-            input_ids=torch.from_numpy(table.last_token[:rows, None]).to(self._device),
-            attention_mask=self._masks.decode(positions, columns),
-            position_ids=positions[:, None],
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        logits: torch.Tensor = output.logits[:, -1]
-        return logits
+        input_ids = torch.from_numpy(table.last_token[:rows, None]).to(self._device)
+        self._cache.begin(positions, columns)
+        return self._forward_pass(input_ids, positions[:, None], self._masks.decode(positions, columns), self._cache)
 
     def _close_ended(self, tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[GenerationResult]:
         table, rows = self.table, self.table.rows
