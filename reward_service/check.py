@@ -147,7 +147,7 @@ class _Check:
         self._channel = channel
         self._address = address
         self._timeout_s = timeout_s
-        self._stub = reward_pb2_grpc.RewardStub(channel)  # type: ignore[no-untyped-call]  # generated
+        self._stub = reward_pb2_grpc.RewardStub(channel)
         self._findings: list[Finding] = []
 
     async def run(self, samples: Sequence[reward_pb2.ScoreItem]) -> CheckReport:

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import PayloadError
 from protos import reward_pb2
-from reward_service.discovery import follow_members
 from reward_service.dispatcher import ClientStats, Dispatcher
 from reward_service.endpoint import Connect, connector, mesh_connector
 from reward_service.engine import ScoringEngine
@@ -27,7 +26,6 @@ __all__ = [
     "RewardClient",
     "RewardScorer",
     "build_scorer",
-    "follow_members",
     "needs_discovery",
 ]
 
@@ -177,7 +175,7 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
     """The scorer that a configuration asks for; call it on the event loop that will use it.
 
     In process, at the configured endpoints, or at the mesh's own reward services: the caller passes those as
-    `discovered` or keeps them up to date with `follow_members` (needed only where `needs_discovery(config)`).
+    `discovered`, and keeps them up to date with `set_endpoints` (needed only where `needs_discovery(config)`).
 
     Raises:
         ConfigError: a malformed endpoint or route.

@@ -47,7 +47,7 @@ class Endpoint:
         self.described = False
         self.last_start = 0.0
         self._channel = connect(address)
-        self._stub = reward_pb2_grpc.RewardStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self._stub = reward_pb2_grpc.RewardStub(self._channel)
         self._calls = 0
         self._declared = _MAX_ITEMS
         self._limit = _MAX_ITEMS

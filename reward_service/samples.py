@@ -96,7 +96,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     if path.suffix == ".parquet":
         import pyarrow.parquet
 
-        table = pyarrow.parquet.read_table(path)  # type: ignore[no-untyped-call]  # pyarrow has no types
+        table = pyarrow.parquet.read_table(path)
         yield from table.slice(0, _MAX_ROWS).to_pylist()
         return
     with path.open(encoding="utf-8") as lines:

@@ -93,7 +93,7 @@ class RewardServer:
         self._security = security or SecuritySection()
         self._server = new_server(self._security, max_message_mb=max_message_mb)
         servicer = RewardServicer(engine, self.metrics, timeout_s=timeout_s)
-        reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._server)  # type: ignore[no-untyped-call]  # generated
+        reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._server)
         self._health: health.aio.HealthServicer = add_health_and_reflection(self._server, [SERVICE_NAME])
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:

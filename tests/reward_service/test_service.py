@@ -22,7 +22,7 @@ from mesh.membership import MembershipAgent
 from mesh.rpc import open_channel
 from mesh.service import Shutdown
 from protos import membership_pb2, membership_pb2_grpc
-from reward_service.client import LocalScorer, RewardClient, build_scorer, follow_members, needs_discovery
+from reward_service.client import LocalScorer, RewardClient, build_scorer, needs_discovery
 from reward_service.routing import split_routes
 from reward_service.service import serve as serve_process
 
@@ -159,10 +159,9 @@ async def test_joins_the_mesh_reports_and_leaves(mesh: tuple[Mesh, str], make_it
             channel, membership_pb2.ROLE_GENERATOR, member_id="gen", address="", host_id="h", retry_s=5
         )
         await agent.start()
-        following = asyncio.create_task(follow_members(agent, client))
+        client.set_endpoints([m.address for m in await agent.members(membership_pb2.ROLE_REWARD)])
         (result,) = await client.score([make_item()], timeout_s=10)
         assert result.scored.total == 1.0
-        following.cancel()
         await agent.leave()
     await client.close()
 
