@@ -94,7 +94,7 @@ def window(run: MeshRun, warmup: int) -> Window:
         raise ValueError(f"{len(run.steps)} batches are too few for a warm-up of {warmup}")
     lengths = [step["response_length/mean"] for step in rest]
     return Window(
-        seconds=rest[-1]["time"] - run.steps[warmup - 1]["time"],
+        seconds=rest[-1]["wall_s"] - run.steps[warmup - 1]["wall_s"],
         batches=len(rest),
         mean_length=sum(lengths) / len(lengths),
         wait_s=sum(step["timing/wait_s"] for step in rest),

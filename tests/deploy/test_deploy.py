@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import typer
 import yaml
 
 from mesh.config import Config, load_config
-from mesh.config.load import parse_overrides
 from mesh.rpc import is_loopback
 from rollmesh.cli.app import app
 
@@ -25,44 +22,55 @@ SERVICES: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(en
 ROLLMESH = [name for name, service in SERVICES.items() if "command" in service and name not in ("redis", "prepare")]
 
 
-@cache
-def _root() -> click.Command:
-    return typer.main.get_command(app)
-
-
 def _check(arguments: list[str]) -> list[str]:
     """Resolves a command line of `rollmesh` and returns its `--section.key=value` overrides.
 
-    Fails where a command or an option does not exist, or an option lacks its value.
+    Fails where a command or an option does not exist, or an argument is left over.
     """
-    command, context = _root(), click.Context(_root(), info_name="rollmesh")
+    command: Any = typer.main.get_command(app)
     rest = list(arguments)
-    while isinstance(command, click.Group):
-        found = command.get_command(context, rest[0])
-        assert found is not None, f"no command {rest[0]!r}"
-        command, rest = found, rest[1:]
-    overrides = [item for item in rest if re.match(r"--\w+\.[\w.]+=", item)]
-    plain = [item for item in rest if item not in overrides]
-    # Parses without running: an unknown option or a missing value raises click.UsageError.
-    command.ignore_unknown_options = False
-    command.make_context("rollmesh", plain, resilient_parsing=False, allow_extra_args=False)
+    while hasattr(command, "commands"):
+        assert rest[0] in command.commands, f"no command {rest[0]!r}"
+        command, rest = command.commands[rest[0]], rest[1:]
+    takes_value = {
+        option: not parameter.is_flag
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("-")
+    }
+    places = sum(1 for parameter in command.params if not parameter.opts[0].startswith("-"))
+    overrides = []
+    while rest:
+        item = rest.pop(0)
+        if re.match(r"--\w+\.[\w.]+=", item):
+            overrides.append(item)
+        elif item.startswith("-"):
+            assert item in takes_value, f"`rollmesh {' '.join(arguments)}`: no option {item}"
+            if takes_value[item]:
+                assert rest, f"{item} lacks its value"
+                rest.pop(0)
+        else:
+            places -= 1
+            assert places >= 0, f"`rollmesh {' '.join(arguments)}`: unexpected {item!r}"
     return overrides
 
 
-def _config(overrides: list[str]) -> Config:
-    return load_config(DEPLOY / "demo.yaml", overrides)
+def _config(name: str) -> Config:
+    """The configuration of a service that reads one, with the overrides of its command."""
+    command = SERVICES[name]["command"]
+    path = next(item for item in command if item.endswith(".yaml"))
+    return load_config(REPOSITORY / Path(path).relative_to("/app"), _check(command))
 
 
 @pytest.mark.parametrize("name", ROLLMESH)
 def test_commands_exist_and_their_configuration_is_valid(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
     command = SERVICES[name]["command"]
-    overrides = _check(command)
-    if "deploy/demo.yaml" in command:
-        config = _config(overrides)
-        assert config.network.advertise == name, "others reach a container under its service name"
+    _check(command)
+    if command[0] == "generator":
+        assert command[command.index("--advertise") + 1] == name, "others reach a container under its service name"
     else:
-        assert command[command.index("--advertise") + 1] == name
+        assert _config(name).network.advertise == name
 
 
 def test_the_mesh_of_the_demo_is_whole() -> None:
@@ -72,22 +80,22 @@ def test_the_mesh_of_the_demo_is_whole() -> None:
 
 
 def test_everyone_uses_the_address_of_the_buffer() -> None:
-    command = SERVICES["buffer"]["command"]
-    port = command[command.index("--port") + 1]
+    port = _config("buffer").network.port
     for name in ROLLMESH:
         if name != "buffer":
             assert f"buffer:{port}" in SERVICES[name]["command"]
 
 
 def test_beyond_loopback_only_with_the_token() -> None:
-    config = _config([])
-    assert not is_loopback(config.network.host)
-    assert str(config.security.token_file) == "/run/secrets/mesh_token"
-    assert not config.security.allow_insecure
     for name in ROLLMESH:
         assert SERVICES[name]["secrets"] == ["mesh_token"]
         if SERVICES[name]["command"][0] == "generator":
             assert "/run/secrets/mesh_token" in SERVICES[name]["command"]
+            continue
+        config = _config(name)
+        assert not is_loopback(config.network.host)
+        assert str(config.security.token_file) == "/run/secrets/mesh_token"
+        assert not config.security.allow_insecure
 
 
 def test_generators_mount_nothing_and_only_the_buffer_sees_redis() -> None:
@@ -96,7 +104,7 @@ def test_generators_mount_nothing_and_only_the_buffer_sees_redis() -> None:
         if SERVICES[name]["command"][0] == "generator":
             assert "volumes" not in SERVICES[name]
     assert SERVICES["redis"]["networks"] == ["store"]
-    assert str(_config([]).buffer.redis).startswith("redis://redis:6379")
+    assert str(_config("buffer").buffer.redis).startswith("redis://redis:6379")
 
 
 def test_redis_keeps_what_the_buffer_promises() -> None:
@@ -109,11 +117,11 @@ def test_what_is_prepared_is_what_the_learner_reads() -> None:
     module = SERVICES["prepare"]["entrypoint"][-1]
     assert find_spec(module) is not None
     out = SERVICES["prepare"]["command"][-1]
-    config = _config([])
+    config = _config("learner")
+    assert SERVICES["learner"]["volumes"] == SERVICES["prepare"]["volumes"] == ["data:/data"]
+    assert DOCKERFILE.count("WORKDIR /data\n") == 2, "relative paths of the configuration lie on the volume"
     for path in (config.model.path, config.data.train, config.data.eval):
-        assert str(path).startswith(f"{out}/")
-    mounts = [volume.split(":")[1] for volume in SERVICES["learner"]["volumes"]]
-    assert any(str(config.run.dir).startswith(f"{mount}/") for mount in mounts)
+        assert f"/data/{path}".startswith(f"{out}/")
 
 
 def test_health_check_is_a_command_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,11 +155,7 @@ def test_targets_and_replaceable_sources() -> None:
 
 def test_readme_names_only_commands_that_exist() -> None:
     text = (DEPLOY / "README.md").read_text(encoding="utf-8")
-    found = re.findall(r"\brollmesh ((?:status|ledger|samples|export|run)\b[^\n`]*)", text)
+    found = re.findall(r"\brollmesh ((?:status|ledger|generator|run)\b[^\n`]*)", text)
     assert found
     for line in found:
-        command = line.split()[0]
-        assert isinstance(_root(), click.Group)
-        assert _root().get_command(click.Context(_root()), command) is not None
-    for key in re.findall(r"--([a-z_]+\.[a-z_.]+)=", text):
-        assert parse_overrides([f"{key}=1"])
+        _check(line.split())
