@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from buffer.bell import wait_for
 from buffer.context import FrontContext, StreamHold, pump
@@ -25,7 +25,7 @@ _RECHECK_S = 1.0
 @dataclass(slots=True)
 class _Wish:
     credits: int = 0
-    serving: PolicyVersion = PolicyVersion(0, 0)
+    serving: PolicyVersion = field(default_factory=lambda: PolicyVersion(0, 0))
 
 
 class AdmitSession:
@@ -55,7 +55,7 @@ class AdmitSession:
     async def run(self, requests: AsyncIterator[pb.AdmitRequest]) -> AsyncIterator[pb.AdmitResponse]:
         """Answers until the generator closes the stream; a break shortens its leases to the reconnect grace."""
         store, who = self._front.store, self._member_id
-        async with StreamHold(self._front, self._table, who) as hold:
+        async with StreamHold(self._front, self._table, who, self._stop_clock) as hold:
             held = await store.attach(self._table, who, self._generation, hold.token)
             if held:
                 yield await self._response(held)
@@ -73,7 +73,6 @@ class AdmitSession:
                         if not await wait_for(event, _RECHECK_S):
                             await store.refresh(self._table)
                             yield pb.AdmitResponse(waiting_reason=reason)
-            self._stop_clock()
 
     def _run_clock(self, reason: str) -> None:
         if reason and self._table == TRAIN:

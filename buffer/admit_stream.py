@@ -31,7 +31,11 @@ class AdmitStream(StandingStream):
         self.waiting_reason = "connecting to the buffer"
         super().__init__(f"admission ({table})", retry_s)
 
-    def update(self, credits: int | None = None, serving: PolicyVersion | None = None) -> None:
+    def update(
+        self,
+        credits: int | None = None,  # noqa: A002  the contract's word
+        serving: PolicyVersion | None = None,
+    ) -> None:
         """Says how many groups can be started now beyond those held, and what is served.
 
         Args:

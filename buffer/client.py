@@ -33,7 +33,7 @@ class BufferClient:
     """
 
     def __init__(self, channel: grpc.aio.Channel, *, timeout_s: float, retry_s: float) -> None:
-        self._stub: Any = buffer_pb2_grpc.BufferStub(channel)  # type: ignore[no-untyped-call]  # generated code
+        self._stub: Any = buffer_pb2_grpc.BufferStub(channel)
         self._timeout_s = timeout_s
         self._retry_s = retry_s
 

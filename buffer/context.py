@@ -30,7 +30,6 @@ class FrontContext:
         rules: by table.
         run_name, config_json: as Join hands them out.
         member_ttl_ms: silence after which a member counts as lost.
-        reserve_bytes: payload bytes set aside for one response token budget (see `reserve`).
         generators: members with that role as of the last sweep, and the reason one of them waits or fails.
     """
 
@@ -75,9 +74,9 @@ class StreamHold:
     The token makes this safe with several fronts: an old stream's end does not touch what a newer stream holds.
     """
 
-    def __init__(self, front: FrontContext, table: str, holder: str) -> None:
+    def __init__(self, front: FrontContext, table: str, holder: str, on_end: Callable[[], None]) -> None:
         self.token = uuid.uuid4().hex
-        self._front, self._table, self._holder = front, table, holder
+        self._front, self._table, self._holder, self._on_end = front, table, holder, on_end
 
     async def __aenter__(self) -> StreamHold:
         return self
@@ -85,6 +84,7 @@ class StreamHold:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._on_end()
         # The handler is being cancelled as a rule, so this runs beside it.
         self._front.spawn(self._front.store.detach(self._table, self._holder, self.token), "detaching a stream")
 

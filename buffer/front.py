@@ -194,9 +194,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         )
         return pb.ReleaseResponse(released=released)
 
-    async def SetPolicyVersion(
-        self, request: pb.SetPolicyVersionRequest, _context: Any
-    ) -> pb.SetPolicyVersionResponse:
+    async def SetPolicyVersion(self, request: pb.SetPolicyVersionRequest, _context: Any) -> pb.SetPolicyVersionResponse:
         """See buffer.proto."""
         if request.incarnation == 0:
             raise FencedError("incarnation 0 names no learner", hint="call Resume first")

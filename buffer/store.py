@@ -176,8 +176,7 @@ class Store:
         found = {o: self._prompts[(table, o)] for o in ordinals if (table, o) in self._prompts}
         missing = [o for o in ordinals if o not in found]
         if missing:
-            async with translated():
-                blobs = await self._redis.client.mget([self.keys.prompt(table, o) for o in missing])
+            blobs = await self._redis.mget([self.keys.prompt(table, o) for o in missing])
             for ordinal, blob in zip(missing, blobs, strict=True):
                 if blob is not None:
                     found[ordinal] = blob
@@ -264,11 +263,7 @@ class Store:
     async def payloads(self, table: str, groups: Sequence[Leased]) -> list[list[bytes | None]]:
         """The stored values of each group in the order of its `payloads`; None where one is lost."""
         keys = [self.keys.payload(table, g.group_id, m, a) for g in groups for m, a in g.payloads]
-        values: list[bytes | None] = []
-        if keys:
-            async with translated():
-                values = await self._redis.client.mget(keys)
-        found = iter(values)
+        found = iter(await self._redis.mget(keys))
         return [[next(found) for _ in g.payloads] for g in groups]
 
     async def fetch(self, table: str, members: Sequence[tuple[str, int]]) -> list[bytes | None]:
@@ -278,14 +273,12 @@ class Store:
             for group_id in dict.fromkeys(group_id for group_id, _ in members):
                 pipeline.hget(self.keys.table(table, f"g:{group_id}"), "payloads")
             stored = await pipeline.execute()
-            attempts = {
-                (group_id, member): attempt
-                for group_id, text in zip(dict.fromkeys(g for g, _ in members), stored, strict=True)
-                for member, attempt in _members(text or b"")
-            }
-            keys = [self.keys.payload(table, g, m, attempts.get((g, m), 0)) for g, m in members]
-            values: list[bytes | None] = await self._redis.client.mget(keys) if keys else []
-            return values
+        attempts = {
+            (group_id, member): attempt
+            for group_id, text in zip(dict.fromkeys(g for g, _ in members), stored, strict=True)
+            for member, attempt in _members(text or b"")
+        }
+        return await self._redis.mget([self.keys.payload(table, g, m, attempts.get((g, m), 0)) for g, m in members])
 
     async def claim(
         self, table: str, incarnation: int, train_version: int, leases: Sequence[tuple[str, str]]
@@ -344,7 +337,7 @@ class Store:
         collected = 0
         async with translated():
             while True:
-                entries: list[bytes] = await self._redis.client.srandmember(trash, _PORTION)
+                entries: Any = await self._redis.client.srandmember(trash, _PORTION)
                 if not entries:
                     return collected
                 keys = []
@@ -370,13 +363,18 @@ class Store:
         return await self._table_verb("ledger", table, failed_limit)
 
 
+def fenced() -> FencedError:
+    """What a learner of an older incarnation is told."""
+    return FencedError(
+        "another learner has taken this run over",
+        hint="stop this process; the newer incarnation goes on with the run",
+    )
+
+
 def _checked(answer: list[Any]) -> list[Any]:
     status = answer[0]
     if status == b"fenced":
-        raise FencedError(
-            "another learner has taken this run over",
-            hint="stop this process; the newer incarnation goes on with the run",
-        )
+        raise fenced()
     if status == b"old_generation":
         raise OldGenerationError("this connection generation is over", hint="join the mesh again")
     return answer

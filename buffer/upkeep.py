@@ -30,6 +30,7 @@ async def sweep(front: FrontContext, access: RedisAccess) -> None:
     """Ends leases that ran out and reports the waiting clocks, again and again."""
     while True:
         try:
+            await _look_at_generators(front, access)
             for table in TABLES:
                 ended, returned, restarted = await front.store.expire(table, front.member_ttl_ms)
                 if restarted:
@@ -37,7 +38,6 @@ async def sweep(front: FrontContext, access: RedisAccess) -> None:
                 if ended or returned:
                     log.info("leases ended: %d generating, %d leased", ended, returned, extra={"table": table})
                 await _report_waits(front, access, table)
-            await _look_at_generators(front, access)
         except StoreError as error:
             log.warning("sweep: %s", error)
         await asyncio.sleep(SWEEP_S)
@@ -59,7 +59,8 @@ async def _report_waits(front: FrontContext, access: RedisAccess, table: str) ->
             waited, reason = waits.drain_ms(kind), waits.reason(kind)
             if waited:
                 pipeline.hincrby(key, f"{kind}_ms", waited)
-                pipeline.hset(key, f"{kind}_reason", f"{int(time.time())} {reason}")
+                # Stamped, because a front that dies leaves its reason behind.
+                pipeline.hset(key, f"{kind}_reason", f"{int(time.time()) if reason else 0} {reason}")
         if len(pipeline):
             await pipeline.execute()
 
@@ -108,7 +109,7 @@ async def listen(front: FrontContext, access: RedisAccess) -> None:
             log.warning("wake-ups lost for now: %s", error)
             await asyncio.sleep(_RECONNECT_S)
         finally:
-            await subscription.aclose()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+            await subscription.aclose()
 
 
 async def _take_hint(front: FrontContext, data: bytes) -> None:

@@ -2,6 +2,7 @@
 -- ARGV: incarnation, train_version, then gid, lease per group. Repeating a claim that succeeded succeeds.
 load_table(ARGV[1])
 load_run()
+free_first()
 if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
 local version = tonumber(ARGV[3])
 local refused, groups, repeated = {}, {}, #ARGV > 3

@@ -4,6 +4,7 @@
 -- ARGV: incarnation, version, checkpoint, portion
 load_table(ARGV[1])
 load_run()
+free_first()
 if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
 local version = tonumber(ARGV[3])
 if C.bounded == 1 then

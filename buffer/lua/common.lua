@@ -195,7 +195,7 @@ local function make_ready(gid, g)
   redis.call('ZADD', set_of('ready'), tonumber(g.order), gid)
   redis.call('ZADD', T .. ':deadline', deadline, gid)
   redis.call('HSET', group_key(gid), 'state', 'ready', 'holder', '', 'orphan', '0', 'deadline', deadline,
-    'order', g.order)
+    'order', g.order, 'lease', '')
 end
 
 -- Takes a generating group from its holder; it waits for the next one, or fails when it has lost too many.
@@ -212,8 +212,12 @@ local function orphan(gid, g, lost)
 end
 
 local function generation_of(member)
-  return tonumber(redis.call('HGET', RUN .. ':generations', member) or 0)
+  return tonumber(redis.call('HGET', RUN .. ':generations', member) or -1)
 end
+
+-- Over its memory limit Redis refuses a script whose first write needs memory, and lets one go on whose first write
+-- frees some. Verbs that lead out of that state, or keep what there is, begin with such a write.
+local function free_first() redis.call('DEL', RUN .. ':none') end
 
 -- Gives everything a holder has its full term.
 local function renew(holder, now)

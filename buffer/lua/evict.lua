@@ -2,6 +2,7 @@
 -- Their prompts are queued again. ARGV: portion
 load_table(ARGV[1])
 load_run()
+free_first()
 local limit = '(' .. C.u
 local gids, left = {}, 0
 if C.bounded == 1 then

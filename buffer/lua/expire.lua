@@ -2,6 +2,7 @@
 -- After a restart of Redis nobody could renew, so everyone gets one full term. ARGV: portion, member ttl in ms
 load_table(ARGV[1])
 load_run()
+free_first()
 local now = now_ms()
 local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local restarted = 0

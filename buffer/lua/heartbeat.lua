@@ -1,6 +1,8 @@
--- A member lives: renews all leases it holds. ARGV: '', member, generation, status (serialized HeartbeatRequest),
+-- A member lives: renews all leases it holds, except in a table where its standing stream is broken: there only the
+-- stream's return restores them. ARGV: '', member, generation, status (serialized HeartbeatRequest),
 -- incarnation (learner, else 0), learner lease in ms
 load_run()
+free_first()
 local now = now_ms()
 local member, incarnation = ARGV[2], tonumber(ARGV[5])
 local known = generation_of(member) == tonumber(ARGV[3]) and 1 or 0
@@ -15,7 +17,9 @@ if known == 1 and fenced == 0 then
   end
   for _, name in ipairs({'train', 'eval'}) do
     load_table(name)
-    redis.call('ZADD', T .. ':holders', 'XX', now + C.lease_ms, holder)
+    if redis.call('HEXISTS', T .. ':streams', holder) == 1 then
+      redis.call('ZADD', T .. ':holders', 'XX', now + C.lease_ms, holder)
+    end
   end
 end
 local learner = R.learner ~= '' and redis.call('HGET', RUN .. ':members', R.learner) or ''

@@ -1,5 +1,6 @@
 -- A member leaves in order: its leases end at once. ARGV: '', member, generation, run finished (1/0)
 load_run()
+free_first()
 local member = ARGV[2]
 if generation_of(member) ~= tonumber(ARGV[3]) then return {'ok'} end
 redis.call('ZREM', RUN .. ':heartbeats', member)

@@ -1,6 +1,7 @@
 -- Ends live groups whose prompt or payload is gone. ARGV: gid, lease per group
 load_table(ARGV[1])
 load_run()
+free_first()
 for i = 2, #ARGV, 2 do
   local g = read_group(ARGV[i])
   if g and g.lease == ARGV[i + 1] then finish(ARGV[i], g, 'failed', 'payload_lost', false) end

@@ -1,6 +1,7 @@
 -- Gives leased groups back. ARGV: incarnation, disposition (release, filter, fail), reason, then gid, lease per group
 load_table(ARGV[1])
 load_run()
+free_first()
 if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
 local disposition, reason = ARGV[3], ARGV[4]
 local changed = 0

@@ -24,9 +24,9 @@ for i, gid in ipairs(ids) do
 end
 local live = {}
 if C.bounded == 1 then
-  for d = version, version + C.max_staleness do
-    live[#live + 1] = redis.call('ZCOUNT', T .. ':deadline', '-inf', d)
-    if live[#live] >= C.generating + C.ready then break end
+  for later = 0, C.max_staleness do
+    if later > 0 and later * C.groups_per_step >= C.generating + C.ready then break end
+    live[#live + 1] = redis.call('ZCOUNT', T .. ':deadline', '-inf', version + later)
   end
 end
 local taken = redis.call('ZCOUNT', set_of('leased'), version, version)

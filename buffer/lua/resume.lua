@@ -2,6 +2,7 @@
 -- ARGV: member, k, takeover, force, learner lease in ms
 load_table(ARGV[1])
 load_run()
+free_first()
 local member, k = ARGV[2], tonumber(ARGV[3])
 local now = now_ms()
 if R.learner ~= '' and R.learner ~= member and R.learner_until > now and ARGV[4] ~= '1' then

@@ -2,6 +2,7 @@
 -- ARGV: incarnation, for_version, gids...
 load_table(ARGV[1])
 load_run()
+free_first()
 if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
 local version = tonumber(ARGV[3])
 local now = now_ms()

@@ -1,0 +1,242 @@
+"""Small actors for tests: fronts, a learner and generators that speak the real protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from buffer.client import AdmitStream, BufferClient, SampleStream, Writer
+from buffer.service import BufferService
+from mesh.config import Config, load_config
+from mesh.membership import MembershipAgent
+from mesh.rpc import open_channel
+from mesh.trajectory import Trajectory, encode
+from mesh.versions import PolicyVersion, VersionRuns
+from protos import buffer_pb2 as pb
+from protos import membership_pb2, membership_pb2_grpc
+from protos import trajectory_pb2 as trajectory
+
+TIMEOUT_S = 10.0
+
+
+def make_config(folder: Path, redis: str | None = None, **sections: dict[str, Any]) -> Config:
+    """A configuration with small batches (B = 2, n = 2) and short leases."""
+    values: dict[str, dict[str, Any]] = {
+        "model": {"path": "none"},
+        "data": {"train": "none"},
+        "run": {"dir": str(folder), "name": f"r{uuid.uuid4().hex[:8]}"},
+        "rollout": {"n": 2},
+        "learner": {"batch": {"groups": 2}},
+        "buffer": {"max_staleness": 1, "redis": redis, "lease_s": 15.0, "reconnect_grace_s": 0.3},
+    }
+    for section, entries in sections.items():
+        values[section] = {**values.get(section, {}), **entries}
+    return load_config(values)
+
+
+def make_task(ordinal: int, n: int = 2, pinned: PolicyVersion | None = None) -> trajectory.PromptTask:
+    return trajectory.PromptTask(
+        task_id=f"task-{ordinal}",
+        ordinal=ordinal,
+        prompt_ids=np.arange(4, dtype="<i4").tobytes(),
+        n=n,
+        sampling=trajectory.SamplingParams(temperature=1.0, max_tokens=16),
+        pinned=pinned.to_proto() if pinned else None,
+    )
+
+
+def make_write(
+    grant: pb.GroupGrant, member: int, versions: list[PolicyVersion], *, reward: float = 1.0
+) -> pb.MemberWrite:
+    """A scored member whose tokens carry `versions`."""
+    count = len(versions)
+    runs = VersionRuns.from_tokens(versions)
+    payload = encode(
+        Trajectory(
+            np.arange(count, dtype=np.int32), np.full(count, -1, np.float32), np.ones(count, np.uint8), runs
+        )
+    )
+    meta = trajectory.MemberMeta(
+        member=member,
+        outcome=trajectory.OUTCOME_SCORED,
+        reward=reward,
+        prompt_tokens=4,
+        response_tokens=count,
+        oldest=runs.oldest.to_proto(),
+        newest=runs.newest.to_proto(),
+    )
+    return pb.MemberWrite(
+        group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta, payload=payload
+    )
+
+
+def make_failure(grant: pb.GroupGrant, member: int) -> pb.MemberWrite:
+    """A member that could not be scored."""
+    meta = trajectory.MemberMeta(member=member, outcome=trajectory.OUTCOME_ERROR, reason="test")
+    return pb.MemberWrite(group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta)
+
+
+def refs(groups: list[Any]) -> list[pb.LeaseRef]:
+    return [pb.LeaseRef(group_id=g.group_id, lease_id=g.lease_id) for g in groups]
+
+
+class Mesh:
+    """Owns what a test starts, and ends it."""
+
+    def __init__(self, redis_url: str, folder: Path) -> None:
+        self.redis_url = redis_url
+        self.folder = folder
+        self._services: list[BufferService] = []
+        self._actors: list[Actor] = []
+
+    async def front(self, config: Config | None = None, port: int = 0, **sections: dict[str, Any]) -> BufferService:
+        service = BufferService(
+            config or make_config(self.folder, self.redis_url, **sections), host="127.0.0.1", port=port
+        )
+        await service.start()
+        self._services.append(service)
+        return service
+
+    async def learner(self, front: BufferService, resume_version: int = 0, **options: Any) -> Learner:
+        learner = Learner(front.address, "learner")
+        self._actors.append(learner)
+        await learner.agent.start()
+        response = await learner.client.resume("train", learner.agent.member_id, resume_version, **options)
+        learner.incarnation = response.incarnation
+        learner.resumed = response
+        learner.agent.set_status(incarnation=response.incarnation)
+        await learner.agent.beat()
+        await learner.client.set_policy_version(response.incarnation, resume_version)
+        return learner
+
+    async def generator(self, front: BufferService) -> Generator:
+        generator = Generator(front.address, "generator")
+        self._actors.append(generator)
+        await generator.agent.start()
+        return generator
+
+    async def stop_front(self, service: BufferService) -> None:
+        self._services.remove(service)
+        await service.stop()
+
+    async def close(self) -> None:
+        for actor in self._actors:
+            await actor.close()
+        for service in self._services:
+            await service.stop()
+
+
+class Actor:
+    """A member with a channel and a client."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, address: str, role: str) -> None:
+        config = make_config(Path())
+        self.channel = open_channel(address, config.security)
+        self.client = BufferClient(self.channel, timeout_s=5.0, retry_s=TIMEOUT_S)
+        self.membership: Any = membership_pb2_grpc.MembershipStub(self.channel)
+        self.agent = MembershipAgent(
+            self.channel,
+            membership_pb2.ROLE_LEARNER if role == "learner" else membership_pb2.ROLE_GENERATOR,
+            member_id=f"{role}-{next(self._numbers)}",
+            address="127.0.0.1:1",
+            host_id="test",
+            retry_s=TIMEOUT_S,
+        )
+        self.streams: list[Any] = []
+
+    async def kill(self) -> None:
+        """Disappears without a word, as kill -9 does."""
+        await self.agent.stop()
+        for stream in self.streams:
+            await stream.close()
+        await self.channel.close()
+
+    async def close(self) -> None:
+        await self.kill()
+
+
+class Learner(Actor):
+    """Seeds, samples, claims, publishes."""
+
+    incarnation = 0
+    resumed: pb.ResumeResponse
+
+    async def seed(self, first: int, last: int, **options: Any) -> pb.SeedResponse:
+        tasks = [make_task(ordinal) for ordinal in range(first, last + 1)]
+        return await self.client.seed("train", self.incarnation, tasks, **options)
+
+    def sampler(self, table: str = "train", *, with_payloads: bool = True) -> SampleStream:
+        stream = self.client.sample(table, self.incarnation, with_payloads=with_payloads)
+        self.streams.append(stream)
+        return stream
+
+    async def batch(self, stream: SampleStream, count: int, version: int) -> list[pb.LeasedGroup]:
+        """Asks for a batch and waits for all of it (or the end of the data)."""
+        stream.request(count, version)
+        return await self.collect(stream, count)
+
+    async def collect(self, stream: SampleStream, count: int) -> list[pb.LeasedGroup]:
+        groups: list[pb.LeasedGroup] = []
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(groups) < count:
+                response = await stream.next(TIMEOUT_S)
+                assert response is not None, stream.waiting_reason
+                groups.extend(response.groups)
+                if response.exhausted:
+                    break
+        return groups
+
+    async def train(self, groups: list[pb.LeasedGroup], version: int) -> pb.ClaimResponse:
+        """Claims a batch and publishes the next version."""
+        response = await self.client.claim("train", self.incarnation, version, refs(groups))
+        if response.claimed:
+            await self.client.set_policy_version(self.incarnation, version + 1)
+        return response
+
+
+class Generator(Actor):
+    """Admits groups and writes members."""
+
+    def admission(self, table: str = "train") -> AdmitStream:
+        stream = self.client.admit(table, self.agent.member_id, lambda: self.agent.generation)
+        self.streams.append(stream)
+        return stream
+
+    def writer(self, table: str = "train") -> Writer:
+        stream = self.client.writer(table, self.agent.member_id, lambda: self.agent.generation)
+        self.streams.append(stream)
+        return stream
+
+    async def grants(self, stream: AdmitStream, count: int) -> list[pb.GroupGrant]:
+        async with asyncio.timeout(TIMEOUT_S):
+            return [await anext(stream) for _ in range(count)]
+
+    async def finish(
+        self, writer: Writer, grants: list[pb.GroupGrant], version: PolicyVersion
+    ) -> list[pb.WriteResult]:
+        """Writes all missing members of the groups, sampled at one version."""
+        writes = [
+            make_write(grant, member, [version] * 5)
+            for grant in grants
+            for member in range(grant.task.n)
+            if member not in grant.members_done
+        ]
+        async with asyncio.timeout(TIMEOUT_S):
+            return await writer.write(writes)
+
+
+async def nothing_within(awaitable: Any, seconds: float = 0.3) -> bool:
+    """Whether an awaitable stays pending; it is cancelled."""
+    try:
+        async with asyncio.timeout(seconds):
+            await awaitable
+    except TimeoutError:
+        return True
+    return False
