@@ -3,7 +3,10 @@
 import asyncio
 import json
 import math
+import shutil
+import subprocess
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,10 +15,14 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from mesh.config.models import SecuritySection
 from mesh.errors import PayloadError
 from protos import reward_pb2, reward_pb2_grpc
 from reward_service.check import check_endpoint
 from reward_service.client import LocalScorer, RewardClient, RewardScorer
+from reward_service.endpoint import connector, mesh_connector
+from reward_service.engine import ScoringEngine
+from reward_service.server import RewardServer
 
 
 @pytest_asyncio.fixture(params=["local", "remote", "third_party"])
@@ -126,10 +133,44 @@ async def test_the_server_refuses_repeated_ids_naming_the_field(serve: Any, make
 
 
 def test_the_third_partys_environment_knows_nothing_of_ours(foreign_python: Any) -> None:
-    import subprocess
-
     code = (
         "import importlib.util as u, json; print(json.dumps([bool(u.find_spec(n)) for n in ('grpc', 'mesh', 'torch')]))"
     )
     out = subprocess.run([foreign_python, "-I", "-c", code], capture_output=True, text=True, check=True, timeout=20)
     assert json.loads(out.stdout) == [True, False, False]
+
+
+async def test_tls(tmp_path: Path, make_item: Any) -> None:
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("needs the openssl command to make a certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True, timeout=20,
+    )  # fmt: skip
+    server = RewardServer(ScoringEngine(["exact_match"]), security=SecuritySection(tls_key=key, tls_cert=certificate))
+    address = f"grpcs://localhost:{await server.start('localhost')}"
+    trusting = RewardClient([address], connect=connector(SecuritySection(tls_ca=certificate)))
+    assert (await trusting.score([make_item()], timeout_s=10))[0].scored.total == 1.0
+    await trusting.close()
+    doubting = RewardClient([address])  # trusts the public authorities alone
+    assert (await doubting.score([make_item()], timeout_s=0.5))[0].error.code == "unreachable"
+    await doubting.close()
+    await server.stop(0)
+
+
+async def test_the_meshs_token_goes_to_members_alone(tmp_path: Path, make_item: Any) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    security = SecuritySection(token_file=token)
+    server = RewardServer(ScoringEngine(["exact_match"]), security=security)
+    address = f"grpc://127.0.0.1:{await server.start()}"
+    member = RewardClient([address], connect=mesh_connector(security))
+    assert (await member.score([make_item()], timeout_s=10))[0].scored.total == 1.0
+    await member.close()
+    foreign = RewardClient([address], connect=connector(security), attempts=1)
+    (refused,) = await foreign.score([make_item()], timeout_s=5)
+    assert "must join the mesh" in refused.error.message
+    await foreign.close()
+    await server.stop(0)

@@ -206,7 +206,6 @@ async def test_scorers_from_configurations(scripted: Any, make_item: Any) -> Non
     "reward",
     [
         {"endpoints": ["grpc://nowhere"]},
-        {"endpoints": ["grpcs://host:1"]},
         {"by_data_source": {"a": ["strings", "grpc://h:1"]}},
         {"by_data_source": {"a": []}},
     ],
