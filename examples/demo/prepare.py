@@ -25,16 +25,16 @@ from examples.demo.model import build_tokenizer, write_model
 from examples.demo.problems import Problem, Task, split_problems
 from learner.sft import warm_start
 
-_WARM_STEPS = {"arithmetic": 100, "strings": 60, "both": 120}
+_WARM_STEPS = {"arithmetic": 60, "strings": 60, "both": 120}
 _WARM_LR = 1e-3
 _WARM_BATCH = 64
 
 
-def prepare(out: Path, *, task: Task, seed: int, largest: int, held_out: int, warm_steps: int) -> dict[str, Any]:
+def prepare(out: Path, *, task: Task, seed: int, largest_digit: int, held_out: int, warm_steps: int) -> dict[str, Any]:
     """Writes model and data; returns what was made, as `prepared.json` has it."""
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
-    train, evaluation = split_problems(task, largest=largest, held_out=held_out, seed=seed)
+    train, evaluation = split_problems(task, largest_digit=largest_digit, held_out=held_out, seed=seed)
     write_rows(out / "train.parquet", train, "train")
     write_rows(out / "eval.parquet", evaluation, "eval")
     with tempfile.TemporaryDirectory() as scratch:
@@ -51,7 +51,7 @@ def prepare(out: Path, *, task: Task, seed: int, largest: int, held_out: int, wa
     made = {
         "task": task,
         "seed": seed,
-        "largest": largest,
+        "largest_digit": largest_digit,
         "parameters": parameters,
         "train_rows": len(train),
         "eval_rows": len(evaluation),
@@ -69,13 +69,13 @@ def write_rows(path: Path, problems: Sequence[Problem], split: str) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-def pairs(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast, seed: int) -> list[tuple[list[int], list[int]]]:
+def pairs(
+    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerFast, seed: int
+) -> list[tuple[list[int], list[int]]]:
     """Token ids of prompts and right answers (end token included), in an order of their own."""
     shuffled = random.Random(seed).sample(list(problems), len(problems))
     end = [tokenizer.eos_token_id]
-    return [
-        (tokenizer.encode(problem.prompt), tokenizer.encode(problem.answer) + end) for problem in shuffled
-    ]
+    return [(tokenizer.encode(problem.prompt), tokenizer.encode(problem.answer) + end) for problem in shuffled]
 
 
 @torch.inference_mode()
@@ -95,15 +95,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/demo-data"), help="folder to write")
     parser.add_argument("--task", choices=list(_WARM_STEPS), default="arithmetic")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--largest", type=int, default=29, help="largest operand of the additions")
-    parser.add_argument("--held-out", type=int, default=200, help="problems kept for evaluation")
+    parser.add_argument("--largest-digit", type=int, default=4, help="of the operands of additions")
+    parser.add_argument("--held-out", type=int, default=125, help="problems kept for evaluation")
     parser.add_argument("--warm-steps", type=int, help="supervised steps before reinforcement learning")
     options = parser.parse_args(arguments)
     made = prepare(
         options.out,
         task=options.task,
         seed=options.seed,
-        largest=options.largest,
+        largest_digit=options.largest_digit,
         held_out=options.held_out,
         warm_steps=options.warm_steps or _WARM_STEPS[options.task],
     )
@@ -112,8 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{made['eval_rows']} held-out problems ({made['task']})"
     )
     print(
-        f"supervised warm start: {made['warm_steps']} steps, held-out accuracy {made['held_out_after_warm_start']:.3f}; "
-        "from here on it is reinforcement learning"
+        f"supervised warm start: {made['warm_steps']} steps, held-out accuracy "
+        f"{made['held_out_after_warm_start']:.3f}; from here on it is reinforcement learning"
     )
 
 

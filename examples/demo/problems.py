@@ -43,11 +43,11 @@ class Problem:
         }
 
 
-def split_problems(task: Task, *, largest: int, held_out: int, seed: int) -> tuple[list[Problem], list[Problem]]:
+def split_problems(task: Task, *, largest_digit: int, held_out: int, seed: int) -> tuple[list[Problem], list[Problem]]:
     """All problems of a task, shuffled and split.
 
     Args:
-        largest: largest operand of the additions (at most 49: sums have two digits).
+        largest_digit: of the operands of additions; up to 4 nothing is carried, 9 gives all pairs.
         held_out: problems kept for evaluation.
 
     Returns:
@@ -56,16 +56,18 @@ def split_problems(task: Task, *, largest: int, held_out: int, seed: int) -> tup
     problems: list[Problem] = []
     rng = random.Random(seed)
     if task != "strings":
-        problems += additions(largest)
+        problems += additions(largest_digit)
     if task != "arithmetic":
         problems += manipulations(rng)
     rng.shuffle(problems)
     return problems[held_out:], problems[:held_out]
 
 
-def additions(largest: int) -> Iterator[Problem]:
-    """`07+35=` -> `42`, for all pairs of operands up to `largest`."""
-    for left, right in itertools.product(range(largest + 1), repeat=2):
+def additions(largest_digit: int) -> Iterator[Problem]:
+    """`23+14=` -> `37`, for all pairs of two-digit operands (`04` is one) without a digit above `largest_digit`."""
+    digits = range(largest_digit + 1)
+    operands = [10 * tens + units for tens, units in itertools.product(digits, repeat=2)]
+    for left, right in itertools.product(operands, repeat=2):
         yield Problem("demo/arithmetic", "math", f"{left:02d}+{right:02d}=", f"{left + right:02d}")
 
 

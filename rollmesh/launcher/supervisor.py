@@ -2,7 +2,8 @@
 
 Invariants:
 - services are started in the given stages, a stage only when the one before it is healthy;
-- a service that dies is restarted with backoff while its budget lasts; a failure that a restart cannot mend (a wrong
+- a service that leaves in order (status 0: it was drained, or the run has finished) is not started again; one that
+  dies is restarted with backoff while its budget lasts; a failure that a restart cannot mend (a wrong
   configuration, missing data, a learner that was fenced) ends the run at once and is the run's error;
 - the run ends when the completing service exits with 0, when it is asked to, or with an error; in every case each
   process has ended before `run` returns, in the drain order unless it was asked to hurry.
@@ -169,7 +170,10 @@ class Supervisor:
             if self._over.is_set():
                 return
             if error is None:
-                self._over.set()
+                if service.spec.completes_run:
+                    self._over.set()
+                else:
+                    self._observer.event(f"{name} has left")
                 return
             if self._is_permanent(error, service):
                 self._fail(error)
@@ -182,7 +186,7 @@ class Supervisor:
             await self._pause(delay)
 
     async def _run_once(self, service: _Service) -> RollmeshError | None:
-        """Starts the service and waits for its end; None when that end completes the run."""
+        """Starts the service and waits for its end; None for an end in order."""
         spec = service.spec
         restart = service.starts > 0
         service.starts += 1
@@ -199,9 +203,9 @@ class Supervisor:
             # A service that runs but never became healthy must not stay beside its successor.
             process.kill()
             status = await process.wait()
-            if not (spec.completes_run and status == 0):
+            if status != 0 or not spec.completes_run:
                 return error
-        return None if spec.completes_run and status == 0 else process.failure()
+        return None if status == 0 else process.failure()
 
     def _is_permanent(self, error: RollmeshError, service: _Service) -> bool:
         status = error.status if isinstance(error, ServiceExitError) else error.exit_code
