@@ -90,6 +90,7 @@ class Parts:
             host_id=host_id(),
             transport=config.weights.transport,
             timeout_s=config.weights.timeout_s,
+            before_swap=self.rollout.pinned_done,
             on_serving=self.admission.serve,
         )
         self.manual = ManualRequests(engine, text)

@@ -25,6 +25,9 @@ from protos import buffer_pb2
 
 log = logging.getLogger(__name__)
 PARTIAL_AFTER_S = 2.0
+# After the last pinned group, weights are held this much longer: the next of its round may be on their way, and once
+# every generator has gone on nobody could take them.
+PINNED_QUIET_S = 0.25
 
 # Groups with the members that are ready to be scored.
 Batch = list[tuple[HeldGroup, list[FinishedMember]]]
@@ -68,6 +71,10 @@ class Rollout:
         self._generating = dict.fromkeys(n_by_table, 0)
         self._undelivered = 0
         self._draining = False
+        self._pinned: set[HeldGroup] = set()
+        self._no_pinned = asyncio.Event()
+        self._no_pinned.set()
+        self._pinned_quiet_at = 0.0
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -104,9 +111,27 @@ class Rollout:
         group = HeldGroup.from_grant(table, grant)
         self._groups[(table, grant.group_id)] = group
         self.idle.clear()
+        if group.pinned is not None:
+            self._pinned.add(group)
+            self._no_pinned.clear()
         if not self._starting:
             asyncio.get_running_loop().call_soon(self._start)
         self._starting.append(group)
+
+    async def pinned_done(self) -> None:
+        """Waits until no group in hand needs the weights now in service, and none came for a moment."""
+        loop = asyncio.get_running_loop()
+        while not self._no_pinned.is_set() or loop.time() < self._pinned_quiet_at:
+            await self._no_pinned.wait()
+            await asyncio.sleep(self._pinned_quiet_at - loop.time())
+
+    def _sampled(self, group: HeldGroup) -> None:
+        """The group asks nothing more of the engine."""
+        if group in self._pinned:
+            self._pinned.discard(group)
+            if not self._pinned:
+                self._no_pinned.set()
+                self._pinned_quiet_at = asyncio.get_running_loop().time() + PINNED_QUIET_S
 
     def _start(self) -> None:
         """Gives the groups that came together to the engine together."""
@@ -184,6 +209,7 @@ class Rollout:
                 asyncio.get_running_loop().call_later(PARTIAL_AFTER_S, self._hand_on_part, group)
             group.finished.append(FinishedMember(member, result, now))
             if not group.generating:
+                self._sampled(group)
                 complete[id(group)] = group
         self.release([group for group in misplaced.values() if not group.dropped])
         batch = [(group, self._take(group)) for group in complete.values() if not group.dropped]
@@ -250,6 +276,7 @@ class Rollout:
             self._requests.pop(request_id, None)
         self._generating[group.table] -= len(ids)
         group.generating.clear()
+        self._sampled(group)
         if abort and ids:
             self._engine.abort(ids)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,6 +54,7 @@ class WeightReceiver:
         host_id: of this process (`mesh.hosts`).
         transport: `weights.transport`.
         timeout_s: `weights.timeout_s`.
+        before_swap: awaited before the newest weights are fetched; returns when they may come.
         on_serving: called after each swap, in the event loop.
 
     Attributes:
@@ -72,6 +73,7 @@ class WeightReceiver:
         host_id: str,
         transport: Literal["auto", "grpc", "shm"] = "auto",
         timeout_s: float = 120.0,
+        before_swap: Callable[[], Awaitable[None]] | None = None,
         on_serving: Callable[[PolicyVersion], None] | None = None,
     ) -> None:
         self._link = link
@@ -81,6 +83,7 @@ class WeightReceiver:
         self._host_id = host_id
         self._transport = transport
         self._timeout_s = timeout_s
+        self._before_swap = before_swap
         self._on_serving = on_serving
         self._incarnation = 0
         self._pending: _Announcement | None = None
@@ -169,9 +172,13 @@ class WeightReceiver:
         failed: PolicyVersion | None = None
         while True:
             await self._news.wait()
+            if self._before_swap is not None:
+                self._say("holds its weights until pinned evaluation groups are done")
+                await self._before_swap()
             self._news.clear()
             announcement, self._pending = self._pending, None
             if announcement is None or (self.serving is not None and announcement.policy <= self.serving):
+                self._say("")
                 continue
             self._say(f"receives version {announcement.policy}")
             try:

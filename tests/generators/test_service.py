@@ -1,0 +1,279 @@
+"""The generator service against the real buffer: everything it is told comes over the mesh."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from buffer.service import BufferService
+from mesh.errors import UnreachableError
+from mesh.service import Shutdown
+from mesh.trajectory import decode
+from mesh.versions import PolicyVersion
+from protos import buffer_pb2, generator_pb2, trajectory_pb2
+from reward_service.service import serve as serve_rewards
+from tests.generators.world import DEADLINE_S, TOKENIZER, eventually, log_probs, mesh
+
+
+def prompt_of(group: buffer_pb2.LeasedGroup) -> list[int]:
+    ids: list[int] = np.frombuffer(group.task.prompt_ids, "<i4").tolist()
+    return ids
+
+
+async def test_groups_are_generated_scored_and_stored(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(12)
+        world.generator("gen-1")
+        batch = await learner.train(0)
+        model = world.model(0)
+        for group in batch:
+            prompt = prompt_of(group)
+            assert [member.member for member in group.members] == [0, 1, 2, 3]
+            texts = set()
+            for meta, payload in zip(group.members, group.payloads, strict=True):
+                assert meta.outcome == trajectory_pb2.OUTCOME_SCORED
+                assert meta.generator == "gen-1"
+                assert meta.prompt_tokens == len(prompt)
+                found = decode(payload)
+                assert meta.response_tokens == len(found.response_ids)
+                assert found.versions.runs == ((len(found.response_ids), PolicyVersion(1, 0)),)
+                expected = log_probs(model, prompt, found.response_ids.tolist())
+                np.testing.assert_allclose(found.log_probs, expected, atol=1e-4)
+                text = TOKENIZER.decode(found.response_ids, skip_special_tokens=True)
+                texts.add(text)
+                if meta.reward == 1.0:
+                    assert str(int(group.task.prompt_text[:2]) + int(group.task.prompt_text[3:5])) in text
+            assert len(texts) > 1, "the members of a group are drawn independently"
+        ledger = await learner.client.ledger("train")
+        assert not ledger.discrepancies
+
+
+async def test_version_stamps_are_those_of_the_weights_that_drew_the_token(tmp_path: Path) -> None:
+    """Weights change three times while sequences run; each token's log-prob is that of the version it names."""
+    async with mesh(
+        tmp_path, endless=True, weights__kv="recompute", rollout__max_response_tokens=500, rollout__slots=8
+    ) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        world.generator("gen-1")
+        control = await world.control("gen-1")
+        await learner.seed(4)
+        await world.holds(control)
+        for version in (1, 2, 3):
+            await learner.publish(version)
+            await learner.swapped(version + 1)
+        batch = await learner.sample(4, 3)
+        models = [world.model(version) for version in range(4)]
+        swaps = 0
+        for group in batch:
+            prompt = prompt_of(group)
+            for meta, payload in zip(group.members, group.payloads, strict=True):
+                found = decode(payload)
+                response = found.response_ids.tolist()
+                assert meta.oldest.version == found.versions.oldest.version
+                start = 0
+                for length, version in found.versions.runs:
+                    part = slice(start, start + length)
+                    scores = [log_probs(model, prompt, response)[part] for model in models]
+                    np.testing.assert_allclose(found.log_probs[part], scores[version.version], atol=1e-4)
+                    if length > 20:
+                        others = [s for v, s in enumerate(scores) if v != version.version]
+                        assert all(np.abs(found.log_probs[part] - other).max() > 1e-2 for other in others)
+                    start += length
+                swaps += len(found.versions.runs) - 1
+        assert swaps >= 3, "no sequence was in flight at a swap"
+
+
+async def test_rewards_come_from_the_services_of_the_mesh(tmp_path: Path) -> None:
+    async with mesh(tmp_path, reward__in_process=False) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(4)
+        world.generator("gen-1")
+        control = await world.control("gen-1")
+
+        async def waits_for_rewards() -> bool:
+            status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=5)
+            return "reward" in status.waiting_reason
+
+        await eventually(waits_for_rewards)
+        ended = Shutdown()
+        rewards = asyncio.create_task(
+            serve_rewards(world.config, ended, host="127.0.0.1", port=0, mesh=world.address, ready_file=None)
+        )
+        try:
+            batch = await learner.sample(4, 0)
+            assert all(m.outcome == trajectory_pb2.OUTCOME_SCORED for group in batch for m in group.members)
+        finally:
+            ended.request("the test is over")
+            await rewards
+
+
+async def test_a_reward_that_fails_is_an_error_and_never_a_zero(tmp_path: Path) -> None:
+    scorer = tmp_path / "scorer.py"
+    scorer.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    if ground_truth in ('07', 7):\n        raise ValueError('no idea')\n    return 0.5\n"
+    )
+    async with mesh(tmp_path, reward__functions=[f"{scorer}:compute_score"]) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        tasks = learner.tasks(3)
+        tasks[1].ground_truth_json = '"07"'
+        await learner.client.seed("train", learner.incarnation, tasks)
+        world.generator("gen-1")
+        batch = await learner.sample(2, 0)
+        assert {m.reward for group in batch for m in group.members} == {0.5}
+
+        async def failed() -> bool:
+            return (await learner.client.ledger("train")).counters.failed == 1
+
+        await eventually(failed)
+        ledger = await learner.client.ledger("train", failed_limit=5)
+        assert [group.task_id for group in ledger.failed] == ["t2"]
+        assert not ledger.discrepancies
+
+
+async def test_a_prompt_the_engine_refuses_ends_as_failed(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        tasks = learner.tasks(3)
+        tasks[0].prompt_ids = np.full(8, 5000, "<i4").tobytes()
+        await learner.client.seed("train", learner.incarnation, tasks)
+        world.generator("gen-1")
+        assert len(await learner.sample(2, 0)) == 2
+
+        async def failed() -> bool:
+            return (await learner.client.ledger("train")).counters.failed == 1
+
+        await eventually(failed)
+
+
+async def test_pinned_groups_hold_the_weights_until_they_are_done(tmp_path: Path) -> None:
+    async with mesh(tmp_path, endless=True, rollout__slots=8) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        world.generator("gen-1")
+        control = await world.control("gen-1")
+        tasks = learner.tasks(30, temperature=0.0, max_tokens=60)
+        for task in tasks:
+            task.n = 1
+            task.pinned.CopyFrom(PolicyVersion(1, 0).to_proto())
+        await learner.client.seed("eval", learner.incarnation, tasks)
+        await world.holds(control)
+        await learner.publish(1)
+        stream = learner.client.sample("eval", learner.incarnation)
+        stream.request(30, 0)
+        groups: list[buffer_pb2.LeasedGroup] = []
+        while len(groups) < 30:
+            response = await stream.next(DEADLINE_S)
+            assert response is not None, stream.waiting_reason
+            groups.extend(response.groups)
+        await stream.close()
+        for group in groups:
+            assert group.members[0].oldest == group.members[0].newest == PolicyVersion(1, 0).to_proto()
+        await learner.swapped(2)
+
+
+async def test_a_new_learner_takes_the_generators_with_it(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        first = await world.learner()
+        await first.publish(0)
+        await first.seed(40)
+        world.generator("gen-1")
+        await first.train(0)
+        await first.train(1)
+        await first.stop()
+        second = await world.learner("learner-2", version=1, takeover=True)
+        assert second.incarnation == 2
+        await second.publish(1)
+        await second.swapped(1)
+        batch = await second.train(1)
+        assert len(batch) == 4
+        assert any(meta.newest.incarnation == 1 for group in batch for meta in group.members), "groups stand"
+        ledger = await second.client.ledger("train")
+        assert not ledger.discrepancies
+
+
+async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path) -> None:
+    async with mesh(
+        tmp_path, endless=True, rollout__max_response_tokens=900, buffer__lease_s=60.0, buffer__reconnect_grace_s=59.0
+    ) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(4)
+        task, _ = world.generator("gen-1")
+        control = await world.control("gen-1")
+        await world.holds(control, 4)
+        await control.Drain(generator_pb2.DrainRequest(timeout_ms=10), timeout=5)
+        assert await asyncio.wait_for(task, 20) == 0
+        world.generator("gen-2")
+        batch = await learner.sample(4, 0)
+        assert {meta.generator for group in batch for meta in group.members} == {"gen-2"}
+        assert {group.attempt for group in batch} == {2}
+        assert "gen-1" not in await world.members()
+
+
+async def test_prompts_by_hand_and_status(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        world.generator("gen-1")
+        control = await world.control("gen-1")
+        manifest = None
+
+        async def announced() -> None:
+            nonlocal manifest
+            manifest = learner.publisher.newest
+
+        await learner.publish(0, before_announcing=announced)
+        await learner.swapped(1)
+        request = generator_pb2.GenerateRequest(
+            prompt="12+30=", sampling=trajectory_pb2.SamplingParams(temperature=0.0, max_tokens=7)
+        )
+        first = await control.Generate(request, timeout=20)
+        again = await control.Generate(request, timeout=20)
+        assert first.response_ids == again.response_ids
+        assert len(first.response_ids) == len(first.log_probs) == len(first.versions)
+        expected = log_probs(world.model(0), TOKENIZER.encode("12+30="), first.response_ids)
+        np.testing.assert_allclose(np.array(first.log_probs), expected, atol=1e-4)
+        status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=5)
+        assert status.serving == PolicyVersion(1, 0).to_proto()
+        assert manifest is not None
+        assert status.weights_digest == manifest.digest
+        assert status.engine == "hf"
+
+
+async def test_the_front_may_go_and_come_back(tmp_path: Path) -> None:
+    async with mesh(tmp_path, endless=True, rollout__max_response_tokens=300) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(4)
+        world.generator("gen-1")
+        await world.holds(await world.control("gen-1"), 4)
+        port = int(world.address.rpartition(":")[2])
+        await world.buffer.stop()
+        world.buffer = BufferService(world.config, host="127.0.0.1", port=port)
+        await world.buffer.start()
+        batch = await learner.sample(4, 0)
+        assert {group.attempt for group in batch} == {1}, "the leases survived"
+        assert not (await learner.client.ledger("train")).discrepancies
+
+
+async def test_a_buffer_that_stays_away_ends_the_generator(tmp_path: Path) -> None:
+    async with mesh(tmp_path, network__retry_s=1.5) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        task, _ = world.generator("gen-1")
+        await learner.swapped(1)
+        await world.buffer.stop()
+        with pytest.raises(UnreachableError):
+            await asyncio.wait_for(task, 20)
+        with contextlib.suppress(UnreachableError):
+            await learner.stop()

@@ -1,0 +1,364 @@
+"""A mesh for tests: the real buffer on a real Redis, a learner made of the real publisher and client, generators."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import string
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
+
+from buffer.client import BufferClient, SampleStream
+from buffer.service import BufferService
+from generators.service import serve
+from learner.weights import WeightPublisher, WeightsService, read_model_bundle
+from mesh.config import Config, load_config
+from mesh.config.models import SecuritySection
+from mesh.hosts import host_id
+from mesh.membership import MembershipAgent, new_member_id
+from mesh.rpc import bind, new_server, open_channel
+from mesh.service import Shutdown
+from mesh.versions import PolicyVersion
+from protos import (
+    buffer_pb2,
+    generator_pb2,
+    generator_pb2_grpc,
+    membership_pb2,
+    trajectory_pb2,
+    weights_pb2_grpc,
+)
+
+ROOT = Path(__file__).parents[2]
+SECURITY = SecuritySection()
+DEADLINE_S = 40.0
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character."""
+    names = ["<pad>", "<end>", "<unk>", *string.digits, *"+-="]
+    core = Tokenizer(models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        eos_token="<end>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+TOKENIZER = build_tokenizer()
+
+
+# Not in the vocabulary: a model with this end token never ends by itself.
+_NEVER = 10_000
+
+
+def write_model(folder: Path, *, endless: bool) -> None:
+    """A tiny random Qwen3 model as an ordinary folder; an `endless` one never ends a response by itself."""
+    config = Qwen3Config(
+        vocab_size=len(TOKENIZER),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        pad_token_id=0,
+        eos_token_id=_NEVER if endless else 1,
+        bos_token_id=None,
+    )
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).to(torch.float32).save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+
+
+def settings(folder: Path, **overrides: Any) -> Config:
+    """A small configuration; `overrides` are dotted keys with __ for the dots."""
+    values = {
+        "run": {"name": "test", "dir": str(folder / "runs")},
+        "model": {"path": str(folder / "model")},
+        "data": {"train": str(folder / "none.parquet")},
+        "rollout": {"n": 4, "slots": 16, "max_response_tokens": 12, "max_prompt_tokens": 16},
+        "reward": {"in_process": True},
+        "learner": {"batch": {"groups": 4}, "device": "cpu"},
+        "buffer": {"lease_s": 3.0, "reconnect_grace_s": 0.5, "max_staleness": 4},
+        "network": {"metrics": False, "retry_s": 10.0, "rpc_timeout_s": 5.0},
+        "resources": {"generator_threads": 1},
+        "logging": {"level": "warning"},
+    }
+    return load_config(values, [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in overrides.items()])
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Asks again and again, for things that other processes do."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+def perturbed(model: PreTrainedModel, version: int) -> PreTrainedModel:
+    """Changes the weights in place so that each version has its own distribution."""
+    generator = torch.Generator().manual_seed(1000 + version)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+class Learner:
+    """Publishes real weights, seeds tasks, samples and commits; trains nothing."""
+
+    def __init__(self, world: World, member_id: str) -> None:
+        self.world = world
+        self.member_id = member_id
+        self.incarnation = 0
+        self.ordinal = 0
+        self.sampled: dict[int, int] = {}
+        self.publisher: WeightPublisher
+        self.client: BufferClient
+        self.agent: MembershipAgent
+        self.server: Any
+        self._stream: SampleStream | None = None
+        self._stack = AsyncExitStack()
+
+    async def start(self, version: int = 0, *, takeover: bool = False) -> None:
+        config = self.world.config
+        bundle = read_model_bundle(self.world.model_folder)
+        self.publisher = WeightPublisher(config.run.name, bundle, transport=config.weights.transport)
+        self._stack.callback(self.publisher.close)
+        self.server = new_server(SECURITY)
+        weights_pb2_grpc.add_WeightsServicer_to_server(WeightsService(self.publisher), self.server)
+        port = bind(self.server, "127.0.0.1", 0, SECURITY)
+        await self.server.start()
+        channel = open_channel(self.world.address, SECURITY)
+        self.client = BufferClient(channel, timeout_s=5, retry_s=20)
+        self.agent = MembershipAgent(
+            channel,
+            membership_pb2.ROLE_LEARNER,
+            member_id=self.member_id,
+            address=f"127.0.0.1:{port}",
+            host_id=host_id(),
+        )
+        await self.agent.start()
+        self._stack.push_async_callback(self.agent.stop)
+        response = await self.client.resume("train", self.member_id, version, takeover=takeover)
+        self.incarnation = response.incarnation
+        self.ordinal = response.seeded
+        self.agent.set_status(incarnation=self.incarnation)
+        await self.agent.beat()
+
+    async def publish(self, version: int, *, before_announcing: Any = None) -> None:
+        """Weights of `version` (a function of the version alone), then the announcement."""
+        model = self.world.model(version)
+        self.publisher.publish(PolicyVersion(self.incarnation, version), model.named_parameters(), "float32")
+        if before_announcing is not None:
+            await before_announcing()
+        await self.client.set_policy_version(self.incarnation, version)
+
+    def tasks(self, count: int, **sampling: Any) -> list[trajectory_pb2.PromptTask]:
+        """Additions; ordinals go on."""
+        found = []
+        for _ in range(count):
+            self.ordinal += 1
+            left, right = self.ordinal % 50, self.ordinal * 7 % 50
+            prompt = f"{left:02d}+{right:02d}="
+            found.append(
+                trajectory_pb2.PromptTask(
+                    task_id=f"t{self.ordinal}",
+                    ordinal=self.ordinal,
+                    prompt_ids=np.array(TOKENIZER.encode(prompt), "<i4").tobytes(),
+                    prompt_text=prompt,
+                    data_source="demo/arithmetic",
+                    ground_truth_json=json.dumps(f"{left + right:02d}"),
+                    n=self.world.config.rollout.n,
+                    sampling=trajectory_pb2.SamplingParams(
+                        **{"temperature": 1.0, "max_tokens": self.world.config.rollout.max_response_tokens, **sampling}
+                    ),
+                )
+            )
+        return found
+
+    async def seed(self, count: int, **sampling: Any) -> None:
+        await self.client.seed("train", self.incarnation, self.tasks(count, **sampling))
+
+    async def sample(self, groups: int, version: int) -> list[buffer_pb2.LeasedGroup]:
+        """Leases `groups` groups to train at `version`."""
+        if self._stream is None:
+            self._stream = self.client.sample("train", self.incarnation)
+            self._stack.push_async_callback(self._stream.close)
+        self._stream.request(groups, version)
+        got: list[buffer_pb2.LeasedGroup] = []
+        async with asyncio.timeout(DEADLINE_S):
+            while len(got) < groups:
+                response = await self._stream.next(DEADLINE_S)
+                assert response is not None, self._stream.waiting_reason
+                got.extend(response.groups)
+        return got
+
+    async def train(self, version: int, groups: int | None = None) -> list[buffer_pb2.LeasedGroup]:
+        """Samples and claims a batch at `version`, then publishes the next version."""
+        batch = await self.sample(groups or self.world.config.learner.batch.groups, version)
+        leases = [buffer_pb2.LeaseRef(group_id=g.group_id, lease_id=g.lease_id) for g in batch]
+        claimed = await self.client.claim("train", self.incarnation, version, leases)
+        assert claimed.claimed, claimed.refused
+        await self.publish(version + 1)
+        return batch
+
+    async def swapped(self, count: int) -> None:
+        """Waits until generators have reported `count` swaps in all."""
+
+        async def reported() -> bool:
+            return self.publisher.pushes.summary().count >= count
+
+        await eventually(reported)
+
+    async def stop(self) -> None:
+        """Gone without a word."""
+        await self._stack.aclose()
+        await self.server.stop(0)
+
+
+class World:
+    """One test's mesh."""
+
+    def __init__(self, folder: Path, config: Config, *, endless: bool) -> None:
+        self.folder = folder
+        self.config = config
+        self.model_folder = folder / "model"
+        write_model(self.model_folder, endless=endless)
+        self.buffer: BufferService
+        self.address = ""
+        self.stack = AsyncExitStack()
+
+    def model(self, version: int) -> PreTrainedModel:
+        """The model whose weights are published as `version`."""
+        return perturbed(AutoModelForCausalLM.from_pretrained(self.model_folder), version).eval()
+
+    async def learner(self, name: str = "learner-1", version: int = 0, *, takeover: bool = False) -> Learner:
+        learner = Learner(self, name)
+        await learner.start(version, takeover=takeover)
+        self.stack.push_async_callback(learner.stop)
+        return learner
+
+    def generator(self, member_id: str | None = None) -> tuple[asyncio.Task[int], Shutdown]:
+        """A generator inside this process."""
+        shutdown = Shutdown()
+        task = asyncio.create_task(
+            serve(
+                self.address,
+                shutdown,
+                host="127.0.0.1",
+                port=0,
+                advertise=None,
+                member_id=member_id or new_member_id("generator"),
+                threads=1,
+                security=SECURITY,
+                ready_file=None,
+            )
+        )
+
+        async def end() -> None:
+            shutdown.request("the test is over")
+            await asyncio.gather(task, return_exceptions=True)
+
+        self.stack.push_async_callback(end)
+        return task, shutdown
+
+    async def process(self, member_id: str, *, wait: bool = True) -> asyncio.subprocess.Process:
+        """A generator as a process of its own, in an empty directory, with nothing but the mesh address."""
+        empty = self.folder / member_id
+        empty.mkdir()
+        (self.folder / "tmp").mkdir(exist_ok=True)
+        ready = self.folder / f"{member_id}.ready"
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "rollmesh", "generator", "--mesh", self.address, "--member-id", member_id,
+            "--threads", "1", "--ready-file", str(ready),
+            cwd=empty,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder / "tmp")},
+        )  # fmt: skip
+
+        async def end() -> None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+        self.stack.push_async_callback(end)
+        return process
+
+    async def control(self, member_id: str) -> generator_pb2_grpc.GeneratorControlStub:
+        """The control service of a generator, once it has joined."""
+        address = ""
+
+        async def joined() -> bool:
+            nonlocal address
+            members = await self.members()
+            address = members[member_id].address if member_id in members else ""
+            return bool(address)
+
+        await eventually(joined)
+        channel = open_channel(address, SECURITY)
+        self.stack.push_async_callback(channel.close)
+        return generator_pb2_grpc.GeneratorControlStub(channel)  # type: ignore[no-untyped-call]  # generated code
+
+    async def holds(self, control: generator_pb2_grpc.GeneratorControlStub, groups: int = 1) -> None:
+        """Waits until a generator has that many groups in hand, and sequences in decoding."""
+
+        async def at_work() -> bool:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=5)
+                return bool(status.groups_held >= groups and status.active_sequences)
+            return False
+
+        await eventually(at_work)
+
+    async def members(self) -> dict[str, membership_pb2.Member]:
+        """Generators in the mesh, by id."""
+        channel = open_channel(self.address, SECURITY)
+        agent = MembershipAgent(
+            channel, membership_pb2.ROLE_GENERATOR, member_id="watcher", address="", host_id=host_id()
+        )
+        try:
+            return {member.member_id: member for member in await agent.members(membership_pb2.ROLE_GENERATOR)}
+        finally:
+            await channel.close()
+
+
+@asynccontextmanager
+async def mesh(folder: Path, *, endless: bool = False, **overrides: Any) -> AsyncIterator[World]:
+    """Buffer and Redis; everything that was started in it ends with it."""
+    torch.set_num_threads(1)
+    world = World(folder, settings(folder, **overrides), endless=endless)
+    world.buffer = BufferService(world.config, host="127.0.0.1", port=0)
+    await world.buffer.start()
+    world.address = world.buffer.address
+    try:
+        yield world
+    finally:
+        await world.stack.aclose()
+        await world.buffer.stop()
+
+
+def log_probs(model: PreTrainedModel, prompt: Iterable[int], response: Iterable[int]) -> np.ndarray[Any, Any]:
+    """Natural log-probs of the response tokens under the model (temperature 1), float32."""
+    prompt, response = list(prompt), list(response)
+    ids = torch.tensor([prompt + response])
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
+    return torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
