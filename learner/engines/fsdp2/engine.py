@@ -7,6 +7,7 @@ whose gradient is not finite changes nothing.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -135,6 +136,10 @@ class Fsdp2Engine(Engine):
         self._move(self.device)
 
     def close(self) -> None:
+        # The sharded model refers to the process group, whose threads end only with the last reference: it goes first.
+        self._parameters = []
+        del self._model, self._optimizer
+        gc.collect()
         self._world.close()
 
     def _forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
@@ -149,12 +154,12 @@ class Fsdp2Engine(Engine):
         ).logits[0]
         return token_log_probs(logits, batch.labels, batch.temperatures)
 
-    def _even(self, batches: Sequence[PackedBatch]) -> Iterator[tuple[PackedBatch, bool]]:
+    def _even(self, batches: Sequence[PackedBatch]) -> list[tuple[PackedBatch, bool]]:
         """Micro-batches with trained tokens, filled up to the same number on every rank; False marks the filling."""
-        real = [batch for batch in batches if batch.tokens.num_tokens]
-        yield from ((batch, True) for batch in real)
+        real = [(batch, True) for batch in batches if batch.tokens.num_tokens]
+        # Agreed on before the first forward pass, whose own collectives must line up between ranks.
         missing = self._world.max_int(len(real)) - len(real)
-        yield from ((_filling(self.device), False) for _ in range(missing))
+        return real + [(_filling(self.device), False) for _ in range(missing)]
 
     def _clip(self) -> float:
         """Clips the gradient to the section's global norm; gives the norm before."""

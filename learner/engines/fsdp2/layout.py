@@ -2,8 +2,8 @@
 
 Attention needs, for every segment, its queries and the keys of its whole context (the segment it continues, then
 itself). Many short segments would be many small kernel calls, so segments of similar shape form one padded call: rows
-of indices into the N packed tokens. Padding indices repeat place 0; a padded key is masked, a padded query is dropped, so
-neither reaches a result or a gradient. Where segments are long a call holds one segment and pads nothing.
+of indices into the N packed tokens. Padding indices repeat place 0; a padded key is masked, a padded query is dropped,
+so neither reaches a result or a gradient. Where segments are long a call holds one segment and pads nothing.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from learner.engines.fsdp2.attention import ATTENTION
 from mesh.config.models import ModelSection
 from mesh.errors import DataError
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
 
 def load_model(section: ModelSection) -> PreTrainedModel:
     """Loads the model in float32 on the CPU, with packed attention and without dropout.
@@ -47,8 +49,12 @@ def load_model(section: ModelSection) -> PreTrainedModel:
 
 def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside the model, if there is one."""
+    source = _source(section)
+    # Without any tokenizer file transformers would make up an empty tokenizer.
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
+        return None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(_source(section), revision=section.revision)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, revision=section.revision)
     except (OSError, ValueError, KeyError):
         return None
     return tokenizer

@@ -6,13 +6,16 @@ Written by all ranks, each its shards; read at any number of ranks. `state.json`
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint import CheckpointException
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
@@ -34,7 +37,8 @@ def save_state(
         steps: optimizer steps done.
         extra: JSON of the caller.
     """
-    dcp.save(_state(model, optimizer), checkpoint_id=str(folder), no_dist=world.size == 1)
+    with _quiet():
+        dcp.save(_state(model, optimizer), checkpoint_id=str(folder), no_dist=world.size == 1)
     if world.rank == 0:
         (folder / _STATE_FILE).write_text(json.dumps({"steps": steps, "extra": extra}), encoding="utf-8")
     world.barrier()
@@ -52,7 +56,8 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
     try:
         saved = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
         state = _state(model, optimizer)
-        dcp.load(state, checkpoint_id=str(folder), no_dist=world.size == 1)
+        with _quiet():
+            dcp.load(state, checkpoint_id=str(folder), no_dist=world.size == 1)
     except (OSError, json.JSONDecodeError, CheckpointException, RuntimeError, ValueError) as error:
         raise DataError(
             f"cannot load checkpoint {folder}: {type(error).__name__}: {error}",
@@ -67,3 +72,11 @@ def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     # `get_state_dict` gives AdamW's moments also before the first step.
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state, "rng": torch.get_rng_state()}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # One process without a group is what `no_dist` asks for; torch warns about it all the same.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -59,8 +59,9 @@ class World:
             dist.barrier()
 
     def close(self) -> None:
-        """Leaves the process group, if it was formed here."""
+        """Leaves the process group, if it was formed here; collective."""
         if self._owns_group and dist.is_initialized():
+            self.barrier()
             dist.destroy_process_group()
             self._owns_group = False
 

@@ -1,0 +1,76 @@
+"""Shared work of the engine tests: a model, and one run on two gloo ranks whose results several tests look at."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from learner.checkpoint.store import CheckpointStore
+from mesh.versions import PolicyVersion
+from tests.learner.engines.models import make_engine, make_model
+from tests.learner.engines.training import train_step
+
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class TwoRankRun:
+    model: Path
+    # Written by one rank, read by two.
+    checkpoint: Path
+    # Folder in which two ranks wrote a checkpoint.
+    checkpoints: Path
+    tensors: dict[str, Any]
+    figures: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory) -> Path:
+    torch.set_num_threads(1)
+    return make_model(tmp_path_factory.mktemp("models") / "qwen3", "qwen3")
+
+
+@pytest.fixture(scope="session")
+def two_rank_results(tmp_path_factory, model_folder) -> TwoRankRun:
+    out = tmp_path_factory.mktemp("two_ranks")
+    engine = make_engine(model_folder)
+    train_step(engine, seed=9)
+    checkpoint = CheckpointStore(out / "one_rank", keep=1).save(engine, PolicyVersion(2, 5), {"cursor": 11})
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(_ROOT),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    command = [sys.executable, "-m", "tests.learner.engines.two_ranks", str(model_folder), str(checkpoint), str(out)]
+    ranks = [
+        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, cwd=_ROOT, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        errors = [rank.communicate(timeout=110)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(error[-2000:] for error in errors)
+    return TwoRankRun(
+        model=model_folder,
+        checkpoint=checkpoint,
+        checkpoints=out / "checkpoints",
+        tensors=torch.load(out / "seen.pt", weights_only=True),
+        figures=json.loads((out / "seen.json").read_text()),
+    )

@@ -1,0 +1,125 @@
+"""What an engine keeps and hands out: checkpoints at another world size, weights, Hugging Face folders."""
+
+from __future__ import annotations
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from learner.batching.pack import pack
+from learner.checkpoint.store import CheckpointStore
+from mesh.config.models import ModelSection, OptimizerSection
+from mesh.errors import DataError
+from mesh.versions import PolicyVersion
+from tests.learner.engines.models import make_engine, make_model, make_sequences
+from tests.learner.engines.test_gradients import assert_same
+from tests.learner.engines.training import train_step, weights
+
+torch.set_num_threads(1)
+
+
+def test_resume_continues_exactly(model_folder, tmp_path):
+    store = CheckpointStore(tmp_path, keep=2)
+    first = make_engine(model_folder, optimizer=OptimizerSection(lr=1e-2, schedule="cosine", warmup_steps=2))
+    train_step(first, seed=1)
+    path = store.save(first, PolicyVersion(1, 1), {"cursor": {"epoch": 3}})
+    expected = train_step(first, seed=2)
+
+    second = make_engine(model_folder, optimizer=OptimizerSection(lr=1e-2, schedule="cosine", warmup_steps=2))
+    extra = second.load_checkpoint(path)
+    assert extra == {"cursor": {"epoch": 3}, "incarnation": 1, "version": 1}
+    assert train_step(second, seed=2) == expected
+    assert_same(weights(second), weights(first), 0.0)
+
+
+def test_two_ranks_resume_what_one_wrote(two_rank_results):
+    engine = make_engine(two_rank_results.model)
+    assert engine.load_checkpoint(two_rank_results.checkpoint)["cursor"] == 11
+    assert two_rank_results.figures["extra"]["cursor"] == 11
+    train_step(engine, seed=5)
+    assert_same(two_rank_results.tensors["resumed"], weights(engine), 1e-3)
+
+
+def test_one_rank_resumes_what_two_wrote(two_rank_results):
+    engine = make_engine(two_rank_results.model)
+    ((version, path),) = CheckpointStore(two_rank_results.checkpoints, keep=2).list()
+    assert version == PolicyVersion(1, 3)
+    assert engine.load_checkpoint(path)["cursor"] == 7
+    train_step(engine, seed=4)
+    assert_same(two_rank_results.tensors["after_checkpoint"], weights(engine), 1e-3)
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(model_folder, tmp_path):
+    with pytest.raises(DataError, match="cannot load checkpoint"):
+        make_engine(model_folder).load_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_refused(model_folder, tmp_path):
+    path = CheckpointStore(tmp_path / "c", keep=1).save(make_engine(model_folder), PolicyVersion(1, 0), {})
+    other = make_engine(make_model(tmp_path / "gpt2", "gpt2"))
+    with pytest.raises(DataError, match="cannot load checkpoint"):
+        other.load_checkpoint(path)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen3_moe"])
+def test_exported_folder_gives_the_same_log_probs(tmp_path, architecture):
+    engine = make_engine(make_model(tmp_path / "model", architecture))
+    train_step(engine, seed=1)
+    engine.export_hf(tmp_path / "exported")
+    again = make_engine(tmp_path / "exported")
+    batch = pack(make_sequences(2))
+    torch.testing.assert_close(again.infer_batch([batch]), engine.infer_batch([batch]), atol=1e-6, rtol=0)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "exported").config.architectures
+
+
+def test_weights_carry_the_models_names_once_in_wire_dtype(tmp_path):
+    folder = make_model(tmp_path / "model", "qwen3")
+    engine = make_engine(folder, model=ModelSection(path=str(folder), dtype="bfloat16"))
+    exported = dict(engine.export_weights())
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    # Tied embeddings travel once.
+    assert exported.keys() == dict(model.named_parameters()).keys()
+    assert {tensor.dtype for tensor in exported.values()} == {torch.bfloat16}
+    missing, unexpected = model.load_state_dict(exported, strict=False)
+    assert unexpected == []
+    assert missing in ([], ["lm_head.weight"])
+
+
+def test_sharded_bfloat16_folder_loads(tmp_path):
+    folder = make_model(tmp_path / "model", "llama")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
+    engine = make_engine(tmp_path / "sharded")
+    state = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    assert_same(weights(engine), state, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"), [("./nowhere", "does not exist"), ("some-org/no-such-model-offline", "cannot load model")]
+)
+def test_a_missing_model_is_named(path, message, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=message):
+        make_engine(path)
+
+
+def test_a_folder_without_configuration_is_named(tmp_path):
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(DataError, match="config.json"):
+        make_engine(tmp_path)
+
+
+def test_bfloat16_compute_keeps_float32_masters(model_folder):
+    engine = make_engine(model_folder, param_dtype="bfloat16")
+    try:
+        batch = pack(make_sequences(1))
+        (exact,) = make_engine(model_folder).infer_batch([batch])
+        (rounded,) = engine.infer_batch([batch])
+        assert 0 < float((exact - rounded).abs().max()) < 0.5
+        train_step(engine, seed=1)
+        assert {tensor.dtype for tensor in weights(engine).values()} == {torch.float32}
+    finally:
+        engine.close()

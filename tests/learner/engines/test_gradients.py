@@ -1,0 +1,95 @@
+"""The gradient depends on the batch alone: not on micro-batches, shared prompts, recomputation or ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from learner.algorithms.aggregation import AGGREGATIONS
+from learner.algorithms.load import load_algorithm
+from learner.algorithms.types import GlobalCounts, LossOutput, UpdatePlan
+from learner.batching.pack import pack
+from tests.learner.engines.models import ARCHITECTURES, make_engine, make_model, make_sequences
+from tests.learner.engines.training import gradients, train_step, weights
+
+torch.set_num_threads(1)
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], tolerance: float = 1e-5) -> None:
+    assert found.keys() == expected.keys()
+    scale = max(float(tensor.abs().max()) for tensor in expected.values())
+    for name, tensor in expected.items():
+        torch.testing.assert_close(
+            found[name], tensor, rtol=tolerance, atol=tolerance * scale, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_micro_batches_do_not_change_the_gradient(model_folder, aggregation):
+    found = []
+    for budget in (1 << 20, 64, 1):
+        engine = make_engine(model_folder)
+        result = train_step(engine, seed=1, token_budget=budget, params={"aggregation": aggregation})
+        found.append((gradients(engine), result.metrics))
+    for gradient, metrics in found[1:]:
+        assert_same(gradient, found[0][0])
+        assert metrics == pytest.approx(found[0][1], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["gemma3_text", "gemma2", "gpt2", "qwen3_moe"])
+def test_shared_prompts_do_not_change_the_gradient(tmp_path, architecture):
+    """Against autograd through plain forward passes, one sequence at a time."""
+    folder = make_model(tmp_path / "model", architecture)
+    sequences = make_sequences(3, groups=3)
+    packed = make_engine(folder)
+    train_step(packed, seed=0, sequences=sequences, token_budget=1 << 20)
+    alone = make_engine(folder)
+    apart = [pack([sequence]) for sequence in sequences]
+    algorithm = load_algorithm("grpo", {}, UpdatePlan(max_staleness=4))
+    alone.train_batch(apart, algorithm.loss, alone.global_counts(apart))
+    assert_same(gradients(packed), gradients(alone))
+    assert architecture in ARCHITECTURES
+
+
+def test_recomputed_activations_give_the_same_gradient_and_names(model_folder):
+    plain, recomputing = make_engine(model_folder), make_engine(model_folder, activation_checkpointing=True)
+    for engine in (plain, recomputing):
+        train_step(engine, seed=1)
+    assert_same(
+        {name.replace("_checkpoint_wrapped_module.", ""): g for name, g in gradients(recomputing).items()},
+        gradients(plain),
+    )
+    assert weights(recomputing).keys() == weights(plain).keys()
+
+
+def test_two_ranks_give_the_gradient_of_one(two_rank_results):
+    engine = make_engine(two_rank_results.model)
+    result = train_step(engine, seed=1)
+    assert_same(two_rank_results.tensors["gradients"], gradients(engine))
+    assert two_rank_results.figures["metrics"] == pytest.approx(result.metrics, rel=1e-4, abs=1e-5)
+    train_step(engine, seed=2, groups=3, token_budget=16)
+    assert_same(two_rank_results.tensors["uneven"], gradients(engine), 1e-3)
+    train_step(engine, seed=3, groups=1, token_budget=1 << 20)
+    assert_same(two_rank_results.tensors["idle_rank"], gradients(engine), 1e-2)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(model_folder):
+    engine = make_engine(model_folder)
+    before = weights(engine)
+    batch = pack(make_sequences(1))
+
+    def broken(log_probs, entropy, tokens, counts: GlobalCounts) -> LossOutput:
+        output = load_algorithm("grpo", {}, UpdatePlan()).loss(log_probs, entropy, tokens, counts)
+        return dataclasses.replace(output, loss=output.loss * float("nan"))
+
+    result = engine.train_batch([batch], broken, engine.global_counts([batch]))
+    assert result.skipped
+    assert_same(weights(engine), before, 0.0)
+    assert not train_step(engine, seed=1).skipped
+
+
+def test_a_batch_without_trained_tokens_is_skipped(model_folder):
+    engine = make_engine(model_folder)
+    assert train_step(engine, seed=1, sequences=[]).skipped
