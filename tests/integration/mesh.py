@@ -1,0 +1,139 @@
+"""Drives a real `rollmesh run` in a process of its own and audits what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from learner.consumption import read_log, surviving
+
+DEADLINE_S = 90.0
+
+
+class MeshRun:
+    """`rollmesh run` on the demonstration's data; its output lines are the events that tests wait for."""
+
+    def __init__(self, data: Path, folder: Path, *overrides: str, env: Mapping[str, str] | None = None) -> None:
+        self.folder = folder / "run"
+        self.lines: list[str] = []
+        self._events: queue.Queue[str | None] = queue.Queue()
+        arguments = [
+            f"--run.dir={folder}",
+            "--run.name=run",
+            f"--model.path={data / 'model'}",
+            f"--data.train={data / 'train.parquet'}",
+            f"--data.eval={data / 'eval.parquet'}",
+            "--logging.console_every_steps=1",
+            "--eval.rows=16",
+            *overrides,
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rollmesh.cli", "run", "examples/demo/demo.yaml", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+            self._events.put(line)
+        self._events.put(None)
+
+    def wait_for(self, pattern: str, deadline_s: float = DEADLINE_S) -> re.Match[str]:
+        """The next output line that matches.
+
+        Raises:
+            AssertionError: the run ended or the deadline passed first; shows the output.
+        """
+        until = time.monotonic() + deadline_s
+        while True:
+            try:
+                line = self._events.get(timeout=max(0.01, until - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no line like {pattern!r} within {deadline_s} s:\n" + self.tail()) from None
+            if line is None:
+                raise AssertionError(f"the run ended without a line like {pattern!r}:\n" + self.tail())
+            if match := re.search(pattern, line):
+                return match
+
+    def wait_step(self, step: int, deadline_s: float = DEADLINE_S) -> None:
+        """Waits until a step >= `step` is reported."""
+        while int(self.wait_for(r"\bstep (\d+): reward", deadline_s)[1]) < step:
+            pass
+
+    def last_step(self) -> int:
+        return max((int(m[1]) for line in self.lines if (m := re.search(r"\bstep (\d+): reward", line))), default=0)
+
+    def pid(self, service: str) -> int:
+        return int(json.loads((self.folder / "services" / f"{service}.json").read_text())["pid"])
+
+    def address(self) -> str:
+        return str(json.loads((self.folder / "mesh.json").read_text())["address"])
+
+    def kill9(self, service: str) -> None:
+        os.kill(self.pid(service), signal.SIGKILL)
+
+    def finish(self, deadline_s: float = DEADLINE_S) -> int:
+        """Waits for the run's end; its exit code."""
+        try:
+            return self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run did not end within {deadline_s} s:\n" + self.tail()) from None
+
+    def tail(self, count: int = 40) -> str:
+        return "\n".join(self.lines[-count:])
+
+    def summary(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "summary.json").read_text()))
+
+    def close(self) -> None:
+        """Ends the launcher, whatever state it is in; its services end with it."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(10)
+
+
+def audit(run: MeshRun) -> None:
+    """The ledger balances, and the consumption log says that nothing was trained twice on the surviving lineage."""
+    ledger = run.summary()["ledger"]
+    for table in ("train", "eval"):
+        assert ledger[table]["discrepancies"] == [], ledger[table]
+    counters = ledger["train"]["counters"]
+    fates = sum(counters[name] for name in ("trained", "evicted_stale", "filtered", "failed"))
+    live = sum(counters[name] for name in ("generating", "ready", "leased", "consumed"))
+    assert counters["admitted"] == fates + live, counters
+    uses = surviving(list(read_log(run.folder / "consumption.jsonl")))
+    trained = Counter(group for use in uses for group, _ in use.groups)
+    assert [group for group, times in trained.items() if times > 1] == []
+    assert len(trained) == counters["trained"] + counters["consumed"], (len(trained), counters)
+    versions = [use.train_version for use in uses]
+    assert versions == list(range(len(versions))), "every version of the surviving lineage was trained once"
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
