@@ -28,6 +28,9 @@ from generators.engines.hf.prefill import Prefiller
 
 _log = logging.getLogger(__name__)
 
+_VALUE_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+# What the tracer says where tensor values leave for Python by ways that are no operations.
+_VALUE_WARNINGS = ("Python list", "NumPy array")
 _TRIAL_SLOTS = 5
 # (rows, first position) of the trials; the last one makes the storage grow.
 _RECORDED = (4, 3)
@@ -113,9 +116,16 @@ class _ValueWatch(TorchDispatchMode):
         self.seen: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(func.tags):
+        if _VALUE_TAGS.intersection(func.tags) and not _indexes_by_number(func, args):
             self.seen.add(str(func))
         return func(*args, **(kwargs or {}))
+
+
+def _indexes_by_number(func: Any, args: Any) -> bool:
+    """Indexing is tagged for the sake of boolean masks; with integers its shape does not depend on values."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return all(index is None or index.dtype in (torch.int32, torch.int64) for index in args[1])
 
 
 class _Unrecordable(Exception):  # noqa: N818 - not an error: the direct pass serves
@@ -129,8 +139,10 @@ def record(loaded: LoadedModel, masks: MaskBuilder, prefiller: Prefiller) -> For
     """
     direct = DirectForward(loaded.model)
     try:
-        recorded = _trace(loaded, masks, prefiller)
-        _prove(direct, recorded, loaded, masks, prefiller)
+        # Inference mode would hide the operations that compound ones, such as the truth of a tensor, are made of.
+        with torch.inference_mode(False), torch.no_grad():
+            recorded = _trace(loaded, masks, prefiller)
+            _prove(direct, recorded, loaded, masks, prefiller)
     except _Unrecordable as reason:
         _log.info("decoding calls the model directly: %s", reason)
         return direct
@@ -148,13 +160,15 @@ def _trace(loaded: LoadedModel, masks: MaskBuilder, prefiller: Prefiller) -> Rec
     kinds = tuple(mask) if isinstance(mask, dict) else ("",)
     example = (input_ids, position_ids, *_flatten(mask, cache))
     try:
-        with warnings.catch_warnings():
-            # Sizes that the model's code looks at are proven harmless by the trials.
-            warnings.simplefilter("ignore", torch.jit.TracerWarning)
-            warnings.simplefilter("ignore", DeprecationWarning)
+        # Warnings are kept from the user: sizes that the model's code looks at are proven harmless by the trials, and
+        # the tracer touches every attribute of the model, deprecated ones as well.
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
             replay = torch.jit.trace(_Recordable(loaded.model, cache, kinds), example, check_trace=False)
     except Exception as error:
         raise _Unrecordable(f"{type(error).__name__} while recording: {error}") from error
+    if any(phrase in str(warning.message) for warning in said for phrase in _VALUE_WARNINGS):
+        raise _Unrecordable("its forward pass turns tensors into Python or NumPy values")
     return RecordedForward(replay)
 
 

@@ -45,4 +45,6 @@ class StopMatcher:
         return False
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        assert isinstance(text, str)  # one sequence in, one text out
+        return text
