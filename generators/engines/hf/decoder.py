@@ -85,10 +85,12 @@ class Decoder:
             if running is not None and running.request.request_id in request_ids
         ]
 
+    def prepare(self) -> None:
+        """Settles how decode steps run the model; to be called once, when it holds its first weights."""
+        self._forward_pass = record(self._loaded, self._masks, self._prefiller)
+
     def served(self, version: PolicyVersion) -> None:
         """Notes that the model's weights are now those of `version`."""
-        if self.serving is None:
-            self._forward_pass = record(self._loaded, self._masks, self._prefiller)
         self.serving = version
         for row, running in enumerate(self.table.running):
             if running is not None:

@@ -121,13 +121,12 @@ class HfEngine(InferenceEngine):
             check_request(request, self._loaded)
         with self._wake:
             self._check_running()
-            ids = [request.request_id for request in requests]
-            seen = set(self._in_flight)
-            for request_id in ids:
-                if request_id in seen:
-                    raise PayloadError("request_id", f"{request_id!r} is already in flight")
-                seen.add(request_id)
-            self._in_flight = seen
+            ids: set[str] = set()
+            for request in requests:
+                if request.request_id in self._in_flight or request.request_id in ids:
+                    raise PayloadError("request_id", f"{request.request_id!r} is already in flight")
+                ids.add(request.request_id)
+            self._in_flight |= ids
             self._inbox.append(_Submit(tuple(requests)))
             self._wake.notify_all()
 
@@ -237,10 +236,13 @@ class HfEngine(InferenceEngine):
         self._weights.copy(pairs)
         copied = time.perf_counter()
         self._line.drop_prefixes()
+        first = self._decoder.serving is None
         self._decoder.served(update.version)
         if self._kv == "recompute":
             self._decoder.recompute()
         end = time.perf_counter()
+        if first:
+            self._decoder.prepare()
         self._swaps += 1
         self._digest = update.digest
         update.done.set_result(

@@ -69,6 +69,9 @@ def load_model(folder: Path, *, dtype: str, device: str) -> LoadedModel:
             model = AutoModelForCausalLM.from_config(config, dtype=_DTYPES[dtype], attn_implementation=implementation)
     except ValueError as error:
         raise DataError(f"{folder}: not a causal language model: {error}") from error
+    context = getattr(text_config, "max_position_embeddings", None)
+    if not isinstance(context, int):
+        raise DataError(f"{folder}/config.json: no max_position_embeddings", hint="state the model's context length")
     model.tie_weights()
     model.to(device).eval().requires_grad_(False)
     tokenizer = load_tokenizer(folder)
@@ -76,7 +79,7 @@ def load_model(folder: Path, *, dtype: str, device: str) -> LoadedModel:
         model=model,
         tokenizer=tokenizer,
         eos_ids=_eos_ids(folder, text_config, tokenizer),
-        context=int(text_config.max_position_embeddings),
+        context=context,
         layer_types=layer_types,
         window=window,
     )

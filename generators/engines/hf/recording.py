@@ -209,6 +209,7 @@ def _trial(
 ) -> tuple[torch.Tensor, torch.Tensor, AttentionMask]:
     """Inputs of a step at positions `first`, `first` - 1, ... of its rows; the cache has begun."""
     device = loaded.model.device
+    first = min(first, loaded.context - 1)
     positions = (first - torch.arange(rows, device=device)).clamp_(min=0)
     columns = first + 1
     cache.begin(positions, columns)

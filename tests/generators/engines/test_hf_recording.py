@@ -12,7 +12,6 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from generators.engines.hf.decoder import Decoder
 from generators.engines.hf.loading import load_model
 from generators.engines.hf.recording import DirectForward, ForwardPass, RecordedForward
-from mesh.versions import PolicyVersion
 from tests.generators.engines import tiny
 
 
@@ -24,13 +23,20 @@ def forward_pass(folder: Path, name: str) -> ForwardPass:
     loaded.model.load_state_dict(model.state_dict())
     decoder = Decoder(loaded, slots=4, seed=0)
     with torch.inference_mode():
-        decoder.served(PolicyVersion(1, 0))
+        decoder.prepare()
     return decoder._forward_pass
 
 
 @pytest.mark.parametrize("name", sorted(tiny.configs()))
 def test_models_are_recorded(name: str, tmp_path: Path) -> None:
     assert isinstance(forward_pass(tmp_path, name), RecordedForward)
+
+
+def test_a_short_context_is_not_exceeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny.configs()["gpt2"]
+    config.n_positions = 6
+    monkeypatch.setattr(tiny, "configs", lambda: {"gpt2": config})
+    assert isinstance(forward_pass(tmp_path, "gpt2"), RecordedForward)
 
 
 def by_truth(x: torch.Tensor) -> bool:
