@@ -57,9 +57,7 @@ def make_write(
     count = len(versions)
     runs = VersionRuns.from_tokens(versions)
     payload = encode(
-        Trajectory(
-            np.arange(count, dtype=np.int32), np.full(count, -1, np.float32), np.ones(count, np.uint8), runs
-        )
+        Trajectory(np.arange(count, dtype=np.int32), np.full(count, -1, np.float32), np.ones(count, np.uint8), runs)
     )
     meta = trajectory.MemberMeta(
         member=member,
@@ -218,9 +216,7 @@ class Generator(Actor):
         async with asyncio.timeout(TIMEOUT_S):
             return [await anext(stream) for _ in range(count)]
 
-    async def finish(
-        self, writer: Writer, grants: list[pb.GroupGrant], version: PolicyVersion
-    ) -> list[pb.WriteResult]:
+    async def finish(self, writer: Writer, grants: list[pb.GroupGrant], version: PolicyVersion) -> list[pb.WriteResult]:
         """Writes all missing members of the groups, sampled at one version."""
         writes = [
             make_write(grant, member, [version] * 5)
