@@ -1,23 +1,30 @@
-"""A tiny model, a dataset, a configuration, and the services of a mesh as real processes."""
+"""A tiny model, a dataset, a configuration, and the services of a mesh."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+import generators.service
+import learner.service
+from buffer.service import BufferService
 from mesh.config import Config, load_config
+from mesh.config.models import SecuritySection
+from mesh.service import AsyncBridge, Shutdown
 from mesh.threads import thread_environment
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,6 +36,7 @@ def make_model(folder: Path) -> Path:
     vocabulary = {token: index for index, token in enumerate(["<eos>", "?", *"0123456789+="])}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    core.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="?", eos_token="<eos>", pad_token="<eos>")
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(
@@ -142,23 +150,6 @@ def config_code(config: Config) -> str:
     return f"from mesh.config.models import Config\nconfig = Config.model_validate_json({config.model_dump_json()!r})\n"
 
 
-def start_buffer(config: Config, folder: Path, name: str = "buffer") -> Process:
-    code = (
-        f"{config_code(config)}from pathlib import Path\nfrom buffer.service import run\n"
-        f"raise SystemExit(run(config, host='127.0.0.1', port=0, ready_file=Path({str(folder / name)!r} + '.ready')))"
-    )
-    return Process(name, code, folder)
-
-
-def start_generator(mesh: str, folder: Path, name: str = "generator") -> Process:
-    code = (
-        "from pathlib import Path\nfrom mesh.config.models import SecuritySection\nfrom generators.service import run\n"
-        f"raise SystemExit(run({mesh!r}, host='127.0.0.1', port=0, advertise=None, member_id=None, threads=1, "
-        f"security=SecuritySection(), ready_file=Path({str(folder / name)!r} + '.ready')))"
-    )
-    return Process(name, code, folder)
-
-
 def start_learner(
     config: Config, mesh: str, folder: Path, name: str = "learner", *, takeover: bool = False, ranks: int = 0
 ) -> Process:
@@ -170,14 +161,58 @@ def start_learner(
     return Process(name, code, folder, torchrun=ranks)
 
 
-@contextmanager
-def mesh_of(config: Config, folder: Path, *, generators: int = 1) -> Iterator[str]:
-    """Buffer and generators for as long as the block runs; gives the mesh address."""
-    processes = [start_buffer(config, folder)]
+def run_learner(config: Config, mesh: str, *, takeover: bool = False, ready_file: Path | None = None) -> int:
+    """A learner in this process; gives its exit code."""
+    root = logging.getLogger()
+    before = root.handlers[:]
     try:
-        mesh = processes[0].address()
-        processes += [start_generator(mesh, folder, f"generator{index}") for index in range(generators)]
-        yield mesh
+        return learner.service.run(config, mesh, takeover=takeover, ready_file=ready_file)
     finally:
-        for process in reversed(processes):
-            process.end()
+        root.handlers[:] = before
+
+
+@contextmanager
+def meanwhile(action: Callable[[], None]) -> Iterator[None]:
+    """Runs an action in a thread beside the block; its failure is the block's."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(action)
+        yield
+        future.result(_LIFE_S)
+
+
+@contextmanager
+def mesh_of(config: Config) -> Iterator[str]:
+    """Buffer with its Redis, and a generator, in a thread of this process for as long as the block runs.
+
+    Gives the mesh address. (A process of its own for each would spend most of a test on imports.)
+    """
+    bridge = AsyncBridge("mesh")
+
+    async def start() -> tuple[BufferService, Shutdown]:
+        service = BufferService(config, host="127.0.0.1", port=0)
+        await service.start()
+        return service, Shutdown()
+
+    service, shutdown = bridge.call(start(), _LIFE_S)
+    generator = bridge.submit(
+        generators.service.serve(
+            service.address,
+            shutdown,
+            host="127.0.0.1",
+            port=0,
+            advertise=None,
+            member_id="generator",
+            threads=1,
+            security=SecuritySection(),
+            ready_file=None,
+        )
+    )
+    try:
+        yield service.address
+    finally:
+        bridge.loop.call_soon_threadsafe(shutdown.request, "the test is over")
+        try:
+            generator.result(_LIFE_S)
+        finally:
+            bridge.call(service.stop(), _LIFE_S)
+            bridge.close()

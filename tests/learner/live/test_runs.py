@@ -1,0 +1,234 @@
+"""Whole runs: real buffer with Redis, real generator, real learner, each a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from buffer.client import BufferClient
+from learner.claims import StarvedError
+from learner.consumption import Use, read_log, surviving
+from mesh.config import Config
+from mesh.config.models import SecuritySection
+from mesh.errors import FencedError, TakeoverRefusedError
+from mesh.rpc import open_channel
+from protos import buffer_pb2, learner_pb2, learner_pb2_grpc
+from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner, start_learner
+
+
+def records(config: Config) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (config.run.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def summary(config: Config) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((config.run.folder / "learner.json").read_text())
+    return found
+
+
+def uses(config: Config) -> list[Use]:
+    return list(read_log(config.run.folder / "consumption.jsonl"))
+
+
+async def ask(mesh: str, question: Callable[[BufferClient], Any]) -> Any:
+    channel = open_channel(mesh, SecuritySection())
+    try:
+        return await question(BufferClient(channel, timeout_s=5, retry_s=10))
+    finally:
+        await channel.close()
+
+
+def ledger(mesh: str, table: str = "train") -> buffer_pb2.LedgerResponse:
+    """The ledger, which must balance."""
+    response: buffer_pb2.LedgerResponse = asyncio.run(ask(mesh, lambda client: client.ledger(table)))
+    assert list(response.discrepancies) == []
+    return response
+
+
+def assert_nothing_twice(config: Config) -> None:
+    counted = Counter(group_id for use in surviving(uses(config)) for group_id, _ in use.groups)
+    assert counted
+    assert max(counted.values()) == 1
+
+
+def wait_for_line(path: Path, wanted: Callable[[dict[str, Any]], bool], timeout_s: float = 60.0) -> None:
+    """Waits until a jsonl file of another process holds a line."""
+    alarm = threading.Event()
+    deadline = timeout_s / 0.02
+    while deadline > 0:
+        lines = path.read_text().splitlines() if path.exists() else []
+        if any(wanted(json.loads(line)) for line in lines if line.endswith("}")):
+            return
+        alarm.wait(0.02)
+        deadline -= 1
+    raise AssertionError(f"{path} never held the line")
+
+
+def test_a_run_from_start_to_end(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"learner.steps": 8, "eval.every_steps": 4, "logging.tensorboard": True})
+    with mesh_of(config) as mesh:
+        assert run_learner(config, mesh) == 0
+        counts = ledger(mesh).recounted
+        assert counts.trained == 8 * 4
+        assert counts.consumed == counts.leased == 0
+        assert ledger(mesh, "eval").recounted.trained >= 2 * 8
+    steps = [r for r in records(config) if "reward/mean" in r]
+    assert [r["step"] for r in steps] == list(range(1, 9))
+    for name in ("tokens_per_second", "timing/wait_s", "loss", "staleness/histogram", "clock/waiting_for_inserts_s"):
+        assert name in steps[-1]
+    assert max(r["staleness/max"] for r in steps) <= config.buffer.max_staleness
+    # At the version that sampled them, the learner computes the same log-probs as the generator.
+    assert steps[0]["staleness/max"] == 0
+    assert steps[0]["off_policy/log_ratio_max"] < 1e-4
+    figures = summary(config)
+    assert (figures["steps"], figures["version"], figures["stop_reason"]) == (8, 8, "steps")
+    assert (figures["eval_first"]["version"], figures["eval_last"]["version"]) == (0, 8)
+    assert figures["eval_last"]["scored"] == 8
+    assert sum(figures["staleness_tokens"].values()) == figures["tokens_trained"] == sum(r["tokens"] for r in steps)
+    assert figures["pushes"]["count"] > 0
+    samples = [json.loads(line) for line in (config.run.folder / "samples.jsonl").read_text().splitlines()]
+    assert {sample["step"] for sample in samples} == set(range(1, 9))
+    assert samples[0]["versions"] == [[len_ := samples[0]["versions"][0][0], 1, 0]]
+    assert len_ >= len(samples[0]["response"])
+    assert list((config.run.folder / "tensorboard").iterdir())
+    assert_nothing_twice(config)
+
+
+def test_the_data_ends_with_a_short_batch(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"data.epochs": 1, "learner.batch.groups": 12, "data.eval": None})
+    with mesh_of(config) as mesh:
+        assert run_learner(config, mesh) == 0
+        assert ledger(mesh).recounted.trained == 40
+    assert [r["groups"] for r in records(config)] == [12, 12, 12, 4]
+    assert summary(config)["stop_reason"] == "end_of_data"
+
+
+def test_a_killed_learner_goes_on_and_trains_nothing_twice(tmp_path: Path) -> None:
+    config = make_config(
+        tmp_path, {"learner.steps": 14, "checkpoint.every_steps": 5, "checkpoint.every_s": None, "data.eval": None}
+    )
+    consumption = config.run.folder / "consumption.jsonl"
+    with mesh_of(config) as mesh:
+        first = start_learner(config, mesh, tmp_path, "first")
+        wait_for_line(consumption, lambda line: line["train_version"] == 8)
+        first.send(signal.SIGKILL)
+        first.wait()
+        before = {(u.incarnation, u.train_version): {g for g, _ in u.groups} for u in uses(config)}
+        uncommitted = {g for (_, version), groups in before.items() if version >= 5 for g in groups}
+        assert run_learner(config, mesh, takeover=True) == 0
+        assert ledger(mesh).recounted.trained == 14 * 4
+    after = [u for u in uses(config) if u.incarnation == 2]
+    assert after[0].train_version == after[0].resumed_at == 5
+    # What was used and not committed is offered again, the oldest first, as far as the bound allows.
+    offered = {g for use in after for g, _ in use.groups}
+    assert uncommitted & offered
+    assert_nothing_twice(config)
+    steps = [r["step"] for r in records(config)]
+    assert steps[-9:] == list(range(6, 15))
+    assert summary(config)["steps"] == 14
+
+
+def test_sigterm_finishes_the_step_and_another_learner_goes_on(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"learner.steps": 12, "checkpoint.every_s": None, "data.eval": None})
+
+    def end_it() -> None:
+        wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with mesh_of(config) as mesh:
+        with meanwhile(end_it):
+            assert run_learner(config, mesh) == 0
+        stopped = summary(config)
+        assert stopped["stop_reason"] == "SIGTERM"
+        counts = ledger(mesh).recounted
+        assert counts.trained == stopped["version"] * 4
+        assert counts.consumed == 0
+        # It left in order: nobody has to force the takeover.
+        assert run_learner(config, mesh) == 0
+    assert summary(config)["incarnation"] == 2
+    assert [r["step"] for r in records(config)] == list(range(1, 13))
+    assert_nothing_twice(config)
+
+
+def test_a_superseded_learner_ends_with_its_own_code(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"learner.steps": 100_000, "data.eval": None})
+
+    def take_over(mesh: str) -> None:
+        wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 1)
+        with pytest.raises(TakeoverRefusedError):
+            asyncio.run(ask(mesh, lambda client: client.resume("train", "other", 0)))
+        asyncio.run(ask(mesh, lambda client: client.resume("train", "other", 0, takeover=True)))
+
+    with mesh_of(config) as mesh, meanwhile(lambda: take_over(mesh)):
+        assert run_learner(config, mesh) == FencedError.exit_code
+
+
+def test_a_learner_refuses_a_run_that_another_holds(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"data.eval": None})
+    with mesh_of(config) as mesh:
+        asyncio.run(ask(mesh, lambda client: client.resume("train", "other", 0)))
+        assert run_learner(config, mesh) == TakeoverRefusedError.exit_code
+
+
+def test_control_checkpoint_status_and_stop(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"learner.steps": 100_000, "checkpoint.every_s": None, "data.eval": None})
+    answers: list[Any] = []
+
+    async def talk(address: str) -> None:
+        async with grpc.aio.insecure_channel(address) as channel:
+            stub = learner_pb2_grpc.LearnerControlStub(channel)
+            answers.append(await stub.Checkpoint(learner_pb2.CheckpointRequest(), timeout=30))
+            answers.append(await stub.Status(learner_pb2.LearnerStatusRequest(), timeout=10))
+            await stub.Stop(learner_pb2.StopRequest(), timeout=10)
+
+    def control() -> None:
+        wait_for_line(config.run.folder / "metrics.jsonl", lambda line: line["step"] == 2)
+        asyncio.run(talk(json.loads((tmp_path / "ready").read_text())["address"]))
+
+    with mesh_of(config) as mesh, meanwhile(control):
+        assert run_learner(config, mesh, ready_file=tmp_path / "ready") == 0
+    written, status = answers
+    assert Path(written.path).is_dir()
+    assert status.committed_version >= written.version >= 2
+    assert status.total_steps >= 2
+    assert status.metrics["reward/mean"] >= 0
+    assert summary(config)["stop_reason"] == "request"
+
+
+def test_the_run_ends_when_the_held_out_reward_is_reached(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"learner.steps": 100_000, "eval.every_steps": 2, "eval.stop_at": 0.0})
+    with mesh_of(config) as mesh:
+        assert run_learner(config, mesh) == 0
+    assert summary(config)["stop_reason"] == "stop_at"
+    assert summary(config)["eval_last"]["version"] == summary(config)["version"]
+
+
+def test_rewards_that_always_fail_end_the_run_with_their_reason(tmp_path: Path, caplog: Any) -> None:
+    config = make_config(tmp_path, {"learner.steps": 100_000, "data.eval": None})
+    Path(tmp_path / "reward.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info):\n    raise ValueError('no')\n")
+    with mesh_of(config) as mesh, caplog.at_level("ERROR"):
+        assert run_learner(config, mesh) == StarvedError.exit_code
+        assert ledger(mesh).recounted.failed > 40
+    assert "groups failed and no batch came together" in caplog.text
+
+
+@pytest.mark.slow
+def test_two_ranks_train_the_same_run(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"learner.ranks": 2, "learner.steps": 4, "learner.batch.minibatches": 2})
+    with mesh_of(config) as mesh:
+        learner = start_learner(config, mesh, tmp_path, ranks=2)
+        assert learner.wait() == 0, learner.text()
+        assert ledger(mesh).recounted.trained == 4 * 4
+    steps = [r for r in records(config) if "reward/mean" in r]
+    assert [r["step"] for r in steps] == [1, 2, 3, 4]
+    assert summary(config)["eval_last"]["version"] == 4
+    assert_nothing_twice(config)
