@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ def warm_start(
     if not sequences:
         raise DataError("no pairs to train on")
     optimizer = OptimizerSection(lr=lr, schedule="linear", warmup_steps=steps // 10, min_lr_ratio=0.1)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
     spec = EngineSpec(ModelSection(path=str(model_folder)), optimizer, total_steps=steps, device=device, seed=seed)
     engine = create_engine(spec)
     try:

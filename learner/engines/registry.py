@@ -6,6 +6,7 @@ Engines are named by import path, so that a backend's packages load only when it
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Literal
 
 from learner.engines.base import Engine, EngineSpec
@@ -36,5 +37,5 @@ def create_engine(spec: EngineSpec, *, model_type: ModelType = "language_model",
         known = ", ".join("/".join(key) for key in sorted(_ENGINES))
         raise ConfigError(f"no engine for {model_type}/{backend}/{spec.device}", hint=f"known: {known}")
     module, _, name = location.partition(":")
-    engine_type: type[Engine] = getattr(importlib.import_module(module), name)
-    return engine_type(spec)
+    build: Callable[[EngineSpec], Engine] = getattr(importlib.import_module(module), name)
+    return build(spec)

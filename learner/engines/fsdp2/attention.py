@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from learner.engines.fsdp2.layout import AttentionCall, AttentionLayout
+from learner.engines.fsdp2.layout import AttentionCall, AttentionLayout, Scoring
 from learner.engines.fsdp2.varlen import VarlenLayout, varlen_attention
 
 ATTENTION = "rollmesh_packed"
@@ -59,41 +59,37 @@ def packed_attention(
             f"{type(module).__name__} cannot run packed: "
             + ("it keeps the layout from its layers" if layout is None else "it needs a mask or sinks of its own")
         )
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    heads, kv_heads = query.shape[1], key.shape[1]
+    scoring = Scoring(
+        heads=query.shape[1],
+        kv_heads=key.shape[1],
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
     # Token-major rows, so that a gather moves whole tokens.
-    rows = [tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value)]
+    q, k, v = (tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value))
     if isinstance(layout, VarlenLayout):
-        return varlen_attention(*rows, heads, kv_heads, layout, scale, sliding_window, softcap)[None], None
-    outputs = [_attend(*rows, heads, kv_heads, call, scale, sliding_window, softcap) for call in layout.calls]
+        return varlen_attention(q, k, v, layout, scoring)[None], None
+    outputs = [_attend(q, k, v, call, scoring) for call in layout.calls]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     if layout.restore is not None:
         output = _gather(layout.restore, output)
-    return output.unflatten(1, (heads, -1))[None], None
+    return output.view(len(output), scoring.heads, -1)[None], None
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    heads: int,
-    kv_heads: int,
-    call: AttentionCall,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, call: AttentionCall, scoring: Scoring) -> Tensor:
     """One padded call, [B * Q, H * D]."""
     count, rows, columns = call.shape
-    q = _gather(call.queries, query).view(count, rows, heads, -1).transpose(1, 2)
-    k = _gather(call.keys, key).view(count, columns, kv_heads, -1).transpose(1, 2)
-    v = _gather(call.keys, value).view(count, columns, kv_heads, -1).transpose(1, 2)
-    mask = call.mask(window, q.dtype)
-    if softcap is not None:
-        output = _softcapped(q, k, v, mask, scale, softcap)
+    q = _gather(call.queries, query).view(count, rows, scoring.heads, -1).transpose(1, 2)
+    k = _gather(call.keys, key).view(count, columns, scoring.kv_heads, -1).transpose(1, 2)
+    v = _gather(call.keys, value).view(count, columns, scoring.kv_heads, -1).transpose(1, 2)
+    mask = call.mask(scoring.window, q.dtype)
+    if scoring.softcap is not None:
+        output = _softcapped(q, k, v, mask, scoring.scale, scoring.softcap)
     else:
+        grouped = scoring.heads != scoring.kv_heads
         output = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=heads != kv_heads
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scoring.scale, enable_gqa=grouped
         )
     return output.transpose(1, 2).reshape(count * rows, -1)
 

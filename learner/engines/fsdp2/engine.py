@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from learner.algorithms.metrics import Metrics, summarize
@@ -41,7 +41,8 @@ class Fsdp2Engine(Engine):
         self._world = World(spec.device, need_group=shard_alone)
         self.rank, self.world_size, self.device = self._world.rank, self._world.size, self._world.device
         torch.manual_seed(spec.seed)
-        self._model = load_model(spec.model).to(self.device)
+        self._model = load_model(spec.model)
+        nn.Module.to(self._model, self.device)
         prepare(
             self._model,
             shard=self.world_size > 1 or shard_alone,
@@ -173,7 +174,7 @@ class Fsdp2Engine(Engine):
         yield from ((plain_name(name), tensor) for name, tensor in self._model.named_buffers() if name in saved)
 
     def _move(self, device: torch.device) -> None:
-        self._model.to(device)
+        nn.Module.to(self._model, device)
         for state in self._optimizer.state.values():
             for key, value in state.items():
                 if isinstance(value, Tensor):

@@ -21,6 +21,24 @@ from learner.batching.types import Segments
 _WASTE_PER_CALL = 8192
 
 
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer turns queries and keys into weights.
+
+    Attributes:
+        heads, kv_heads: heads of queries, and of keys and values.
+        scale: factor of the scores.
+        window: a query sees only the last `window` keys up to itself; none: all of them.
+        softcap: scores become softcap * tanh(scores / softcap); none: as they are.
+    """
+
+    heads: int
+    kv_heads: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
 @dataclass(slots=True)
 class AttentionCall:
     """One attention call over B segments, padded to Q queries and K keys.

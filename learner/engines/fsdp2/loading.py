@@ -61,12 +61,15 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase | None:
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers: the elements of the longest module list whose elements share one class."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    uniform = [found for found in lists if len({type(element) for element in found}) == 1]
-    if not uniform:
-        return []
-    return list(max(uniform, key=lambda found: sum(p.numel() for p in found.parameters())))
+    """The repeated layers: the elements of the largest module list whose elements share one class."""
+    best: nn.ModuleList | None = None
+    size = 0
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len({type(element) for element in module}) == 1:
+            weight = sum(parameter.numel() for parameter in module.parameters())
+            if weight > size:
+                best, size = module, weight
+    return list(best) if best is not None else []
 
 
 def _source(section: ModelSection) -> str:

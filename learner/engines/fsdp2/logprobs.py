@@ -63,8 +63,8 @@ class _TokenLogProbs(torch.autograd.Function):
         return log_probs, entropies
 
     @staticmethod
-    def backward(ctx: FunctionCtx, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        logits, labels, normalizers = ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx: FunctionCtx, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        logits, labels, normalizers = ctx.saved_tensors  # type: ignore[attr-defined]  # set by save_for_backward
         temperatures: Tensor | float = ctx.temperatures  # type: ignore[attr-defined]
         scale = gradient / temperatures
         result = torch.empty_like(logits)

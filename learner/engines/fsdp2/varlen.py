@@ -11,12 +11,14 @@ import importlib.util
 import inspect
 from dataclasses import dataclass
 from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from learner.batching.types import Segments
+from learner.engines.fsdp2.layout import Scoring
 
 _KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -62,25 +64,14 @@ def build_varlen_layout(segments: Segments, device: torch.device) -> VarlenLayou
     )
 
 
-def varlen_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    heads: int,
-    kv_heads: int,
-    layout: VarlenLayout,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
+def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLayout, scoring: Scoring) -> Tensor:
     """Causal attention within each sequence.
 
     Args:
         query: [N, H * D], float16 or bfloat16.
         key, value: [N, H_kv * D].
-        heads, kv_heads: H and H_kv.
         layout: from `build_varlen_layout`.
-        scale, window, softcap: as in `packed_attention`.
+        scoring: heads, scale, window and soft cap.
 
     Returns:
         [N, H, D].
@@ -88,25 +79,32 @@ def varlen_attention(
     Raises:
         NotImplementedError: soft-capped scores without flash-attn.
     """
-    q = query.unflatten(1, (heads, -1))
-    k = functional.embedding(layout.keys, key).unflatten(1, (kv_heads, -1))
-    v = functional.embedding(layout.keys, value).unflatten(1, (kv_heads, -1))
+    q = query.view(len(query), scoring.heads, -1)
+    k, v = (
+        functional.embedding(layout.keys, rows).view(len(layout.keys), scoring.kv_heads, -1) for rows in (key, value)
+    )
     borders = (layout.cu_queries, layout.cu_keys, layout.max_queries, layout.max_keys)
-    reach = -1 if window is None else window - 1
-    output: Tensor
+    window = (-1 if scoring.window is None else scoring.window - 1, 0)
     if _has_flash_attn():
         from flash_attn import flash_attn_varlen_func
 
-        output = flash_attn_varlen_func(
-            q, k, v, *borders, softmax_scale=scale, causal=True, window_size=(reach, 0), softcap=softcap or 0.0
+        capped: Tensor = flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            *borders,
+            softmax_scale=scoring.scale,
+            causal=True,
+            window_size=window,
+            softcap=scoring.softcap or 0.0,
         )
-        return output
-    if softcap is not None:
+        return capped
+    if scoring.softcap is not None:
         raise NotImplementedError("this model caps its attention scores: install flash-attn to train it on CUDA")
     from torch.nn.attention.varlen import varlen_attn
 
-    output = varlen_attn(q, k, v, *borders, scale=scale, window_size=(reach, 0), enable_gqa=heads != kv_heads)
-    return output
+    grouped = scoring.heads != scoring.kv_heads
+    return cast(Tensor, varlen_attn(q, k, v, *borders, scale=scoring.scale, window_size=window, enable_gqa=grouped))
 
 
 @cache

@@ -108,7 +108,7 @@ def test_a_missing_model_is_named(path, message, monkeypatch):
 
 def test_a_folder_without_configuration_is_named(tmp_path):
     save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(DataError, match="config.json"):
+    with pytest.raises(DataError, match=r"config\.json"):
         make_engine(tmp_path)
 
 

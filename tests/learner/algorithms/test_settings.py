@@ -1,0 +1,129 @@
+"""Settings, registries and user code: what can go wrong in a configuration is named at start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from learner.algorithms.load import load_algorithm
+from learner.algorithms.ppo import GRPO
+from learner.algorithms.registry import Registry
+from learner.algorithms.settings import SettingsError
+from learner.algorithms.types import Group, UpdatePlan
+
+STALE = UpdatePlan(max_staleness=4)
+
+
+@pytest.mark.parametrize(
+    ("params", "field", "hint"),
+    [
+        ({"los": "ppo"}, "algorithm.params.los", "loss"),
+        ({"loss": {"clip": 0.1}}, "algorithm.params.loss.clip", "clip_low"),
+        ({"loss": "pppo"}, "algorithm.params.loss", "ppo"),
+        ({"loss": {"clip_low": "wide"}}, "algorithm.params.loss.clip_low", ""),
+        ({"loss": {"clip_low": 2.0}}, "algorithm.params.loss.clip_low", ""),
+        ({"loss": {"clip_high": -0.1}}, "algorithm.params.loss.clip_high", ""),
+        ({"loss": {"dual_clip": 0.5}}, "algorithm.params.loss.dual_clip", ""),
+        ({"advantage": 3}, "algorithm.params.advantage", ""),
+        ({"aggregation": "token-median"}, "algorithm.params.aggregation", "token_mean"),
+        ({"correction": {"mode": "some"}}, "algorithm.params.correction.mode", ""),
+        ({"correction": {"cap": 0.5}}, "algorithm.params.correction.cap", ""),
+        ({"correction": {"mode": "none"}}, "algorithm.params.correction.mode", "truncated_is"),
+        ({"horizon": 1.5}, "algorithm.params.horizon", ""),
+    ],
+)
+def test_wrong_settings_are_named(params, field, hint):
+    with pytest.raises(SettingsError) as caught:
+        load_algorithm("grpo", params, STALE)
+    assert caught.value.field == field
+    assert hint in caught.value.hint
+
+
+def test_no_correction_is_fine_where_nothing_is_stale_or_where_it_is_accepted():
+    load_algorithm("grpo", {"correction": {"mode": "none"}}, UpdatePlan(max_staleness=0))
+    load_algorithm("grpo", {"correction": {"mode": "none", "accept_uncorrected": True}}, STALE)
+
+
+def test_familiar_spellings_and_short_forms():
+    params = {
+        "advantage": {"normalize_by_std": False},
+        "loss": {"name": "ppo", "clip_high": 0.28, "dual_clip": None},
+        "aggregation": "seq-mean-token-sum-norm",
+    }
+    algorithm = load_algorithm("grpo", params, STALE)
+    group = Group(torch.tensor([0.0, 1.0]), torch.tensor([True, True]), torch.tensor([1, 1]))
+    assert torch.stack(list(algorithm.group_stage(group))).tolist() == [-0.5, 0.5]
+
+
+@pytest.mark.parametrize("name", ["grop", "nowhere.module:Algorithm", "missing.py:Algorithm", "json:dumps", "json:x"])
+def test_unknown_algorithms_are_named(name):
+    with pytest.raises(SettingsError, match=r"algorithm\.name"):
+        load_algorithm(name, {}, STALE)
+
+
+def test_a_users_file_is_enough(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        textwrap.dedent(
+            """
+            import torch
+            from dataclasses import dataclass
+            from learner.algorithms.base import Algorithm
+            from learner.algorithms.metrics import Metrics
+            from learner.algorithms.registry import register_advantage, register_algorithm, register_policy_loss
+            from learner.algorithms.settings import Settings
+            from learner.algorithms.types import LossOutput
+
+            @register_advantage("sign")
+            def sign(group, *, scale: float = 1.0):
+                return (scale * torch.sign(group.rewards)).unbind()
+
+            @dataclass(frozen=True)
+            class MySettings(Settings):
+                weight: float = 1.0
+
+            @register_algorithm("mine")
+            class Mine(Algorithm):
+                settings_type = MySettings
+
+                def group_stage(self, group):
+                    return "all_equal" if bool((group.rewards == group.rewards[0]).all()) else group.rewards.unbind()
+
+                def loss(self, log_probs, entropy, tokens, counts):
+                    return LossOutput(-self.settings.weight * (tokens.advantages * log_probs).sum() / counts.tokens,
+                                      Metrics())
+            """
+        )
+    )
+    mine = load_algorithm(f"{file}:Mine", {"weight": 2}, STALE)
+    equal = Group(torch.ones(2), torch.tensor([True, True]), torch.tensor([1, 1]))
+    assert mine.group_stage(equal) == "all_equal"
+    with_advantage = load_algorithm("grpo", {"advantage": {"name": f"{file}:sign", "scale": 3}}, STALE)
+    assert torch.stack(list(with_advantage.group_stage(equal))).tolist() == [3.0, 3.0]
+    # The file has registered its parts by name, too.
+    load_algorithm("mine", {}, STALE)
+    load_algorithm("grpo", {"advantage": "sign"}, STALE)
+
+
+def test_a_users_file_that_fails_is_named(tmp_path):
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(SettingsError, match="ZeroDivisionError"):
+        load_algorithm(f"{tmp_path / 'broken.py'}:Mine", {}, STALE)
+
+
+def test_names_are_unique():
+    registry: Registry[type] = Registry("thing")
+    registry.register("a")(GRPO)
+    with pytest.raises(ValueError, match="registered already"):
+        registry.register("a")(GRPO)
+
+
+def test_algorithms_import_torch_alone():
+    heavy = ["grpc", "redis", "transformers", "mesh", "learner.engines", "learner.batching", "pydantic"]
+    code = f"import sys, learner.algorithms.load; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,61 @@
+"""Planning: every item once, budgets kept, ranks balanced, groups together."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learner.batching.plan import Item, partition, plan_batch
+
+
+@given(
+    groups=st.lists(
+        st.tuples(st.integers(1, 20), st.lists(st.integers(1, 30), min_size=1, max_size=6)), min_size=0, max_size=8
+    ),
+    budget=st.integers(1, 120),
+    ranks=st.integers(1, 4),
+    minibatches=st.integers(1, 4),
+)
+def test_plans_keep_their_promises(groups, budget, ranks, minibatches):
+    items = [Item(g, prompt, response) for g, (prompt, responses) in enumerate(groups) for response in responses]
+    plan = plan_batch(items, token_budget=budget, ranks=ranks, minibatches=minibatches)
+    seen = [i for step in plan.minibatches for rank in step for micro in rank for i in micro]
+    assert sorted(seen) == list(range(len(items)))
+    assert len(plan.minibatches) == min(minibatches, max(1, len(groups)))
+    for step in plan.minibatches:
+        assert len(step) == ranks
+        for rank in step:
+            for micro in rank:
+                assert len(micro) == 1 or _tokens(items, micro) <= budget
+    # Minibatches hold whole groups, in order.
+    owners = [sorted({items[i].group for rank in step for micro in rank for i in micro}) for step in plan.minibatches]
+    flat = [group for owner in owners for group in owner]
+    assert flat == sorted(set(flat))
+
+
+@given(costs=st.lists(st.integers(1, 100), min_size=0, max_size=30), parts=st.integers(1, 5))
+def test_partition_covers_and_balances(costs, parts):
+    division = partition(costs, parts)
+    assert len(division) == parts
+    assert sorted(i for part in division for i in part) == list(range(len(costs)))
+    sums = [sum(costs[i] for i in part) for part in division]
+    assert max(sums, default=0) - min(sums, default=0) <= max(costs, default=0)
+
+
+def test_the_differencing_method_beats_greedy_where_it_should():
+    sums = [sum(part) for part in ([[8, 7, 6, 5, 4][i] for i in part] for part in partition([8, 7, 6, 5, 4], 2))]
+    assert sorted(sums) == [14, 16]
+
+
+def test_a_group_stays_together_where_the_budget_allows():
+    items = [Item(i // 4, 10, 5) for i in range(16)]
+    plan = plan_batch(items, token_budget=30, ranks=2)
+    for rank in plan.minibatches[0]:
+        for micro in rank:
+            assert len({items[i].group for i in micro}) == 1
+            assert len(micro) == 4
+
+
+def _tokens(items: list[Item], micro: tuple[int, ...]) -> int:
+    prompts = {items[i].group: items[i].prompt_tokens for i in micro}
+    return sum(prompts.values()) + sum(items[i].response_tokens for i in micro)
