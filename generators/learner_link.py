@@ -41,7 +41,7 @@ class LearnerConnection:
     def __init__(self, member_id: str, address: str, channel: grpc.aio.Channel) -> None:
         self.member_id = member_id
         self.address = address
-        self.weights = weights_pb2_grpc.WeightsStub(channel)  # type: ignore[no-untyped-call]  # generated code
+        self.weights = weights_pb2_grpc.WeightsStub(channel)
         self.replaced = asyncio.Event()
         self._channel = channel
 

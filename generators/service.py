@@ -109,7 +109,7 @@ async def serve(
         set_threads(config, threads)
         generator = Generator(config, agent, channel, security)
         control = GeneratorControl(generator, shutdown)
-        generator_pb2_grpc.add_GeneratorControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]  # generated code
+        generator_pb2_grpc.add_GeneratorControlServicer_to_server(control, server)
         health = add_health_and_reflection(server, [SERVICE_NAME])
         await server.start()
         await set_serving(health, [SERVICE_NAME])

@@ -281,14 +281,14 @@ class World:
         self.stack.push_async_callback(end)
         return task, shutdown
 
-    async def process(self, member_id: str, *, wait: bool = True) -> asyncio.subprocess.Process:
+    async def process(self, member_id: str) -> asyncio.subprocess.Process:
         """A generator as a process of its own, in an empty directory, with nothing but the mesh address."""
         empty = self.folder / member_id
         empty.mkdir()
         (self.folder / "tmp").mkdir(exist_ok=True)
         ready = self.folder / f"{member_id}.ready"
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "rollmesh", "generator", "--mesh", self.address, "--member-id", member_id,
+            sys.executable, "-c", "from rollmesh.cli import main; main()", "generator", "--mesh", self.address, "--member-id", member_id,
             "--threads", "1", "--ready-file", str(ready),
             cwd=empty,
             env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder / "tmp")},
@@ -315,7 +315,7 @@ class World:
         await eventually(joined)
         channel = open_channel(address, SECURITY)
         self.stack.push_async_callback(channel.close)
-        return generator_pb2_grpc.GeneratorControlStub(channel)  # type: ignore[no-untyped-call]  # generated code
+        return generator_pb2_grpc.GeneratorControlStub(channel)
 
     async def holds(self, control: generator_pb2_grpc.GeneratorControlStub, groups: int = 1) -> None:
         """Waits until a generator has that many groups in hand, and sequences in decoding."""
@@ -327,6 +327,15 @@ class World:
             return False
 
         await eventually(at_work)
+
+    async def holds_weights(self, member_id: str) -> None:
+        """Waits until a generator has weights in service."""
+
+        async def serving() -> bool:
+            members = await self.members()
+            return member_id in members and members[member_id].gauges.get("swaps", 0) > 0
+
+        await eventually(serving)
 
     async def members(self) -> dict[str, membership_pb2.Member]:
         """Generators in the mesh, by id."""
