@@ -212,13 +212,13 @@ def test_the_run_ends_when_the_held_out_reward_is_reached(tmp_path: Path) -> Non
     assert summary(config)["eval_last"]["version"] == summary(config)["version"]
 
 
-def test_rewards_that_always_fail_end_the_run_with_their_reason(tmp_path: Path, caplog: Any) -> None:
+def test_rewards_that_always_fail_end_the_run_with_their_reason(tmp_path: Path, capfd: Any) -> None:
     config = make_config(tmp_path, {"learner.steps": 100_000, "data.eval": None})
     Path(tmp_path / "reward.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info):\n    raise ValueError('no')\n")
-    with mesh_of(config) as mesh, caplog.at_level("ERROR"):
+    with mesh_of(config) as mesh:
         assert run_learner(config, mesh) == StarvedError.exit_code
         assert ledger(mesh).recounted.failed > 40
-    assert "groups failed and no batch came together" in caplog.text
+    assert "groups failed and no batch came together" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,0 +1,116 @@
+"""Trackers and the thread that feeds them: nothing lost, nothing blocked, a broken one left out."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.metrics import MetricsWriter, Record, open_trackers
+from learner.metrics.trackers import ConsoleTracker, JsonlTracker
+from mesh.config import Config, load_config
+
+STEP = {
+    "reward/mean": 0.5,
+    "response_length/mean": 3.0,
+    "staleness/mean": 0.0,
+    "tokens_per_second": 9.0,
+    "timing/wait_s": 0.1,
+    "timing/step_s": 0.2,
+}
+
+
+class Broken:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def log(self, step: int, record: Record) -> None:
+        self.calls += 1
+        raise OSError("disk full")
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def config(folder: Path, **logging_section: Any) -> Config:
+    return load_config(
+        {
+            "model": {"path": "m"},
+            "data": {"train": "t"},
+            "run": {"dir": str(folder), "name": "r"},
+            "logging": logging_section,
+        }
+    )
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_records_arrive_in_order_and_behind_jobs(tmp_path: Path) -> None:
+    writer = MetricsWriter([JsonlTracker(tmp_path / "m.jsonl")])
+    done: list[int] = []
+    for step in range(50):
+        writer.log(step, {"x": step})
+        writer.submit(lambda: done.append(len(done)))
+    writer.close()
+    assert [line["step"] for line in lines(tmp_path / "m.jsonl")] == list(range(50))
+    assert len(done) == 50
+
+
+def test_a_broken_tracker_is_left_out_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken = Broken()
+    writer = MetricsWriter([broken, JsonlTracker(tmp_path / "m.jsonl")])
+    writer.log(1, {"x": 1})
+    writer.log(2, {"x": 2})
+    writer.close()
+    assert broken.calls == 1
+    assert caplog.text.count("Broken failed and is left out: disk full") == 1
+    assert len(lines(tmp_path / "m.jsonl")) == 2
+
+
+def test_jsonl_goes_on_behind_a_torn_line_and_has_no_nan(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1}\n{"ste')
+    tracker = JsonlTracker(path)
+    tracker.log(2, {"x": float("nan"), "histogram": {"0": 3}})
+    tracker.close()
+    assert json.loads(path.read_text().splitlines()[-1]) == {"step": 2, "x": None, "histogram": {"0": 3}}
+
+
+def test_the_console_speaks_every_so_many_steps(caplog: pytest.LogCaptureFixture) -> None:
+    tracker = ConsoleTracker(every_steps=10)
+    with caplog.at_level(logging.INFO):
+        for step in range(1, 21):
+            tracker.log(step, STEP)
+        tracker.log(20, {"eval/reward": 0.75})
+    spoken = [record.message.split(":")[0] for record in caplog.records]
+    assert spoken == ["step 1", "step 10", "step 20", "step 20"]
+    assert "held-out reward 0.750" in caplog.text
+
+
+def test_tensorboard_holds_the_curves(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = MetricsWriter(open_trackers(config(tmp_path, tensorboard=True)))
+    for step in (1, 2):
+        writer.log(step, {**STEP, "staleness/histogram": {"0": 1}})
+    writer.close()
+    events = EventAccumulator(str(tmp_path / "r" / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(1, 0.5), (2, 0.5)]
+    assert len(lines(tmp_path / "r" / "metrics.jsonl")) == 2
+
+
+def test_wandb_offline_keeps_everything_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    writer = MetricsWriter(open_trackers(config(tmp_path, wandb=True)))
+    writer.log(1, STEP)
+    writer.log(1, {"eval/reward": 0.5})
+    writer.close()
+    (kept,) = (tmp_path / "r" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert b"reward/mean" in kept.read_bytes()

@@ -1,0 +1,41 @@
+"""The consumption log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from learner.consumption import ConsumptionLog, Use, read_log, surviving
+from mesh.errors import DataError
+
+
+def use(incarnation: int, version: int, resumed_at: int, group: str) -> Use:
+    return Use(incarnation, version, resumed_at, [(group, [0, 1])])
+
+
+def test_lines_survive_and_a_torn_one_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "consumption.jsonl"
+    log = ConsumptionLog(path)
+    log.append(use(1, 0, 0, "a"))
+    log.close()
+    with path.open("ab") as file:
+        file.write(b'{"incarnation":1,"train')
+    assert list(read_log(path)) == [use(1, 0, 0, "a")]
+    again = ConsumptionLog(path)
+    again.append(use(1, 1, 0, "b"))
+    again.close()
+    assert list(read_log(path)) == [use(1, 0, 0, "a"), use(1, 1, 0, "b")]
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "consumption.jsonl"
+    path.write_text('{"incarnation": 1}\n')
+    with pytest.raises(DataError, match="line 1 is damaged"):
+        list(read_log(path))
+
+
+def test_only_what_is_in_the_newest_weights_survives() -> None:
+    uses = [use(1, 0, 0, "a"), use(1, 1, 0, "b"), use(1, 2, 0, "c"), use(2, 1, 1, "b"), use(2, 2, 1, "d")]
+    assert [u.groups[0][0] for u in surviving(uses)] == ["a", "b", "d"]
+    assert [u.groups[0][0] for u in surviving([*uses, use(3, 2, 2, "e")])] == ["a", "b", "e"]
