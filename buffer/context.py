@@ -54,6 +54,11 @@ class FrontContext:
             raise PayloadError("table", f"expected one of {sorted(self.rules)}, got {table!r}")
         return table
 
+    async def settle(self, timeout_s: float) -> None:
+        """Waits for what was spawned, before the store is closed."""
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=timeout_s)
+
     def spawn(self, coroutine: Coroutine[Any, Any, Any], what: str) -> None:
         """Runs something beside the handlers; its expected failures are logged."""
 

@@ -181,6 +181,8 @@ class SampleSession:
                 response, size = pb.SampleResponse(), 0
         if lost:
             await store.lose(self._table, lost)
+            # Others are to come in their place.
+            self._wishes.appendleft(_Wish(leased[0].for_version, len(lost)))
         if response.groups:
             yield response
 

@@ -42,7 +42,7 @@ SERVICES = ("rollmesh.v1.Buffer", "rollmesh.v1.Membership")
 _HEADROOM_BYTES = 512 << 20
 _RESTARTS = 10
 _RESTART_WAIT_S = 0.5
-_STOP_GRACE_S = 2.0
+_STOP_GRACE_S = 0.5
 
 
 class BufferService:
@@ -58,9 +58,20 @@ class BufferService:
         self._host = host
         self._port = port
         self._exit = AsyncExitStack()
+        self._access: RedisAccess | None = None
         self.redis: RedisServer | None = None
         self.address = ""
         self._failure: asyncio.Future[StoreError] | None = None
+
+    @property
+    def run_name(self) -> str:
+        return self._config.run.name
+
+    @property
+    def access(self) -> RedisAccess:
+        """Redis, once started."""
+        assert self._access is not None, "the service has not been started"
+        return self._access
 
     async def start(self) -> None:
         """Starts everything; `address` holds afterwards.
@@ -86,6 +97,7 @@ class BufferService:
         health = add_health_and_reflection(server, SERVICES)
         port = bind(server, self._host, self._port, config.security)
         await server.start()
+        self._exit.push_async_callback(front.settle, _STOP_GRACE_S)
         self._exit.push_async_callback(server.stop, _STOP_GRACE_S)
         for job in (
             upkeep.sweep(front, access),
@@ -132,7 +144,7 @@ class BufferService:
         config = self._config
         rules = {table: rules_of(config, table) for table in TABLES}
         run_key = Keys(config.run.name).run
-        access = RedisAccess(url, run_key, timeout_s=config.network.rpc_timeout_s)
+        access = self._access = RedisAccess(url, run_key, timeout_s=config.network.rpc_timeout_s)
         self._exit.push_async_callback(access.close)
         store = Store(access, config.run.name)
         config_json = config.model_dump_json()
