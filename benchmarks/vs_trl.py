@@ -53,16 +53,16 @@ class Measured:
 _TRL = {
     "fixed-0.13m": Length(10, 120),
     "fixed-0.5m": Length(5, 40),
-    "fixed-3.9m": Length(2, 8),
-    "geometric": Length(4, 30),
-    "long-tail": Length(3, 20),
+    "fixed-3.9m": Length(1, 6),
+    "geometric": Length(3, 25),
+    "long-tail": Length(2, 16),
 }
 _MESH = {
     "fixed-0.13m": Length(20, 240),
     "fixed-0.5m": Length(10, 60),
-    "fixed-3.9m": Length(7, 14),
-    "geometric": Length(15, 90),
-    "long-tail": Length(15, 90),
+    "fixed-3.9m": Length(6, 10),
+    "geometric": Length(10, 60),
+    "long-tail": Length(10, 70),
 }
 
 
@@ -77,9 +77,9 @@ def main(argv: list[str] | None = None) -> int:
             results[name] = result
             rows.append(_row(name, result))
             print(table(_HEADER, rows[-1:]), flush=True)
+            if args.json:
+                write_json(args.json, {"benchmark": "vs_trl", "machine": machine(), "results": results})
     print("\n" + table(_HEADER, rows))
-    if args.json:
-        write_json(args.json, {"benchmark": "vs_trl", "machine": machine(), "results": results})
     return 0
 
 

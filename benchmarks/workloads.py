@@ -168,7 +168,7 @@ def build_model(workload: Workload, tokenizer: PreTrainedTokenizerFast, seed: in
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    model = Qwen3ForCausalLM(config).to(torch.float32).eval()
+    model = Qwen3ForCausalLM(config).float().eval()
     with torch.no_grad():
         _set_modes(model, workload, tokenizer)
     return model
