@@ -6,7 +6,8 @@ Needs: nothing but the package; one core that is otherwise idle. Prints medians,
 - `tails`: responses end at the end token with geometric lengths, capped; `generate` waits for the longest of each
   batch, the engine refills a slot as soon as it is free.
 
-The engine also returns log-probs and version stamps, which `generate` does not compute.
+The engine also returns log-probs and version stamps, which `generate` does not compute. Ratios are given of wall time
+and of processor time; the latter is the one to read where the machine was not quiet.
 
     python benchmarks/generation.py --json generation.json
 """
@@ -46,9 +47,10 @@ class Regime:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds and sampled tokens of one pass over a workload."""
+    """Seconds, processor seconds and sampled tokens of one pass over a workload."""
 
     seconds: float
+    cpu_seconds: float
     tokens: int
 
 
@@ -86,7 +88,7 @@ def run_generate(model: PreTrainedModel, regime: Regime) -> Timing:
     """`model.generate`, batch after batch."""
     rows = prompts(regime.sequences)
     tokens = 0
-    begin = time.perf_counter()
+    begin, begin_cpu = time.perf_counter(), time.process_time()
     for start in range(0, len(rows), regime.batch):
         ids = torch.tensor(rows[start : start + regime.batch])
         output = model.generate(
@@ -106,7 +108,7 @@ def run_generate(model: PreTrainedModel, regime: Regime) -> Timing:
             tokens += int(lengths.sum())
         else:
             tokens += response.numel()
-    return Timing(time.perf_counter() - begin, tokens)
+    return Timing(time.perf_counter() - begin, time.process_time() - begin_cpu, tokens)
 
 
 def run_engine(engine: InferenceEngine, results: Results, regime: Regime) -> Timing:
@@ -114,7 +116,7 @@ def run_engine(engine: InferenceEngine, results: Results, regime: Regime) -> Tim
     sampling = SamplingParams(max_tokens=regime.max_tokens)
     requests = [GenerationRequest(str(index), ids, sampling) for index, ids in enumerate(prompts(regime.sequences))]
     tokens = finished = 0
-    begin = time.perf_counter()
+    begin, begin_cpu = time.perf_counter(), time.process_time()
     engine.submit(requests)
     while finished < len(requests):
         batch = results.get(timeout=300)
@@ -122,7 +124,7 @@ def run_engine(engine: InferenceEngine, results: Results, regime: Regime) -> Tim
             raise batch
         finished += len(batch)
         tokens += sum(len(result.response_ids) for result in batch)
-    return Timing(time.perf_counter() - begin, tokens)
+    return Timing(time.perf_counter() - begin, time.process_time() - begin_cpu, tokens)
 
 
 def compare(regime: Regime, *, hidden: int, layers: int, repeats: int) -> dict[str, object]:
@@ -145,6 +147,7 @@ def compare(regime: Regime, *, hidden: int, layers: int, repeats: int) -> dict[s
     generate, ours = zip(*pairs, strict=True)
     # Lengths are drawn anew in each pass: the engine's sequences per second are compared at equal tokens.
     ratios = [(a.seconds / a.tokens) / (b.seconds / b.tokens) for a, b in pairs]
+    cpu_ratios = [(a.cpu_seconds / a.tokens) / (b.cpu_seconds / b.tokens) for a, b in pairs]
     return {
         "regime": asdict(regime),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -153,6 +156,9 @@ def compare(regime: Regime, *, hidden: int, layers: int, repeats: int) -> dict[s
         "ratio_median": statistics.median(ratios),
         "ratio_min": min(ratios),
         "ratio_max": max(ratios),
+        "cpu_ratio_median": statistics.median(cpu_ratios),
+        "cpu_ratio_min": min(cpu_ratios),
+        "cpu_ratio_max": max(cpu_ratios),
     }
 
 
@@ -162,6 +168,7 @@ def _summary(timings: tuple[Timing, ...], regime: Regime) -> dict[str, float]:
         "seconds_median": statistics.median(seconds),
         "seconds_min": min(seconds),
         "seconds_max": max(seconds),
+        "cpu_seconds_median": statistics.median(timing.cpu_seconds for timing in timings),
         "samples_per_s": regime.sequences / statistics.median(seconds),
         "tokens_per_s": statistics.median(timing.tokens / timing.seconds for timing in timings),
         "mean_length": statistics.mean(timing.tokens / regime.sequences for timing in timings),
@@ -197,7 +204,11 @@ def main() -> None:
                 f"{values['seconds_median']:.3f} s ({values['seconds_min']:.3f}-{values['seconds_max']:.3f})  "
                 f"mean length {values['mean_length']:.1f}"
             )
-        print(f"  ratio     {figures['ratio_median']:.2f} ({figures['ratio_min']:.2f}-{figures['ratio_max']:.2f})")
+        for label, key in (("wall", "ratio"), ("processor", "cpu_ratio")):
+            print(
+                f"  ratio of {label} time: {figures[f'{key}_median']:.2f} "
+                f"({figures[f'{key}_min']:.2f}-{figures[f'{key}_max']:.2f})"
+            )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report, indent=2))
 
