@@ -63,7 +63,7 @@ class LocalRun:
             security=config.security,
             max_restarts=config.resources.max_restarts,
             observer=Observer(event=view.event, tail=view.tail),
-            before_drain=self._collect,
+            before_last=self._collect,
         )
         self._memory = MemoryWatch(self._supervisor.pids)
 
@@ -121,7 +121,7 @@ class LocalRun:
         return address
 
     async def _collect(self) -> None:
-        """Reads the final figures while the buffer still answers."""
+        """Reads the final figures: everybody has left, and the buffer still answers."""
         self._memory.look()
         address = self._supervisor.address(BUFFER)
         if not address:

@@ -66,7 +66,7 @@ class Supervisor:
         security: how to reach the services' health.
         max_restarts: restarts of one service within ten minutes.
         observer: told of starts, deaths and restarts.
-        before_drain: awaited once when the run is over and the services still answer (to read final figures).
+        before_last: awaited once, when all but the services that end last have ended (to read final figures).
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Supervisor:
         security: SecuritySection,
         max_restarts: int,
         observer: Observer,
-        before_drain: Callable[[], Awaitable[None]] | None = None,
+        before_last: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._folder = folder
         self._security = security
         self._max_restarts = max_restarts
         self._observer = observer
-        self._before_drain = before_drain
+        self._before_last = before_last
         self._services: dict[str, _Service] = {}
         self._over = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -138,8 +138,6 @@ class Supervisor:
                 if not await self._healthy_or_over(started):
                     break
             await self._over.wait()
-            if self._before_drain is not None and not self._hurry.is_set():
-                await self._before_drain()
         finally:
             await self._drain(drain_order)
         if self._error is not None and not self.interrupted:
@@ -225,7 +223,10 @@ class Supervisor:
 
     async def _drain(self, drain_order: Callable[[str], int]) -> None:
         self._over.set()
-        for rank in sorted({drain_order(name) for name in self._services}):
+        ranks = sorted({drain_order(name) for name in self._services})
+        for rank in ranks:
+            if rank == ranks[-1] and self._before_last is not None and not self._hurry.is_set():
+                await self._before_last()
             same = [service for name, service in self._services.items() if drain_order(name) == rank]
             await asyncio.gather(*(self._end(service) for service in same))
 
