@@ -12,6 +12,7 @@ import typer
 
 from mesh.errors import RollmeshError
 from rollmesh.cli import config, inspect, results, run, services
+from rollmesh.launcher.errors import ServiceExitError
 
 app = typer.Typer(
     name="rollmesh",
@@ -41,4 +42,11 @@ def main() -> None:
         typer.echo(f"error: {error.message}", err=True)
         if error.hint:
             typer.echo(f"hint: {error.hint}", err=True)
-        raise SystemExit(error.exit_code) from error
+        raise SystemExit(_status(error)) from error
+
+
+def _status(error: RollmeshError) -> int:
+    """The error's exit code; for a service that ended the run, the service's own."""
+    if isinstance(error, ServiceExitError) and error.status > 0:
+        return error.status
+    return error.exit_code

@@ -48,4 +48,8 @@ def _export(
     from rollmesh.launcher.folder import read_config
 
     config = read_config(run)
-    raise NotImplementedError((config, out, checkpoint))
+    from rollmesh.export import export_checkpoint, latest_checkpoint
+
+    chosen = checkpoint or latest_checkpoint(run)
+    export_checkpoint(config, chosen, out)
+    typer.echo(f"{out}: {config.model.path} with the weights of {chosen}")

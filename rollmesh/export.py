@@ -1,0 +1,47 @@
+"""From a checkpoint of a run to a Hugging Face model folder that `transformers` and inference engines load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from learner.build import build_engine
+from learner.checkpoint.store import CheckpointStore
+from learner.model_folder import resolve_model
+from mesh.config.models import Config
+from mesh.errors import ConfigError, DataError
+
+
+def latest_checkpoint(run: Path) -> Path:
+    """The checkpoint of a run that was written last.
+
+    Raises:
+        DataError: there is none.
+    """
+    found = [path for _, path in CheckpointStore(run / "checkpoints", keep=1).list()]
+    if not found:
+        raise DataError(f"run {run} has no checkpoint yet", hint="see checkpoint.every_steps and checkpoint.every_s")
+    return max(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:
+    """Writes model and tokenizer with the checkpoint's weights, in `model.dtype`.
+
+    Args:
+        config: of the run; its model folder or hub id gives architecture and tokenizer.
+        checkpoint: folder of a checkpoint, of any world size.
+        out: folder to write; must not hold files yet.
+
+    Raises:
+        ConfigError: `out` is not empty.
+        DataError: no such checkpoint, or a model that cannot be loaded.
+    """
+    if not (checkpoint / "state.json").is_file():
+        raise DataError(f"{checkpoint} is not a checkpoint", hint="give a folder below RUN/checkpoints")
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError(f"{out} is not empty", hint="choose a new folder")
+    engine = build_engine(config.model_copy(update={"model": resolve_model(config.model)}))
+    try:
+        engine.load_checkpoint(checkpoint)
+        engine.export_hf(out)
+    finally:
+        engine.close()

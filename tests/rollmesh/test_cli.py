@@ -1,0 +1,194 @@
+"""The `rollmesh` command: what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mesh.config.models import Config
+from rollmesh.cli import main
+from rollmesh.launcher import folder
+
+ROOT = Path(__file__).parents[2]
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rollmesh.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+@pytest.fixture
+def rollmesh(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command in this process: the same entry point without the time that imports take."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["rollmesh", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess(list(arguments), int(end.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    data = tmp_path / "train.jsonl"
+    data.write_text(json.dumps({"prompt": "1+1=", "data_source": "arithmetic", "reward_model": {"ground_truth": "2"}}))
+    path = tmp_path / "cfg.yaml"
+    values = {
+        "run": {"dir": str(tmp_path / "runs")},
+        "model": {"path": str(model)},
+        "data": {"train": str(data)},
+        "algorithm": "grpo",
+    }
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def assert_error(result: subprocess.CompletedProcess[str], status: int, message: str) -> None:
+    """One `error:` line with the message, the status, and no traceback."""
+    assert result.returncode == status, result.stderr
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, result.stderr
+    assert message in errors[0]
+    assert "Traceback" not in result.stderr + result.stdout
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = """
+import sys
+sys.argv = ["rollmesh", "--help"]
+from rollmesh.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0, end.code
+heavy = {"torch", "transformers", "grpc", "numpy", "matplotlib", "redis", "rich.live"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stderr
+    for command in (
+        "run",
+        "buffer",
+        "reward",
+        "generator",
+        "learner",
+        "status",
+        "ledger",
+        "samples",
+        "config",
+        "export",
+    ):
+        assert f"  {command} " in result.stdout
+
+
+def test_unknown_key_names_the_nearest(rollmesh: Command, config_file: Path) -> None:
+    result = rollmesh("config", "show", str(config_file), "--rollout.replica=3")
+    assert_error(result, 2, "unknown key rollout.replica, did you mean rollout.replicas?")
+
+
+def test_debug_shows_the_traceback(config_file: Path) -> None:
+    result = as_process("config", "show", str(config_file), "--rollout.replica=3", "--debug")
+    assert "Traceback" in result.stderr
+    assert "did you mean rollout.replicas?" in result.stderr
+
+
+def test_override_without_value_says_the_form(rollmesh: Command, config_file: Path) -> None:
+    assert_error(rollmesh("config", "show", str(config_file), "--rollout.n"), 2, "--section.key=value")
+
+
+def test_missing_configuration(rollmesh: Command, tmp_path: Path) -> None:
+    assert_error(rollmesh("run", str(tmp_path / "none.yaml")), 2, "cannot read configuration")
+
+
+def test_missing_model_folder(rollmesh: Command, config_file: Path) -> None:
+    result = rollmesh("run", str(config_file), "--model.path=/nowhere/model")
+    assert_error(result, 3, "model.path: no such folder: /nowhere/model")
+    assert "hint: give a Hugging Face model folder or a hub id" in result.stderr
+
+
+def test_missing_data_file(rollmesh: Command, config_file: Path) -> None:
+    assert_error(rollmesh("run", str(config_file), "--data.eval=/nowhere/eval.parquet"), 3, "data.eval: no such file")
+
+
+def test_port_taken_ends_the_run_with_the_services_error(rollmesh: Command, config_file: Path, taken_port: int) -> None:
+    result = rollmesh("run", str(config_file), f"--network.port={taken_port}")
+    assert_error(result, 6, f"buffer: cannot bind 127.0.0.1:{taken_port}")
+
+
+def test_unreachable_mesh(rollmesh: Command) -> None:
+    for command in ("status", "ledger"):
+        assert_error(rollmesh(command, "--mesh", "127.0.0.1:9"), 5, "mesh 127.0.0.1:9")
+
+
+def test_folder_of_no_run(rollmesh: Command, tmp_path: Path) -> None:
+    assert_error(rollmesh("status", str(tmp_path)), 3, f"{tmp_path} is not a run folder")
+    assert_error(rollmesh("samples", str(tmp_path)), 3, "no samples in")
+    assert_error(rollmesh("report", str(tmp_path)), 3, f"{tmp_path} is not a run folder")
+    assert_error(rollmesh("export", str(tmp_path), str(tmp_path / "out")), 3, f"{tmp_path} is not a run folder")
+
+
+def test_run_folder_in_use(rollmesh: Command, config_file: Path, tmp_path: Path) -> None:
+    with folder.locked(tmp_path / "runs" / "run"):
+        assert_error(rollmesh("run", str(config_file)), 42, "in use by another `rollmesh run`")
+
+
+def test_unreachable_reward_service(rollmesh: Command) -> None:
+    result = rollmesh("reward", "check", "grpc://127.0.0.1:9", "--timeout", "2")
+    assert result.returncode == 1
+    assert "not usable" in result.stdout
+    assert "Traceback" not in result.stderr
+
+
+def test_reward_without_subcommand_serves(config_file: Path, taken_port: int) -> None:
+    result = as_process("reward", str(config_file), "--port", str(taken_port))
+    assert result.returncode == 6
+    assert f"cannot bind 127.0.0.1:{taken_port}" in result.stderr
+
+
+def test_show_applies_overrides(rollmesh: Command, config_file: Path) -> None:
+    shown = yaml.safe_load(rollmesh("config", "show", str(config_file), "--rollout.n=3", "--algorithm.name=x").stdout)
+    assert Config.model_validate(shown).rollout.n == 3
+    assert shown["algorithm"]["name"] == "x"
+
+
+def test_schema_has_every_key(rollmesh: Command) -> None:
+    lines = rollmesh("config", "schema").stdout.splitlines()
+    keys = {line.split(" = ")[0] for line in lines if " = " in line and not line.startswith(" ")}
+    assert {"model.path", "buffer.max_staleness", "learner.optimizer.lr"} <= keys
+    assert "properties" in json.loads(rollmesh("config", "schema", "--json").stdout)
+
+
+def test_explain_derives_sizes(rollmesh: Command, config_file: Path) -> None:
+    overrides = ["--learner.batch.groups=10", "--rollout.n=4", "--buffer.max_staleness=3"]
+    explained = rollmesh("config", "explain", str(config_file), *overrides).stdout
+    assert "samples per step: 10 groups x 4 responses = 40" in explained
+    assert "live groups: at most 10 x (3 + 1) = 40" in explained
+    assert "thread(s)" in explained

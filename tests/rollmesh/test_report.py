@@ -1,0 +1,190 @@
+"""Metrics, summary and report from recorded files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh.config import load_config
+from mesh.errors import DataError
+from protos import buffer_pb2, membership_pb2
+from rollmesh.launcher import folder
+from rollmesh.launcher.meshlog import MeshLog
+from rollmesh.launcher.monitor import Snapshot
+from rollmesh.report.html import write_report
+from rollmesh.report.metrics import MetricsTail, read_metrics, surviving
+from rollmesh.report.samples import read_samples, sample_lines
+from rollmesh.report.series import curves, smoothed
+from rollmesh.report.summary import FinalState, read_summary, write_summary
+
+START = 1_000_000.0
+
+
+def training(step: int, reward: float, incarnation: int = 1) -> dict[str, Any]:
+    return {
+        "step": step,
+        "time": START + step,
+        "wall_s": float(step),
+        "incarnation": incarnation,
+        "reward/mean": reward,
+        "staleness/mean": 1.0,
+        "staleness/max": 2,
+        "staleness/histogram": {"0": 10, "2": 5},
+        "tokens_per_second": 100.0,
+        "total/tokens": 15 * step,
+        "timing/wait_s": 0.25,
+        "timing/train_s": 0.5,
+        "timing/step_s": 1.0,
+        "push/total_ms_p50": 4.0,
+        "push/total_ms_p99": 9.0,
+    }
+
+
+def evaluation(step: int, reward: float | None) -> dict[str, Any]:
+    return {"step": step, "time": START + step, "wall_s": float(step), "eval/reward": reward}
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    config = load_config(
+        {"run": {"name": "demo", "dir": str(tmp_path)}, "model": {"path": "m"}, "data": {"train": "t"}}
+    )
+    config.run.folder.mkdir()
+    folder.write_config(config)
+    # The evaluation of a version may be recorded behind later steps.
+    records = [evaluation(0, 0.1), *(training(step, step / 10) for step in range(1, 9)), evaluation(4, 0.5)]
+    records += [evaluation(8, 0.9)]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (config.run.folder / "metrics.jsonl").write_text(lines)
+    looks = [
+        {"time": START + second, "generators": 2, "generated_tokens": 30.0 * second, "gate_wait_s": 0.5 * second}
+        for second in range(-2, 12)
+    ]
+    (config.run.folder / "mesh.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
+    return config.run.folder
+
+
+def final_state() -> FinalState:
+    counts = buffer_pb2.LedgerCounts(admitted=50, trained=40, evicted_stale=2, filtered=1, failed=3, ready=4)
+    counts.reasons["failed/timeout"] = 3
+    return FinalState(
+        tables={"train": buffer_pb2.DescribeResponse(waiting_for_inserts_ms=1500, waiting_for_samples_ms=2500)},
+        ledgers={"train": buffer_pb2.LedgerResponse(counters=counts, recounted=counts)},
+        peak_memory_bytes={"learner": 300 << 20},
+        starts={"learner": 2, "buffer": 1},
+        wall_s=12.0,
+    )
+
+
+def test_summary_has_the_runs_figures(run_folder: Path) -> None:
+    summary = write_summary(run_folder, folder.read_config(run_folder), final_state())
+    assert (summary.held_out_first, summary.held_out_last, summary.steps) == (0.1, 0.9, 8)
+    assert [entry["step"] for entry in summary.held_out] == [0, 4, 8]
+    assert summary.training_s == 8.0
+    assert summary.tokens_per_s_trained == 15.0
+    assert summary.tokens_per_s_generated == 30.0
+    assert summary.groups_by_fate == {"trained": 40, "evicted_stale": 2, "filtered": 1, "failed": 3, "live": 4}
+    assert summary.staleness == {"0": 80, "2": 40}
+    assert summary.waiting_s == {"learner_for_groups": 1.5, "generators_at_the_gate": 2.5}
+    assert summary.weight_push_ms["p99"] == 9.0
+    assert summary.peak_memory_mb == {"learner": 300.0}
+    assert summary.restarts == {"learner": 1}
+    assert read_summary(run_folder) == summary
+    assert "balances" in "\n".join(summary.lines())
+
+
+def test_summary_of_a_run_that_never_trained(tmp_path: Path) -> None:
+    config = load_config({"run": {"dir": str(tmp_path)}, "model": {"path": "m"}, "data": {"train": "t"}})
+    config.run.folder.mkdir()
+    summary = write_summary(config.run.folder, config, FinalState())
+    assert (summary.steps, summary.held_out_first, summary.tokens_per_s_trained) == (0, None, None)
+
+
+def test_report_is_one_file_with_its_plots(run_folder: Path) -> None:
+    write_summary(run_folder, folder.read_config(run_folder), final_state())
+    sample = {"step": 3, "prompt": "1+1=", "response": "<b>2</b>", "reward": 1.0, "ground_truth": "2"}
+    (run_folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    page = write_report(run_folder).read_text(encoding="utf-8")
+    assert page.count("<svg") == 6
+    for title in ("Reward over time", "Reward over steps", "Staleness", "Throughput", "Who waited"):
+        assert title in page
+    outside = re.findall(r"""(?:src|href)=["'](?!#)[^"']*""", page)
+    assert [link for link in outside if not link.endswith(("xlink", "svg"))] == []
+    assert "&lt;b&gt;2&lt;/b&gt;" in page
+    assert "0.100 → 0.900" in page
+
+
+def test_report_of_a_run_that_still_goes_on(run_folder: Path) -> None:
+    assert "<svg" in write_report(run_folder).read_text(encoding="utf-8")
+
+
+def test_report_needs_metrics(run_folder: Path) -> None:
+    (run_folder / "metrics.jsonl").unlink()
+    with pytest.raises(DataError, match="no metrics yet"):
+        write_report(run_folder)
+
+
+def test_steps_trained_again_replace_the_discarded_ones() -> None:
+    first = [evaluation(0, 0.1), training(1, 0.1), training(2, 0.2), evaluation(2, 0.2), training(3, 0.3)]
+    second = [training(2, 0.25, incarnation=2), training(3, 0.35, incarnation=2)]
+    kept = surviving([*first, *second])
+    assert [(record["step"], record.get("incarnation")) for record in kept] == [(0, None), (1, 1), (2, 2), (3, 2)]
+
+
+def test_tail_leaves_the_line_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(path)
+    assert tail.read() == []
+    path.write_text('{"step": 1}\n{"st')
+    assert tail.read() == [{"step": 1}]
+    with path.open("a") as file:
+        file.write('ep": 2}\nnot json\n')
+    assert tail.read() == [{"step": 2}]
+    assert tail.read() == []
+
+
+def test_curves_give_rates_between_looks() -> None:
+    looks = [
+        {"time": START, "generators": 2, "generated_tokens": 0.0, "gate_wait_s": 0.0},
+        {"time": START + 2, "generators": 2, "generated_tokens": 50.0, "gate_wait_s": 2.0},
+    ]
+    drawn = curves([training(1, 0.5), evaluation(1, None)], looks)
+    assert drawn.generated_per_s == [25.0]
+    assert drawn.gate_share == [0.5]
+    assert drawn.held_out == [None]
+    assert drawn.phases == {"wait": [0.25], "train": [0.5]}
+
+
+def test_smoothing_keeps_length_and_skips_gaps() -> None:
+    assert smoothed([1.0, None, 3.0], window=3) == [1.0, 2.0, 3.0]
+
+
+def test_mesh_log_totals_never_fall(tmp_path: Path) -> None:
+    def look(**tokens: float) -> Snapshot:
+        members = [
+            membership_pb2.Member(
+                member_id=name, role=membership_pb2.ROLE_GENERATOR, gauges={"tokens_generated": count}
+            )
+            for name, count in tokens.items()
+        ]
+        return Snapshot(table=buffer_pb2.DescribeResponse(), members=members)
+
+    log = MeshLog(tmp_path)
+    log.add(look(a=100, b=50), 1.0)
+    log.add(look(a=120, c=10), 2.0)
+    log.add(Snapshot(trouble="away"), 3.0)
+    MeshLog(tmp_path).add(look(d=5), 4.0)
+    assert [line["generated_tokens"] for line in read_metrics(tmp_path / "mesh.jsonl")] == [150, 180, 185]
+
+
+def test_samples_latest_and_worst(tmp_path: Path) -> None:
+    rewards = [0.5, 0.0, 1.0]
+    lines = [json.dumps({"step": step, "prompt": "p", "response": "r", "reward": r}) for step, r in enumerate(rewards)]
+    (tmp_path / "samples.jsonl").write_text("\n".join([*lines, '{"torn']))
+    assert [sample["step"] for sample in read_samples(tmp_path, worst=False, number=2)] == [2, 1]
+    assert [sample["reward"] for sample in read_samples(tmp_path, worst=True, number=2)] == [0.0, 0.5]
+    assert "reward 0.5" in next(sample_lines(read_samples(tmp_path, worst=True, number=2)[1]))
