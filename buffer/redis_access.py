@@ -25,7 +25,7 @@ Argument = str | bytes | int
 def store_error(error: Exception) -> StoreError:
     """What a Redis failure means for the reader."""
     text = str(error) or type(error).__name__
-    if isinstance(error, rex.OutOfMemoryError) or text.startswith("OOM"):
+    if isinstance(error, rex.OutOfMemoryError) or "OOM command" in text:
         return StoreError(f"Redis refuses writes: {text}", hint="raise its maxmemory, or lower buffer.max_bytes")
     if isinstance(error, rex.ReadOnlyError) or "READONLY" in text:
         return StoreError(f"Redis refuses writes: {text}", hint="buffer.redis points to a replica; give the primary")

@@ -1,5 +1,6 @@
 -- The weights of a version can be fetched: the floor may rise. ARGV: '', incarnation, version
 load_run()
+free_first()
 if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', R.incarnation} end
 local version = tonumber(ARGV[3])
 if version > R.version then

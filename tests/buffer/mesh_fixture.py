@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -83,6 +83,12 @@ def refs(groups: list[Any]) -> list[pb.LeaseRef]:
     return [pb.LeaseRef(group_id=g.group_id, lease_id=g.lease_id) for g in groups]
 
 
+class HasAddress(Protocol):
+    """A front, in this process or another."""
+
+    address: str
+
+
 class Mesh:
     """Owns what a test starts, and ends it."""
 
@@ -100,7 +106,7 @@ class Mesh:
         self._services.append(service)
         return service
 
-    async def learner(self, front: BufferService, resume_version: int = 0, **options: Any) -> Learner:
+    async def learner(self, front: HasAddress, resume_version: int = 0, **options: Any) -> Learner:
         learner = Learner(front.address, "learner")
         self._actors.append(learner)
         await learner.agent.start()
@@ -112,7 +118,7 @@ class Mesh:
         await learner.client.set_policy_version(response.incarnation, resume_version)
         return learner
 
-    async def generator(self, front: BufferService) -> Generator:
+    async def generator(self, front: HasAddress) -> Generator:
         generator = Generator(front.address, "generator")
         self._actors.append(generator)
         await generator.agent.start()

@@ -10,15 +10,15 @@ import pytest
 from mesh.errors import OldGenerationError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
-from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Mesh, make_write, nothing_within, refs
+from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, HasAddress, Mesh, make_write, nothing_within, refs
 from tests.buffer.test_flow import balanced
 
 V0 = PolicyVersion(1, 0)
 
 
-async def revived(mesh: Mesh, front: object, old: Generator) -> Generator:
+async def revived(mesh: Mesh, front: HasAddress, old: Generator) -> Generator:
     """The same process as `old`, on a new connection: same member id."""
-    generator = await mesh.generator(front)  # type: ignore[arg-type]
+    generator = await mesh.generator(front)
     await generator.agent.stop()
     generator.agent.member_id = old.agent.member_id
     generator.agent.generation = old.agent.generation

@@ -10,13 +10,13 @@ import pytest
 from mesh.errors import FencedError, TakeoverRefusedError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
-from tests.buffer.mesh_fixture import TIMEOUT_S, Learner, Mesh, make_write, refs
+from tests.buffer.mesh_fixture import TIMEOUT_S, HasAddress, Learner, Mesh, make_write, refs
 from tests.buffer.test_flow import balanced
 
 
-async def run_steps(mesh: Mesh, front: object, steps: int) -> tuple[Learner, list[list[pb.LeasedGroup]]]:
+async def run_steps(mesh: Mesh, front: HasAddress, steps: int) -> tuple[Learner, list[list[pb.LeasedGroup]]]:
     """A learner that has claimed `steps` batches and published as many versions; nothing committed."""
-    learner, generator = await mesh.learner(front), await mesh.generator(front)  # type: ignore[arg-type]
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.seed(1, 2 * steps + 2)
     admission, writer, sampler = generator.admission(), generator.writer(), learner.sampler()
     batches = []
@@ -93,13 +93,13 @@ async def test_an_expired_learner_lease_needs_no_takeover(mesh: Mesh) -> None:
     first = await mesh.learner(front)
     await first.kill()
     async with asyncio.timeout(TIMEOUT_S):
-        while (await _description(mesh, first, front)).learner_lease_ms:
+        while (await _description(mesh, front)).learner_lease_ms:
             await asyncio.sleep(0.05)
     assert (await mesh.learner(front)).incarnation == 2
 
 
-async def _description(mesh: Mesh, _: Learner, front: object) -> pb.DescribeResponse:
-    watcher = await mesh.generator(front)  # type: ignore[arg-type]
+async def _description(mesh: Mesh, front: HasAddress) -> pb.DescribeResponse:
+    watcher = await mesh.generator(front)
     return await watcher.client.describe("train")
 
 

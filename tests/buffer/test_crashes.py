@@ -1,0 +1,251 @@
+"""kill -9 of Redis and of the front's process, Redis that refuses writes, and what else can be wrong at the start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from buffer.redis_server import RedisServer
+from buffer.service import BufferService
+from mesh.config import Config
+from mesh.errors import PortInUseError, StoreError
+from mesh.versions import PolicyVersion
+from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write
+from tests.buffer.test_flow import balanced
+
+
+async def train_for(learner: Learner, generator: Generator, first: int, last: int) -> set[str]:
+    """Trains versions first..last, whatever happens to the services meanwhile; returns the groups claimed."""
+    admission, writer, sampler = generator.admission(), generator.writer(), learner.sampler()
+    claimed: set[str] = set()
+
+    async def generate() -> None:
+        async for grant in admission:
+            serving = PolicyVersion(learner.incarnation, grant.version_floor)
+            await writer.write([make_write(grant, m, [serving]) for m in range(2) if m not in grant.members_done])
+            admission.update(4)
+
+    worker = asyncio.create_task(generate())
+    try:
+        for version in range(first, last + 1):
+            admission.update(4, PolicyVersion(learner.incarnation, version))
+            groups = await learner.batch(sampler, 2, version)
+            ids = {g.group_id for g in groups}
+            assert not ids & claimed, "no group is trained twice"
+            assert (await learner.train(groups, version)).claimed
+            claimed |= ids
+    finally:
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+    return claimed
+
+
+async def test_a_killed_redis_comes_back_with_every_acknowledged_write(mesh: Mesh) -> None:
+    front = await mesh.front(make_config(mesh.folder))
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 100)
+    assert front.redis is not None
+    run = asyncio.create_task(train_for(learner, generator, 0, 29))
+    for _ in range(2):
+        before = (await learner.client.describe("train")).next_train_version
+        os.kill(front.redis.pid, signal.SIGKILL)
+        async with asyncio.timeout(TIMEOUT_S):
+            while not run.done() and (await learner.client.describe("train")).next_train_version < before + 5:
+                await asyncio.sleep(0.02)
+    claimed = await run
+    assert len(claimed) == 60
+    counts = await balanced(learner)
+    assert (counts.consumed, counts.evicted_stale, counts.failed) == (60, 0, 0)
+
+
+async def test_a_restart_of_redis_gives_every_lease_a_full_term(mesh: Mesh) -> None:
+    front = await mesh.front(make_config(mesh.folder, mesh.redis_url))
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    admission = generator.admission()
+    admission.update(1, PolicyVersion(1, 0))
+    await generator.grants(admission, 1)
+    run = f"{{rollmesh:{front.run_name}}}"
+    redis, me = front.access.client, generator.agent.member_id
+    # As after a restart: another run id than the one noted, and a lease that ran out meanwhile.
+    pipeline = redis.pipeline(transaction=True)
+    pipeline.hset(run, "redis_run_id", "before the restart").zadd(f"{run}:train:holders", {me: 1})
+    await pipeline.execute()
+    async with asyncio.timeout(TIMEOUT_S):
+        while await redis.zscore(f"{run}:train:holders", me) == 1:
+            await asyncio.sleep(0.02)
+    counts = await balanced(learner)
+    assert (counts.generating, counts.readmissions) == (1, 0)
+    assert not await redis.zcard(f"{run}:train:orphans:")
+
+
+async def test_redis_that_is_full_refuses_with_a_hint_and_recovers(mesh: Mesh) -> None:
+    front = await mesh.front(make_config(mesh.folder))
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    learner.client._retry_s = 0.5
+    await learner.seed(1, 4)
+    admission, writer, sampler = generator.admission(), generator.writer(), learner.sampler()
+    admission.update(2, PolicyVersion(1, 0))
+    grants = await generator.grants(admission, 2)
+    await writer.write([make_write(g, m, [PolicyVersion(1, 0)]) for g in grants for m in range(2)])
+    groups = await learner.batch(sampler, 2, 0)
+    await front.access.client.config_set("maxmemory", 1)
+    with pytest.raises(StoreError, match="refuses writes") as caught:
+        await learner.seed(5, 6)
+    assert "maxmemory" in caught.value.hint
+    assert (await learner.train(groups, 0)).claimed, "what frees, or keeps what there is, still works"
+    assert (await learner.client.commit("train", 1, 1, "path")).trained == 2
+    await generator.agent.beat()
+    await front.access.client.config_set("maxmemory", 0)
+    assert (await learner.seed(5, 6)).added == 2
+    await balanced(learner)
+
+
+async def test_redis_away_for_longer_than_the_patience_is_a_typed_error(mesh: Mesh, tmp_path: Path) -> None:
+    server = RedisServer(tmp_path / "redis")
+    await server.start()
+    try:
+        learner = await mesh.learner(await mesh.front(make_config(tmp_path, server.url)))
+        await server.stop()
+        learner.client._retry_s = 0.3
+        with pytest.raises(StoreError, match="unreachable"):
+            await learner.client.describe("train")
+        await server.start()
+        learner.client._retry_s = TIMEOUT_S
+        await balanced(learner)
+    finally:
+        await server.stop()
+
+
+async def test_a_redis_that_cannot_be_reached_stops_the_start(tmp_path: Path) -> None:
+    service = BufferService(make_config(tmp_path, "redis://127.0.0.1:1/0"), host="127.0.0.1", port=0)
+    with pytest.raises(StoreError, match="unreachable"):
+        await service.start()
+
+
+async def test_a_taken_port_stops_the_start(tmp_path: Path, redis_url: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        service = BufferService(make_config(tmp_path, redis_url), host="127.0.0.1", port=taken.getsockname()[1])
+        with pytest.raises(PortInUseError):
+            await service.start()
+
+
+async def test_one_redis_owns_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buffer.redis_server._STOP_S", 0.2)
+    first, second = RedisServer(tmp_path), RedisServer(tmp_path)
+    await first.start()
+    try:
+        with pytest.raises(StoreError, match="another redis-server"):
+            await second.start()
+    finally:
+        await first.stop()
+    await second.start()
+    await second.stop()
+
+
+async def test_broken_data_is_reported_with_the_log(tmp_path: Path) -> None:
+    (tmp_path / "appendonly.aof").write_bytes(b"nonsense\n" * 100)
+    with pytest.raises(StoreError, match=r"redis-server ended|appendonly|AOF") as caught:
+        await RedisServer(tmp_path).start()
+    assert "redis.log" in caught.value.hint
+
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from buffer.service import run
+from mesh.config import Config
+config = Config.model_validate_json(Path(sys.argv[1]).read_text())
+sys.exit(run(config, host="127.0.0.1", port=int(sys.argv[2]), ready_file=Path(sys.argv[3])))
+"""
+
+
+class FrontProcess:
+    """The buffer service as a process of its own."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self._folder = folder
+        self._config = folder / "config.json"
+        self._config.write_text(config.model_dump_json())
+        self._process: asyncio.subprocess.Process | None = None
+        self.port = 0
+        self.address = ""
+
+    async def start(self) -> None:
+        """Starts it and waits for its ready file; a second start binds the same port."""
+        ready = self._folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        command = (sys.executable, "-c", PROGRAM, str(self._config), str(self.port), str(ready))
+        self._process = await asyncio.create_subprocess_exec(*command)
+        async with asyncio.timeout(30):
+            while not ready.exists():
+                assert self._process.returncode is None
+                await asyncio.sleep(0.02)
+        self.address = json.loads(ready.read_text())["address"]
+        self.port = int(self.address.rpartition(":")[2])
+
+    def children(self) -> list[psutil.Process]:
+        assert self._process is not None
+        return psutil.Process(self._process.pid).children(recursive=True)
+
+    async def end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.send_signal(number)
+        return await self._process.wait()
+
+
+@pytest.fixture
+async def process(tmp_path: Path) -> AsyncIterator[FrontProcess]:
+    front = FrontProcess(tmp_path, make_config(tmp_path, network={"retry_s": 30.0}))
+    yield front
+    await front.end(signal.SIGKILL)
+
+
+async def test_a_killed_front_process_is_replaced_in_the_middle_of_a_run(mesh: Mesh, process: FrontProcess) -> None:
+    await process.start()
+    learner, generator = await mesh.learner(process), await mesh.generator(process)
+    for actor in (learner, generator):
+        actor.client._retry_s = 30.0
+    await learner.seed(1, 60)
+    run = asyncio.create_task(train_for(learner, generator, 0, 19))
+    async with asyncio.timeout(TIMEOUT_S):
+        while (await learner.client.describe("train")).next_train_version < 3:
+            await asyncio.sleep(0.02)
+    (redis,) = process.children()
+    await process.end(signal.SIGKILL)
+    await asyncio.to_thread(redis.wait, 10)  # no orphan is left
+    await process.start()
+    async with asyncio.timeout(30):
+        claimed = await run
+    assert len(claimed) == 40
+    counts = await balanced(learner)
+    assert (counts.consumed, counts.failed, counts.evicted_stale) == (40, 0, 0)
+
+
+async def test_the_process_ends_in_order_and_the_run_goes_on_where_it_was(mesh: Mesh, process: FrontProcess) -> None:
+    await process.start()
+    learner, generator = await mesh.learner(process), await mesh.generator(process)
+    await learner.seed(1, 4)
+    await train_for(learner, generator, 0, 0)
+    await learner.client.commit("train", 1, 1, "checkpoint-1")
+    (redis,) = process.children()
+    assert await process.end(signal.SIGTERM) == 0
+    assert not redis.is_running()
+    await process.start()
+    description = await learner.client.describe("train")
+    assert (description.latest_checkpoint, description.committed_version) == ("checkpoint-1", 1)
+    assert (description.policy.version, description.counts.trained) == (1, 2)
+    successor = await mesh.learner(process, 1, takeover=True)
+    assert successor.incarnation == 2
