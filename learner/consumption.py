@@ -38,21 +38,31 @@ class ConsumptionLog:
     """Appends lines to `path`; a torn last line of a killed learner is cut off when it is opened."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab")
         _cut_torn_line(path)
 
     def append(self, use: Use) -> None:
-        """Writes one line and waits until it is on disk."""
+        """Writes one line and waits until it is on disk.
+
+        Raises:
+            DataError: the disk refuses.
+        """
         line = {
             "incarnation": use.incarnation,
             "train_version": use.train_version,
             "resumed_at": use.resumed_at,
             "groups": [[group_id, list(members)] for group_id, members in use.groups],
         }
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise DataError(
+                f"cannot write {self._path}: {error.strerror}", hint="free space, or set run.dir"
+            ) from error
 
     def close(self) -> None:
         self._file.close()

@@ -23,11 +23,13 @@ class SampledGroup:
         prompt_ids: int32 [P].
         trajectories: by position in `leased.members`; None for members that are not scored, and for all members
             where the payloads are fetched by the ranks that train them.
+        scored: by position: whether the member has a reward.
     """
 
     leased: buffer_pb2.LeasedGroup
     prompt_ids: NDArray[np.int32]
     trajectories: Sequence[Trajectory | None]
+    scored: Sequence[bool]
 
     @property
     def group_id(self) -> str:
@@ -40,10 +42,6 @@ class SampledGroup:
     @property
     def members(self) -> Sequence[trajectory_pb2.MemberMeta]:
         return self.leased.members
-
-    @property
-    def scored(self) -> list[bool]:
-        return [is_scored(member) for member in self.leased.members]
 
 
 def is_scored(member: trajectory_pb2.MemberMeta) -> bool:
@@ -60,17 +58,18 @@ def open_group(leased: buffer_pb2.LeasedGroup, *, with_payloads: bool) -> Sample
     if not leased.task.prompt_ids:
         raise PayloadError("task.prompt_ids", f"group {leased.group_id} has no prompt")
     prompt_ids = np.frombuffer(leased.task.prompt_ids, dtype="<i4")
-    if not any(is_scored(member) for member in leased.members):
+    scored = [is_scored(member) for member in leased.members]
+    if not any(scored):
         raise PayloadError("members", f"group {leased.group_id} has no scored member")
     opened: list[Trajectory | None] = [None] * len(leased.members)
     if with_payloads:
         if len(leased.payloads) != len(leased.members):
             raise PayloadError("payloads", f"{len(leased.payloads)} for {len(leased.members)} members")
         for position, member in enumerate(leased.members):
-            if is_scored(member):
+            if scored[position]:
                 opened[position] = open_member(member, leased.payloads[position])
         del leased.payloads[:]
-    return SampledGroup(leased, prompt_ids, opened)
+    return SampledGroup(leased, prompt_ids, opened, scored)
 
 
 def open_member(member: trajectory_pb2.MemberMeta, payload: bytes) -> Trajectory:

@@ -77,6 +77,8 @@ class GroupSource:
         """Asks for groups so that `count` in all are on their way for training at `version`."""
         missing = count - self._asked[version]
         if missing > 0:
+            # Groups that were refused or given back may have become ready again: the buffer answers anew.
+            self._exhausted = False
             self._asked[version] = count
             self._stream.request(missing, version)
 

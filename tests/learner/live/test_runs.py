@@ -112,6 +112,21 @@ def test_the_data_ends_with_a_short_batch(tmp_path: Path) -> None:
     assert summary(config)["stop_reason"] == "end_of_data"
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [{"buffer.max_staleness": 0}, {"buffer.commit": "step", "learner.batch.minibatches": 2, "learner.batch.epochs": 2}],
+    ids=["on_policy", "commit_each_step"],
+)
+def test_other_contracts_end_as_well(tmp_path: Path, overrides: dict[str, Any]) -> None:
+    config = make_config(tmp_path, {**overrides, "eval.every_steps": 3})
+    with mesh_of(config) as mesh:
+        assert run_learner(config, mesh) == 0
+        assert ledger(mesh).recounted.trained == 6 * 4
+    steps = [r for r in records(config) if "reward/mean" in r]
+    assert max(r["staleness/max"] for r in steps) <= config.buffer.max_staleness
+    assert summary(config)["eval_last"]["version"] == 6
+
+
 def test_a_killed_learner_goes_on_and_trains_nothing_twice(tmp_path: Path) -> None:
     config = make_config(
         tmp_path, {"learner.steps": 14, "checkpoint.every_steps": 5, "checkpoint.every_s": None, "data.eval": None}
@@ -214,7 +229,9 @@ def test_the_run_ends_when_the_held_out_reward_is_reached(tmp_path: Path) -> Non
 
 def test_rewards_that_always_fail_end_the_run_with_their_reason(tmp_path: Path, capfd: Any) -> None:
     config = make_config(tmp_path, {"learner.steps": 100_000, "data.eval": None})
-    Path(tmp_path / "reward.py").write_text("def compute_score(data_source, solution_str, ground_truth, extra_info):\n    raise ValueError('no')\n")
+    Path(tmp_path / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n    raise ValueError('no')\n"
+    )
     with mesh_of(config) as mesh:
         assert run_learner(config, mesh) == StarvedError.exit_code
         assert ledger(mesh).recounted.failed > 40
