@@ -10,8 +10,10 @@ import asyncio
 import gc
 import logging
 import tempfile
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -20,7 +22,7 @@ from generators.control import ManualRequests
 from generators.engines.base import EngineStatus
 from generators.learner_link import LearnerLink
 from generators.metrics import GeneratorMetrics
-from generators.parts import Parts, ResultFeed, load_engine
+from generators.parts import Parts, ResultFeed, load_engine, load_libraries
 from generators.together import run_together
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import RollmeshError
@@ -46,6 +48,7 @@ class Generator:
         agent: joined.
         channel: to the buffer.
         security: for the channels it opens.
+        threads: compute threads.
 
     Attributes:
         engine_name: `rollout.engine`.
@@ -53,12 +56,19 @@ class Generator:
     """
 
     def __init__(
-        self, config: Config, agent: MembershipAgent, channel: grpc.aio.Channel, security: SecuritySection
+        self,
+        config: Config,
+        agent: MembershipAgent,
+        channel: grpc.aio.Channel,
+        security: SecuritySection,
+        *,
+        threads: int,
     ) -> None:
         self._config = config
         self._agent = agent
         self._channel = channel
         self._security = security
+        self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._stage = "waits for a learner"
         self._drain_s = _DRAIN_S
@@ -129,8 +139,12 @@ class Generator:
         link = LearnerLink(agent, self._security, max_message_mb=network.max_message_mb)
         stack.push_async_callback(link.close)
         results = ResultFeed()
+        # Loading the libraries takes as long as a learner needs to come up: both at the same time.
+        libraries = asyncio.create_task(asyncio.to_thread(load_libraries, self._threads))
+        stack.push_async_callback(asyncio.wait, {libraries})
         with tempfile.TemporaryDirectory(prefix="rollmesh-model-") as folder:
             await fetch_model_bundle(link, Path(folder), timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
+            await libraries
             self._stage = "loads the model"
             agent.set_status(waiting_reason=self._stage)
             engine, text = await asyncio.to_thread(load_engine, config, Path(folder), results, self._fail_from_engine)
@@ -160,18 +174,17 @@ class Generator:
     # ------------------------------------------------------------------------------------------------ the end
 
     async def _drain(self, parts: Parts, running_s: float) -> None:
-        """Stops admitting, lets sequences finish for `running_s`, gives the rest back, stores what is finished."""
-        parts.rollout.stop_admitting()
-        try:
-            await asyncio.wait_for(parts.rollout.idle.wait(), running_s)
-        except TimeoutError:
-            parts.rollout.release_all()
-        try:
-            async with asyncio.timeout(_SETTLE_S):
-                await parts.delivery.drained()
-                await parts.releases_sent()
-        except TimeoutError:
-            log.warning("%d groups were not stored or given back in time; their leases run out", parts.rollout.held)
+        """Stops admitting, lets sequences finish for `running_s`, stores what is finished, gives the rest back."""
+        rollout, delivery = parts.rollout, parts.delivery
+        rollout.stop_admitting()
+        if await _within(running_s, rollout.idle.wait()):
+            return
+        # A group is given back after its finished members are stored: they would be superseded otherwise.
+        rollout.hand_on_all()
+        stored = await _within(_SETTLE_S, delivery.drained())
+        rollout.release_all()
+        if not (stored and await _within(_SETTLE_S, parts.releases_sent())):
+            log.warning("%d groups were not stored or given back in time; their leases run out", rollout.held)
 
     # ------------------------------------------------------------------------------------------- round about
 
@@ -204,3 +217,12 @@ class Generator:
                 known = found
             at_work = bool(known) and not scorer.waiting_reason()
             await asyncio.sleep(_DISCOVERY_S[at_work])
+
+
+async def _within(timeout_s: float, what: Coroutine[Any, Any, Any]) -> bool:
+    """Whether it was done in time; else it is cancelled."""
+    try:
+        await asyncio.wait_for(what, timeout_s)
+    except TimeoutError:
+        return False
+    return True

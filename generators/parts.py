@@ -163,6 +163,18 @@ def _nobody(results: list[GenerationResult]) -> None:
     raise AssertionError(f"{len(results)} results before anything was asked for")
 
 
+def load_libraries(threads: int) -> None:
+    """Imports the heavy packages, which takes seconds, and sets torch's intra-op threads."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(threads)
+    transformers.logging.set_verbosity_error()
+    # transformers imports what is behind a name when the name is first asked for.
+    for name in ("AutoModelForCausalLM", "AutoTokenizer"):
+        getattr(transformers, name)
+
+
 def load_engine(
     config: Config, folder: Path, results: ResultFeed, on_failure: Callable[[RollmeshError], None]
 ) -> tuple[InferenceEngine, TextCodec]:

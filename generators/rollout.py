@@ -263,11 +263,14 @@ class Rollout:
         self._draining = True
         self._on_load()
 
+    def hand_on_all(self) -> None:
+        """Hands on what is finished, without waiting for the rest of its groups."""
+        batch = [(group, self._take(group)) for group in self._groups.values() if group.finished]
+        if batch:
+            self._on_batch(batch)
+
     def release_all(self) -> None:
-        """Gives back every group with members that are not finished; hands on what is finished first."""
-        for group in list(self._groups.values()):
-            if group.finished:
-                self._on_batch([(group, self._take(group))])
+        """Gives back every group that still has members to be sampled."""
         self.release([group for group in self._groups.values() if group.generating or group in self._starting])
 
     def _forget_requests(self, group: HeldGroup, *, abort: bool = False) -> None:

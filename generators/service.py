@@ -106,8 +106,7 @@ async def serve(
         await agent.start()
         config = _configuration(agent)
         logging.getLogger().setLevel(config.logging.level.upper())
-        set_threads(config, threads)
-        generator = Generator(config, agent, channel, security)
+        generator = Generator(config, agent, channel, security, threads=set_threads(config, threads))
         control = GeneratorControl(generator, shutdown)
         generator_pb2_grpc.add_GeneratorControlServicer_to_server(control, server)
         health = add_health_and_reflection(server, [SERVICE_NAME])
@@ -139,7 +138,7 @@ def _configuration(agent: MembershipAgent) -> Config:
 
 
 def set_threads(config: Config, threads: int | None) -> int:
-    """Decides the compute threads of this process; has to come before torch is imported for the first time."""
+    """Decides the compute threads of this process; has to come before the numerical libraries are loaded."""
     planned = plan_threads(
         available_cores(),
         ranks=config.learner.ranks,
@@ -147,8 +146,5 @@ def set_threads(config: Config, threads: int | None) -> int:
         generator=threads or config.resources.generator_threads,
     ).generator
     os.environ.update(thread_environment(planned))
-    import torch
-
-    torch.set_num_threads(planned)
     log.info("computing with %d thread(s)", planned)
     return planned

@@ -288,8 +288,8 @@ class World:
         (self.folder / "tmp").mkdir(exist_ok=True)
         ready = self.folder / f"{member_id}.ready"
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "from rollmesh.cli import main; main()", "generator", "--mesh", self.address, "--member-id", member_id,
-            "--threads", "1", "--ready-file", str(ready),
+            sys.executable, "-c", "from rollmesh.cli import main; main()", "generator", "--mesh", self.address,
+            "--member-id", member_id, "--threads", "1", "--ready-file", str(ready),
             cwd=empty,
             env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder / "tmp")},
         )  # fmt: skip

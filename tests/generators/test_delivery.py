@@ -1,0 +1,166 @@
+"""Delivery: typed outcomes, rejected and superseded writes, a buffer that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from generators.delivery import Delivery
+from generators.engines.base import GenerationResult
+from generators.held import FinishedMember, HeldGroup
+from mesh.errors import RollmeshError, UnreachableError
+from mesh.trajectory import decode
+from mesh.versions import PolicyVersion, VersionRuns
+from protos import buffer_pb2, reward_pb2, trajectory_pb2
+
+Score = Callable[[reward_pb2.ScoreItem], reward_pb2.ScoreResult]
+Answer = Callable[[buffer_pb2.MemberWrite], buffer_pb2.WriteResult]
+
+
+class Surroundings:
+    """Scorer, writer and rollout loop in one."""
+
+    def __init__(self, score: Score, answer: Answer | None = None) -> None:
+        self.score_item = score
+        self.answer = answer or (lambda write: buffer_pb2.WriteResult(status=buffer_pb2.WRITE_STATUS_STORED))
+        self.writes: list[buffer_pb2.MemberWrite] = []
+        self.calls = 0
+        self.settled = 0
+        self.dropped: list[HeldGroup] = []
+        self.errors: list[RollmeshError] = []
+        self.delivery = Delivery(
+            member_id="gen-1",
+            text=self,  # type: ignore[arg-type]  # decodes below
+            scorer=self,  # type: ignore[arg-type]  # scores below
+            writer_of=lambda table: self,
+            settled=self._settle,
+            dropped=self.dropped.append,
+            on_error=self.errors.append,
+        )
+
+    def decode(self, responses: Sequence[np.ndarray]) -> list[str]:
+        return ["-".join(map(str, ids)) for ids in responses]
+
+    async def score(
+        self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
+    ) -> list[reward_pb2.ScoreResult]:
+        self.calls += 1
+        return [self.score_item(item) for item in items]
+
+    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[buffer_pb2.WriteResult]:
+        self.writes.extend(writes)
+        return [self.answer(write) for write in writes]
+
+    def _settle(self, group: HeldGroup, members: int) -> None:
+        self.settled += members
+
+
+def held(name: str) -> HeldGroup:
+    task = trajectory_pb2.PromptTask(task_id=name, n=2, prompt_ids=np.array([3, 4, 5], "<i4").tobytes())
+    task.prompt_text, task.data_source, task.ground_truth_json = "1+1=", "sums", '"2"'
+    return HeldGroup.from_grant("train", buffer_pb2.GroupGrant(group_id=name, lease_id="a1", attempt=3, task=task))
+
+
+def finished(member: int, *tokens: int) -> FinishedMember:
+    runs = VersionRuns(((len(tokens) - 1, PolicyVersion(1, 4)), (1, PolicyVersion(1, 5))))
+    ids = np.array(tokens, np.int32)
+    return FinishedMember(
+        member, GenerationResult("r", ids, np.full(len(tokens), -0.5, np.float32), runs, "length"), 99
+    )
+
+
+def scored(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+    return reward_pb2.ScoreResult(
+        item_id=item.item_id, scored=reward_pb2.Scored(total=1.5, components={"sums": 1.0, "length": 0.5})
+    )
+
+
+async def test_outcomes_keep_their_type() -> None:
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        match item.response[0]:
+            case "6":
+                return scored(item)
+            case "7":
+                return reward_pb2.ScoreResult(unscorable=reward_pb2.Unscorable(reason="two right answers"))
+            case _:
+                return reward_pb2.ScoreResult(error=reward_pb2.Error(code="timeout", message="10 s", retryable=True))
+
+    around = Surroundings(score)
+    groups = [held("g1"), held("g2")]
+    around.delivery.deliver([(groups[0], [finished(0, 6, 1), finished(1, 7, 1)]), (groups[1], [finished(1, 8, 1)])])
+    await around.delivery.drained()
+    assert around.calls == 1, "several groups travel in one call"
+    first, second, third = around.writes
+    assert first.meta.outcome == trajectory_pb2.OUTCOME_SCORED
+    assert first.meta.reward == 1.5
+    assert dict(first.meta.components) == {"sums": 1.0, "length": 0.5}
+    assert (first.meta.oldest.version, first.meta.newest.version) == (4, 5)
+    assert first.meta.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH
+    assert (first.meta.prompt_tokens, first.meta.response_tokens, first.meta.finished_unix_ns) == (3, 2, 99)
+    assert (first.lease_id, first.attempt) == ("a1", 3)
+    assert decode(first.payload).response_ids.tolist() == [6, 1]
+    assert second.meta.outcome == trajectory_pb2.OUTCOME_UNSCORABLE
+    assert second.meta.reason == "two right answers"
+    assert third.meta.outcome == trajectory_pb2.OUTCOME_ERROR
+    assert third.meta.reason == "reward timeout: 10 s"
+    assert second.payload == third.payload == b""
+    assert (around.delivery.scored, around.delivery.unscorable, around.delivery.failed) == (1, 1, 1)
+    assert around.settled == 3
+
+
+async def test_a_score_item_says_what_the_contract_asks_for() -> None:
+    seen: list[reward_pb2.ScoreItem] = []
+
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        seen.append(item)
+        return scored(item)
+
+    around = Surroundings(score)
+    around.delivery.deliver([(held("g1"), [finished(0, 6, 1), finished(1, 7, 1)])])
+    await around.delivery.drained()
+    assert len({item.item_id for item in seen}) == 2
+    item = seen[0]
+    assert (item.group_id, item.data_source, item.prompt, item.ground_truth_json) == ("g1", "sums", "1+1=", '"2"')
+    assert (item.response, list(item.response_ids)) == ("6-1", [6, 1])
+
+
+async def test_superseded_work_is_dropped() -> None:
+    around = Surroundings(scored, lambda write: buffer_pb2.WriteResult(status=buffer_pb2.WRITE_STATUS_SUPERSEDED))
+    group = held("g1")
+    around.delivery.deliver([(group, [finished(0, 6, 1)])])
+    await around.delivery.drained()
+    assert around.dropped == [group]
+    assert around.delivery.superseded == around.settled == 1
+
+
+async def test_a_rejected_member_ends_as_an_error() -> None:
+    def answer(write: buffer_pb2.MemberWrite) -> buffer_pb2.WriteResult:
+        if write.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
+            return buffer_pb2.WriteResult(
+                status=buffer_pb2.WRITE_STATUS_REJECTED, field="payload.magic", message="expected RMT1"
+            )
+        return buffer_pb2.WriteResult(status=buffer_pb2.WRITE_STATUS_STORED)
+
+    around = Surroundings(scored, answer)
+    around.delivery.deliver([(held("g1"), [finished(0, 6, 1)])])
+    await around.delivery.drained()
+    assert len(around.writes) == 2
+    assert around.writes[1].meta.outcome == trajectory_pb2.OUTCOME_ERROR
+    assert "payload.magic" in around.writes[1].meta.reason
+    assert around.settled == 1
+
+
+async def test_a_buffer_that_is_gone_is_told_once_per_delivery() -> None:
+    around = Surroundings(scored)
+
+    async def unreachable(writes: Sequence[buffer_pb2.MemberWrite]) -> list[buffer_pb2.WriteResult]:
+        raise UnreachableError("writing (train): gone")
+
+    around.write = unreachable  # type: ignore[method-assign]
+    around.delivery.deliver([(held("g1"), [finished(0, 6, 1)])])
+    await around.delivery.drained()
+    await asyncio.sleep(0)
+    assert [type(error) for error in around.errors] == [UnreachableError]
+    assert around.settled == 0

@@ -1,0 +1,259 @@
+"""The book of groups: every grant ends in exactly one way, whatever the order of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import generators.rollout as rollout_module
+from generators.admission import Load, credits_for
+from generators.engines.base import EngineStatus, FinishReason, GenerationRequest, GenerationResult
+from generators.held import HeldGroup, sampling_of
+from generators.rollout import Batch, Rollout
+from mesh.errors import PayloadError
+from mesh.versions import PolicyVersion, VersionRuns
+from protos import buffer_pb2, trajectory_pb2
+
+V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)
+
+
+class Engine:
+    """Keeps requests; refuses prompts that start with 99."""
+
+    def __init__(self) -> None:
+        self.requests: list[GenerationRequest] = []
+        self.aborted: list[str] = []
+        self.submissions = 0
+        self.serving = V0
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        if any(request.prompt_ids[0] == 99 for request in requests):
+            raise PayloadError("prompt_ids[0]", "99 is not in the vocabulary")
+        self.submissions += 1
+        self.requests.extend(requests)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        self.aborted.extend(request_ids)
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(0, 0, 0, 0, self.serving, "", None)
+
+
+class Book:
+    """A rollout loop whose surroundings are lists."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.batches: list[Batch] = []
+        self.failed: list[tuple[HeldGroup, list[int], str]] = []
+        self.released: list[HeldGroup] = []
+        self.rollout = Rollout(
+            self.engine,  # type: ignore[arg-type]  # the part of an engine that it uses
+            slots=8,
+            n_by_table={"train": 4, "eval": 1},
+            on_batch=self.batches.append,
+            on_failed=lambda group, members, reason: self.failed.append((group, members, reason)),
+            on_release=self.released.extend,
+            on_load=lambda: None,
+        )
+
+    async def grant(self, name: str, *, table: str = "train", lease: str = "a1", n: int = 4, **fields: object) -> None:
+        self.rollout.add(table, grant(name, lease=lease, n=n, **fields))
+        await asyncio.sleep(0)
+
+    def finish(self, count: int, *, version: PolicyVersion = V0, reason: FinishReason = "stop") -> None:
+        """The engine finishes its first `count` requests."""
+        done, self.engine.requests = self.engine.requests[:count], self.engine.requests[count:]
+        self.rollout.on_results([result(request.request_id, version, reason) for request in done])
+
+    def settle(self) -> None:
+        """Everything handed on is stored."""
+        for batch in self.batches:
+            for group, members in batch:
+                self.rollout.settled(group, len(members))
+        self.batches.clear()
+
+
+def grant(
+    name: str, *, lease: str, n: int, pin: PolicyVersion | None = None, **fields: object
+) -> buffer_pb2.GroupGrant:
+    first = fields.pop("first_token", 3)
+    task = trajectory_pb2.PromptTask(
+        task_id=name,
+        n=n,
+        prompt_ids=np.array([first, 4], "<i4").tobytes(),
+        sampling=trajectory_pb2.SamplingParams(temperature=1.0, max_tokens=8),
+        pinned=pin.to_proto() if pin else None,
+    )
+    return buffer_pb2.GroupGrant(group_id=name, lease_id=lease, attempt=1, task=task, **fields)  # type: ignore[arg-type]
+
+
+def result(request_id: str, version: PolicyVersion, reason: FinishReason) -> GenerationResult:
+    return GenerationResult(
+        request_id, np.array([5, 1], np.int32), np.zeros(2, np.float32), VersionRuns(((2, version),)), reason
+    )
+
+
+def members_of(batch: Batch) -> list[tuple[str, list[int]]]:
+    return [(group.group_id, [finished.member for finished in part]) for group, part in batch]
+
+
+async def test_whole_groups_are_handed_on_together() -> None:
+    book = Book()
+    await asyncio.gather(book.grant("g1"), book.grant("g2"))
+    assert book.engine.submissions == 1, "grants of one turn are submitted together"
+    book.finish(3)
+    assert not book.batches
+    book.finish(5)
+    assert members_of(book.batches[0]) == [("g1", [0, 1, 2, 3]), ("g2", [0, 1, 2, 3])]
+    assert book.rollout.load == Load(generating=0, undelivered=8)
+    assert not book.rollout.idle.is_set()
+    book.settle()
+    assert book.rollout.held == 0
+    assert book.rollout.idle.is_set()
+    assert book.rollout.load == Load(0, 0)
+
+
+async def test_finished_members_do_not_wait_for_stragglers_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_module, "PARTIAL_AFTER_S", 0.01)
+    book = Book()
+    await book.grant("g1")
+    book.finish(2)
+    async with asyncio.timeout(5):
+        while not book.batches:
+            await asyncio.sleep(0.005)
+    assert members_of(book.batches[0]) == [("g1", [0, 1])]
+    book.finish(2)
+    assert members_of(book.batches[1]) == [("g1", [2, 3])]
+    book.settle()
+    assert book.rollout.idle.is_set()
+
+
+async def test_stored_members_are_not_generated_again() -> None:
+    book = Book()
+    await book.grant("g1", members_done=[0, 2])
+    assert len(book.engine.requests) == 2
+    book.finish(2)
+    assert members_of(book.batches[0]) == [("g1", [1, 3])]
+
+
+async def test_a_lost_group_is_dropped_and_aborted() -> None:
+    book = Book()
+    await book.grant("g1")
+    running = [request.request_id for request in book.engine.requests]
+    book.finish(1)
+    group = book.rollout._groups[("train", "g1")]
+    book.rollout.drop(group)
+    assert book.engine.aborted == running[1:]
+    book.finish(3, reason="aborted")
+    assert not book.batches
+    assert not book.released
+    assert book.rollout.idle.is_set()
+
+
+async def test_a_new_lease_on_a_held_group_starts_it_anew() -> None:
+    book = Book()
+    await book.grant("g1", lease="a1")
+    await book.grant("g1", lease="a1")
+    assert len(book.engine.requests) == 4, "the same grant twice changes nothing"
+    await book.grant("g1", lease="a2")
+    assert len(book.engine.aborted) == 4
+    book.engine.requests = book.engine.requests[4:]
+    book.finish(4)
+    assert [group.grant.lease_id for group, _ in book.batches[0]] == ["a2"]
+
+
+async def test_pinned_groups_are_given_back_where_another_version_answers() -> None:
+    book = Book()
+    await book.grant("e1", table="eval", n=1, pin=V1)
+    assert [group.group_id for group in book.released] == ["e1"], "not served here"
+    await book.grant("e2", table="eval", n=1, pin=V0)
+    await book.grant("e3", table="eval", n=1, pin=V0)
+    book.finish(1, version=V1)
+    book.finish(1, version=V0)
+    assert [group.group_id for group in book.released] == ["e1", "e2"], "the weights changed in between"
+    assert members_of(book.batches[0]) == [("e3", [0])]
+
+
+async def test_weights_are_held_until_pinned_groups_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_module, "PINNED_QUIET_S", 0.02)
+    book = Book()
+    await book.rollout.pinned_done()
+    await book.grant("e1", table="eval", n=1, pin=V0)
+    held = asyncio.create_task(book.rollout.pinned_done())
+    await asyncio.sleep(0)
+    book.finish(1)
+    await asyncio.sleep(0)
+    await book.grant("e2", table="eval", n=1, pin=V0)
+    await asyncio.sleep(0.05)
+    assert not held.done(), "the next of the round came"
+    book.finish(1)
+    await asyncio.wait_for(held, 5)
+
+
+async def test_a_refused_prompt_fails_its_own_group_only() -> None:
+    book = Book()
+    await asyncio.gather(book.grant("good"), book.grant("bad", first_token=99))
+    assert [(group.group_id, members) for group, members, _ in book.failed] == [("bad", [0, 1, 2, 3])]
+    assert "99 is not in the vocabulary" in book.failed[0][2]
+    assert len(book.engine.requests) == 4
+    book.finish(4)
+    book.settle()
+    book.rollout.settled(book.failed[0][0], 4)
+    assert book.rollout.idle.is_set()
+
+
+async def test_draining_hands_on_what_is_finished_and_gives_back_the_rest() -> None:
+    book = Book()
+    await book.grant("g1")
+    await book.grant("g2")
+    book.finish(5)
+    book.settle()
+    book.rollout.stop_admitting()
+    assert book.rollout.credits("train") == book.rollout.credits("eval") == 0
+    await book.grant("g3")
+    assert [group.group_id for group in book.released] == ["g3"]
+    book.rollout.hand_on_all()
+    book.rollout.release_all()
+    assert members_of(book.batches[0]) == [("g2", [0])]
+    assert [group.group_id for group in book.released] == ["g3", "g2"]
+    book.settle()
+    assert book.rollout.idle.is_set()
+
+
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(0, 2000), st.integers(0, 2000))
+def test_credits_keep_the_line_full_and_short(slots: int, n: int, generating: int, undelivered: int) -> None:
+    load = Load(generating=generating, undelivered=undelivered)
+    groups = credits_for(load, slots=slots, n=n)
+    after = generating + groups * n
+    ahead = max(n, slots // 2)
+    assert groups == 0 or after <= slots + ahead
+    if undelivered <= 4 * slots:
+        assert after > slots + ahead - n, "every slot can be refilled"
+    else:
+        assert groups == 0
+
+
+async def test_evaluation_has_credits_while_training_is_full() -> None:
+    book = Book()
+    for index in range(3):
+        await book.grant(f"g{index}")
+    assert book.rollout.credits("train") == 0
+    assert book.rollout.credits("eval") == 12
+
+
+def test_members_of_a_seeded_group_draw_differently() -> None:
+    params = trajectory_pb2.SamplingParams(temperature=1.0, max_tokens=4, seed=7)
+    seeds = [sampling_of(params, member).seed for member in range(8)]
+    assert len(set(seeds)) == 8
+    assert 0 not in seeds
+    assert seeds == [sampling_of(params, member).seed for member in range(8)]
+    params.seed = 0
+    assert sampling_of(params, 3).seed == 0
+    with pytest.raises(PayloadError, match="max_tokens"):
+        sampling_of(trajectory_pb2.SamplingParams())
