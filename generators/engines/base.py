@@ -205,6 +205,9 @@ class InferenceEngine(ABC):
         Returns:
             A future; it waits for pinned requests (only such start meanwhile), and fails with
             WeightsError where a tensor is missing, unknown or of another shape: then the old weights stay in use.
+
+        Raises:
+            EngineError: the engine is not running.
         """
 
     @abstractmethod
