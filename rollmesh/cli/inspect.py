@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TokenFile, target
+
+# Characters; wider than any line of the tables.
+_PIPED_WIDTH = 200
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +36,8 @@ def _status(
             return await view.look()
 
     snapshot = asyncio.run(look())
-    console = Console()
+    # Piped output is for programs and for grep: no line is cut to the 80 columns that rich would assume.
+    console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     console.print(figures(snapshot), members(snapshot.members))
     if snapshot.run_finished:
         console.print("the run has finished")
