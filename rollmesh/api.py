@@ -91,16 +91,22 @@ def _serving(config: Config, functions: Sequence[RewardFunction | str]) -> Itera
     engine = ScoringEngine(
         functions, local, workers=config.reward.workers, call_timeout_s=config.reward.scorer_timeout_s
     )
-    server = RewardServer(
-        engine,
-        timeout_s=config.reward.timeout_s,
-        security=config.security,
-        max_message_mb=config.network.max_message_mb,
-    )
+
+    async def start() -> RewardServer:
+        # A gRPC server belongs to the event loop on which it is made.
+        server = RewardServer(
+            engine,
+            timeout_s=config.reward.timeout_s,
+            security=config.security,
+            max_message_mb=config.network.max_message_mb,
+        )
+        await server.start(config.network.host)
+        return server
+
     bridge = AsyncBridge("reward")
     try:
-        port = bridge.call(server.start(config.network.host), _START_DEADLINE_S)
-        address = advertised_address(config.network.host, port, config.network.advertise)
+        server = bridge.call(start(), _START_DEADLINE_S)
+        address = advertised_address(config.network.host, server.port, config.network.advertise)
         routes = {source: list(endpoints) for source, endpoints in remote.items()}
         yield _with_reward(config, endpoints=[f"grpc://{address}"], by_data_source=routes)
         bridge.call(server.stop(), _START_DEADLINE_S)

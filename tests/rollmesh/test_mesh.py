@@ -1,0 +1,124 @@
+"""The launcher and the Python API with the real services: a whole mesh on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import rollmesh
+from examples.demo.prepare import main as prepare
+from mesh.errors import ConfigError, RewardError
+from rollmesh.launcher import folder
+from rollmesh.report.metrics import is_training, read_metrics
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("demo")
+    prepare(["--out", str(out), "--warm-steps", "5", "--held-out", "8"])
+    return out
+
+
+@pytest.fixture
+def config(data: Path, tmp_path: Path) -> dict[str, Any]:
+    return {
+        "run": {"name": "small", "dir": str(tmp_path)},
+        "model": {"path": str(data / "model")},
+        "data": {"train": str(data / "train.parquet"), "eval": str(data / "eval.parquet")},
+        "algorithm": "grpo",
+        "rollout": {"replicas": 1, "n": 4, "max_prompt_tokens": 16, "max_response_tokens": 4, "slots": 32},
+        "learner": {"steps": 3, "batch": {"groups": 4}, "optimizer": {"lr": 1e-4}},
+        "checkpoint": {"every_steps": 5},
+        "network": {"metrics": False},
+    }
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def assert_balanced(summary: rollmesh.Summary, steps: int) -> None:
+    assert summary.steps == steps
+    assert {table: state["discrepancies"] for table, state in summary.ledger.items()} == {"train": [], "eval": []}
+
+
+@pytest.mark.slow
+def test_train_serves_a_function_of_this_process(config: dict[str, Any]) -> None:
+    threads: set[str] = set()
+
+    def reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+        threads.add(threading.current_thread().name)
+        return float(len(solution_str) % 2)
+
+    summary = rollmesh.train(config, reward_fn=reward, quiet=True)
+    assert threads
+    assert_balanced(summary, steps=3)
+    assert summary.groups_by_fate["trained"] == 12
+    assert summary.held_out_last is not None
+    # No reward service was started: the function was called here.
+    assert "reward" not in summary.peak_memory_mb
+    assert summary.peak_memory_mb["learner"] > 50
+    assert (Path(summary.folder) / "summary.json").is_file()
+
+
+@pytest.mark.slow
+def test_killed_launcher_leaves_nothing_and_its_run_goes_on(config: dict[str, Any], tmp_path: Path) -> None:
+    config["learner"]["steps"] = 5000
+    path = tmp_path / "cfg.json"
+    path.write_text(json.dumps(config))
+    run = tmp_path / "small"
+    command = [sys.executable, "-m", "rollmesh.cli", "run", str(path)]
+    launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    def trained() -> int:
+        return sum(is_training(record) for record in read_metrics(run / "metrics.jsonl"))
+
+    wait_for(lambda: trained() > 12, "the first launch trained nothing")
+    family = psutil.Process(launcher.pid).children(recursive=True)
+    assert len(family) >= 5  # buffer, redis-server, reward, generator, learner
+    launcher.send_signal(signal.SIGKILL)
+    launcher.communicate()
+    wait_for(lambda: not any(process.is_running() and process.status() != "zombie" for process in family), "orphans")
+
+    at = json.loads((run / "consumption.jsonl").read_text().splitlines()[-1]) if trained() else {}
+    assert at
+    config["learner"]["steps"] = trained() + 5
+    summary = rollmesh.train(config, quiet=True)
+    assert_balanced(summary, steps=config["learner"]["steps"])
+    assert not (run / folder.MESH).exists()
+
+
+def test_reward_fn_beside_endpoints_is_refused(config: dict[str, Any]) -> None:
+    config["reward"] = {"endpoints": ["grpc://127.0.0.1:1"]}
+    with pytest.raises(ConfigError, match="reward_fn is given"):
+        rollmesh.train(config, reward_fn=lambda items: [1.0] * len(items), quiet=True)
+
+
+def test_reward_fn_with_unknown_signature_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(RewardError, match="no known signature"):
+        rollmesh.train(config, reward_fn=lambda a, b: 1.0, quiet=True)
+
+
+def test_names_are_loaded_when_they_are_used() -> None:
+    script = "import rollmesh, sys; assert 'mesh.config' not in sys.modules; rollmesh.Config; rollmesh.load_config"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = rollmesh.nothing
