@@ -130,7 +130,11 @@ class WandbTracker:
         self._run.log({"step": step, **_numbers(record)})
 
     def close(self) -> None:
+        import wandb
+
         self._run.finish()
+        # Waits for wandb's own process, which may still be writing; this is the only run of the learner's process.
+        wandb.teardown()
 
 
 def open_trackers(config: Config) -> list[Tracker]:
