@@ -1,7 +1,7 @@
 """`mesh.jsonl`: what the launcher saw of the mesh, once per look: the generators' side of a run.
 
-Invariant: totals never fall. A generator's own counters start anew with its process, so they are summed over all
-processes that were ever seen, also those of an earlier launch in the same run folder.
+Invariant: totals never fall. A generator's counters start anew with its process, so they are summed over all processes
+that were ever seen, also those of an earlier launch in the same run folder; the waiting clocks are the buffer's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from rollmesh.launcher.monitor import Snapshot
 from rollmesh.report.metrics import read_metrics
 
 FILE = "mesh.jsonl"
-_TOTALS = {"generated_tokens": "tokens_generated", "gate_wait_s": "gate_wait_seconds"}
+_TOTAL = "generated_tokens"
+_GAUGE = "tokens_generated"
 
 
 class MeshLog:
@@ -26,8 +27,8 @@ class MeshLog:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         earlier = read_metrics(self._path)
-        self._before = {name: float(earlier[-1].get(name, 0.0)) if earlier else 0.0 for name in _TOTALS}
-        self._seen: dict[str, dict[str, float]] = {}
+        self._before = float(earlier[-1].get(_TOTAL, 0.0)) if earlier else 0.0
+        self._seen: dict[str, float] = {}
 
     def add(self, snapshot: Snapshot, now: float) -> None:
         """Books what a look has shown; a look that failed is left out.
@@ -38,15 +39,15 @@ class MeshLog:
         if snapshot.table is None:
             return
         generators = snapshot.generators()
-        for member in generators:
-            self._seen[member.member_id] = {name: member.gauges.get(gauge, 0.0) for name, gauge in _TOTALS.items()}
-        totals = {name: self._before[name] + sum(figures[name] for figures in self._seen.values()) for name in _TOTALS}
+        self._seen.update({member.member_id: member.gauges.get(_GAUGE, 0.0) for member in generators})
         counts = snapshot.table.counts
         entry = {
             "time": round(now, 3),
             "version": snapshot.table.policy.version,
             "generators": len(generators),
-            **totals,
+            _TOTAL: self._before + sum(self._seen.values()),
+            "gate_wait_s": snapshot.table.waiting_for_samples_ms / 1000,
+            "learner_wait_s": snapshot.table.waiting_for_inserts_ms / 1000,
             "generating": counts.generating,
             "ready": counts.ready,
             "learner_waits": snapshot.table.learner_waits,

@@ -14,8 +14,8 @@ from rollmesh.report.series import Curves, smoothed
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#3366cc", "#e07b00", "#2a9d5c", "#c0392b", "#b8bec6"
 _PHASE_COLOURS = {"wait": _ORANGE, "train": _BLUE, "publish": _GREEN, "prepare": "#8fb0e6", "checkpoint": _GREY}
-# The time line shows at most so many bars; more would be thinner than a pixel.
-_MAX_BARS = 400
+# The time line shows at most so many bars: single steps would be noise.
+_MAX_BARS = 80
 
 
 def reward_over_time(curves: Curves) -> str:
@@ -58,6 +58,7 @@ def throughput(curves: Curves) -> str:
         axes.plot(curves.seconds, smoothed(curves.trained_per_s), color=_BLUE, label="trained")
         axes.set(xlabel="seconds", ylabel="tokens per second")
         axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
 
     return _draw(plot)
 
@@ -76,7 +77,7 @@ def who_waited(curves: Curves) -> str:
                 min(1.0, total / (end - start)) if end > start else 0.0
                 for total, start, end in zip(totals, starts, ends, strict=True)
             ]
-            label = "learner waits for groups" if name == "wait" else f"learner: {name}"
+            label = "learner waits" if name == "wait" else f"learner: {name}"
             widths = [end - start for start, end in zip(starts, ends, strict=True)]
             axes.bar(
                 *(starts, shares, widths, floor),
@@ -87,8 +88,9 @@ def who_waited(curves: Curves) -> str:
             )
             floor = [low + share for low, share in zip(floor, shares, strict=True)]
         gate = smoothed(curves.gate_share)
-        axes.plot(curves.look_seconds, gate, color="black", linewidth=1, label="generators wait at the gate")
+        axes.plot(curves.look_seconds, gate, color="black", linewidth=1, label="generators at the gate")
         axes.set(xlabel="seconds", ylabel="share of time", ylim=(0, 1.05))
+        axes.set_xlim(left=0)
 
     return _draw(plot, height=3.0)
 
@@ -102,7 +104,7 @@ def _reward(axes: Axes, x: Sequence[float], eval_x: Sequence[float], curves: Cur
 def _draw(plot: Callable[[Axes], None], height: float = 3.0) -> str:
     # Texts stay texts (searchable, small); ids do not depend on the moment.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rollmesh", "font.size": 9}):
-        figure = Figure(figsize=(6.4, height), layout="constrained")
+        figure = Figure(figsize=(7.6, height), layout="constrained")
         axes = figure.add_subplot()
         plot(axes)
         axes.grid(visible=True, color="#e6e8eb", linewidth=0.6)
@@ -110,7 +112,7 @@ def _draw(plot: Callable[[Axes], None], height: float = 3.0) -> str:
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         if axes.get_legend_handles_labels()[1]:
-            axes.legend(frameon=False, loc="best")
+            axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return re.sub(r"^.*?(?=<svg)", "", buffer.getvalue(), flags=re.DOTALL)
