@@ -85,8 +85,12 @@ class Worker:
             for member, found in zip(members, self._payloads.get(members), strict=True)
         ]
         place = {index: position for position, index in enumerate(own)}
+        silent = self._algorithm.silent_without_advantage
         self._minibatches = [
-            [pack(sequences, [place[i] for i in micro], self._actor.device) for micro in minibatch[rank]]
+            [
+                pack(sequences, [place[i] for i in micro], self._actor.device, leave_out_silent=silent)
+                for micro in minibatch[rank]
+            ]
             for minibatch in plan.division.minibatches
         ]
 

@@ -47,10 +47,13 @@ class Algorithm(ABC):
     Class attributes:
         settings_type: dataclass of the settings, filled from `algorithm.params`.
         roles: the models it needs; `actor` is always there.
+        silent_without_advantage: a token whose advantage is 0 adds nothing to loss or gradient, so that sequences
+            without any other need not be computed.
     """
 
     settings_type: ClassVar[type[Settings]] = Settings
     roles: ClassVar[tuple[str, ...]] = ("actor",)
+    silent_without_advantage: bool = False
     settings: Settings
 
     def __init__(self, settings: Settings, plan: UpdatePlan) -> None:

@@ -1,7 +1,8 @@
 """Metrics that add up: sums, maxima and histograms that micro-batches and ranks combine into exact figures.
 
 A micro-batch contributes sums over its tokens, never means: means of unequal parts do not add up. Whoever has seen
-all parts divides once. Everything is detached and stays on the device until `summarize`.
+all parts divides once. Everything is detached and stays on the device until `summarize`. The tokens seen are those
+that were computed: where sequences without advantage are left out, figures are over the others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Metrics:
     """One micro-batch's contribution.
 
     Attributes:
-        sums: name -> 0-d sum over tokens; reported as the mean over all trained tokens.
+        sums: name -> 0-d sum over tokens; reported as the mean over the tokens seen.
         weights: name -> [2], sums of w and w^2 over tokens; reported as mean and effective sample size (share).
         log_ratios: name -> [256], counts per log-ratio bin; reported as quantiles of the ratio.
         maxima: name -> 0-d; reported as the maximum.
@@ -68,6 +69,7 @@ def log_ratio_histogram(log_ratios: Tensor) -> Tensor:
 def summarize(
     parts: Sequence[Metrics],
     tokens: int,
+    *,
     reduce_sum: Callable[[Tensor], Tensor] | None = None,
     reduce_max: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, float]:
@@ -75,24 +77,26 @@ def summarize(
 
     Args:
         parts: contributions with the same names; every rank has at least one.
-        tokens: trained tokens over all parts and ranks.
+        tokens: tokens that this rank's parts have seen.
         reduce_sum, reduce_max: combine a vector over ranks; none: one rank.
     """
     first = parts[0]
     vectors = [
+        torch.tensor([tokens], dtype=torch.float64),
         torch.stack([torch.stack([part.sums[name] for part in parts]).sum() for name in first.sums])
         if first.sums
         else torch.zeros(0),
         *(torch.stack([part.weights[name] for part in parts]).sum(0) for name in first.weights),
         *(torch.stack([part.log_ratios[name] for part in parts]).sum(0) for name in first.log_ratios),
     ]
-    joined = torch.cat([vector.double() for vector in vectors])
-    values = (reduce_sum(joined) if reduce_sum else joined).tolist()
-    figures = {name: value / max(tokens, 1) for name, value in zip(first.sums, values, strict=False)}
+    joined = torch.cat([vector.cpu().double() for vector in vectors])
+    seen, *values = (reduce_sum(joined) if reduce_sum else joined).tolist()
+    tokens = max(int(seen), 1)
+    figures = {name: value / tokens for name, value in zip(first.sums, values, strict=False)}
     at = len(first.sums)
     for name in first.weights:
         total, squares = values[at : at + 2]
-        figures[f"{name}/mean"] = total / max(tokens, 1)
+        figures[f"{name}/mean"] = total / tokens
         figures[f"{name}/ess"] = total * total / (squares * tokens) if squares > 0 else 0.0
         at += 2
     for name in first.log_ratios:

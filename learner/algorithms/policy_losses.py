@@ -13,6 +13,9 @@ from learner.algorithms.types import TokenBatch
 # exp(20) = 4.9e8 is finite in float32 with room for a sum over tokens.
 MAX_LOG_RATIO = 20.0
 
+# Losses whose value and gradient are 0 where the advantage is 0.
+PROPORTIONAL_TO_ADVANTAGE = frozenset({"ppo"})
+
 
 @register_policy_loss("ppo")
 def ppo(

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, policy_losses  # noqa: F401 - entering the registries
+from learner.algorithms import advantages, policy_losses  # noqa: F401 - importing them fills the registries
 from learner.algorithms.aggregation import aggregate, read_aggregation
 from learner.algorithms.base import Algorithm, Batch
 from learner.algorithms.correction import CorrectionSettings, check_corrects, correct, needs_proximal
@@ -50,6 +50,7 @@ class PPOClip(Algorithm):
         self._advantage = build_advantage(settings.advantage)
         self._policy_loss = build_policy_loss(settings.loss)
         self._aggregation = read_aggregation(settings.aggregation)
+        self.silent_without_advantage = settings.loss.name in policy_losses.PROPORTIONAL_TO_ADVANTAGE
         self._horizon = float(settings.horizon or plan.max_response_tokens)
 
     def group_stage(self, group: Group) -> MemberAdvantages | str:

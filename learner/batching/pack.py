@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.types import TokenBatch
+from learner.algorithms.types import GlobalCounts, TokenBatch
 from learner.batching.types import PackedBatch, Segments, TrainSequence
 from mesh.errors import PayloadError
 
@@ -19,7 +19,11 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def pack(
-    sequences: Sequence[TrainSequence], indices: Sequence[int] | None = None, device: torch.device = _CPU
+    sequences: Sequence[TrainSequence],
+    indices: Sequence[int] | None = None,
+    device: torch.device = _CPU,
+    *,
+    leave_out_silent: bool = False,
 ) -> PackedBatch:
     """Packs sequences into a micro-batch.
 
@@ -27,6 +31,8 @@ def pack(
         sequences: the batch.
         indices: which of them, in which order (members of a group side by side); none: all.
         device: where the tensors go.
+        leave_out_silent: compute nothing for sequences whose advantages are all 0; they stay in the counts. Exact for
+            losses that vanish with the advantage (`Algorithm.silent_without_advantage`).
 
     Raises:
         PayloadError: an empty prompt, or arrays of different lengths; names the field.
@@ -37,6 +43,10 @@ def pack(
         _check(source, sequence)
     response_lengths = _lengths([sequence.response_ids for sequence in chosen])
     mask = _join([sequence.response_mask for sequence in chosen], np.uint8).astype(bool)
+    counts = _counts(mask, response_lengths)
+    advantages = _spread([sequence.advantages for sequence in chosen], response_lengths, np.float32)
+    if leave_out_silent:
+        mask &= np.repeat(_any(advantages != 0, response_lengths), response_lengths)
     ends = response_lengths.cumsum()
     # Position of each response token in its response, and the sequence it belongs to.
     owner = np.repeat(np.arange(len(chosen)), response_lengths)
@@ -45,7 +55,8 @@ def pack(
     # Tokens of each response that go into the model: those before its last trained one.
     inputs = np.zeros(len(chosen), dtype=np.int64)
     np.maximum.at(inputs, trained_owner, trained_offset)
-    segments, ids, prompt_ends, response_starts = _lay_out(chosen, inputs)
+    lengths = np.bincount(trained_owner, minlength=len(chosen))
+    segments, ids, prompt_ends, response_starts = _lay_out(chosen, inputs, lengths > 0)
     predictors = np.where(
         trained_offset == 0, prompt_ends[trained_owner] - 1, response_starts[trained_owner] + trained_offset - 1
     )
@@ -64,17 +75,18 @@ def pack(
         temperatures=_temperatures([s.temperature or 1.0 for s in chosen], trained_owner, device),
         tokens=TokenBatch(
             sequence_ids=to(trained_owner, torch.int64),
-            sequence_lengths=to(np.bincount(trained_owner, minlength=len(chosen)), torch.int64),
+            sequence_lengths=to(lengths, torch.int64),
             behaviour_log_probs=to(_join([s.behaviour_log_probs for s in chosen], np.float32)[mask], torch.float32),
-            advantages=to(_spread([s.advantages for s in chosen], response_lengths, np.float32)[mask], torch.float32),
+            advantages=to(advantages[mask], torch.float32),
             staleness=to(_spread([s.staleness for s in chosen], response_lengths, np.int32)[mask], torch.int32),
         ),
         sources=sources,
+        counts=counts,
     )
 
 
 def _lay_out(
-    chosen: Sequence[TrainSequence], inputs: NDArray[np.int64]
+    chosen: Sequence[TrainSequence], inputs: NDArray[np.int64], trained: NDArray[np.bool_]
 ) -> tuple[Segments, NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Places prompts and responses; gives segments, token ids, end of each prompt, start of each response."""
     pieces: list[NDArray[np.int32]] = []
@@ -82,7 +94,11 @@ def _lay_out(
     prompt_ends, response_starts = [], []
     place = prompt_start = prompt_length = 0
     prompt: NDArray[np.int32] | None = None
-    for sequence, count in zip(chosen, inputs.tolist(), strict=True):
+    for sequence, count, used in zip(chosen, inputs.tolist(), trained.tolist(), strict=True):
+        if not used:
+            prompt_ends.append(0)
+            response_starts.append(0)
+            continue
         if prompt is None or not (sequence.prompt_ids is prompt or np.array_equal(sequence.prompt_ids, prompt)):
             prompt, prompt_start, prompt_length = sequence.prompt_ids, place, len(sequence.prompt_ids)
             pieces.append(prompt)
@@ -101,6 +117,18 @@ def _lay_out(
         np.array(prompt_ends, dtype=np.int64),
         np.array(response_starts, dtype=np.int64),
     )
+
+
+def _counts(mask: NDArray[np.bool_], lengths: NDArray[np.int64]) -> GlobalCounts:
+    return GlobalCounts(int(mask.sum()), int(_any(mask, lengths).sum()))
+
+
+def _any(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Per sequence: whether any of its response tokens has the flag."""
+    if not len(flags):
+        return np.zeros(len(lengths), dtype=bool)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    return np.bincount(owner, weights=flags, minlength=len(lengths)) > 0
 
 
 def _check(index: int, sequence: TrainSequence) -> None:

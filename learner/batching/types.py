@@ -5,8 +5,8 @@ all neighbouring sequences that share it; a response is a segment that continues
 in a prompt and go on in its responses, and attention sees a token's own segment and the one it continues, so that no
 token is padding, none sees another sequence, and a group's prompt is computed once. The log-prob of a token is read
 from the hidden state of the token before it: `predictors` holds these places for the R trained tokens, in order. A
-token that predicts nothing trained at the end of a response is left out. A sequence is never divided between
-micro-batches.
+token that predicts nothing trained at the end of a response is left out, and so is a sequence that trains nothing. A
+sequence is never divided between micro-batches.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class PackedBatch:
         temperatures: float32 [R], or one float where all agree (0 became 1).
         tokens: what algorithms see of the trained tokens.
         sources: index of each sequence in the list it was packed from.
+        counts: this micro-batch's share of the global counts, sequences left out for their advantage included.
     """
 
     input_ids: Tensor
@@ -87,14 +88,9 @@ class PackedBatch:
     temperatures: Tensor | float
     tokens: TokenBatch
     sources: tuple[int, ...]
+    counts: GlobalCounts
 
     @property
     def num_tokens(self) -> int:
         """N: what the model computes, prompts included."""
         return self.input_ids.shape[1]
-
-    @property
-    def counts(self) -> GlobalCounts:
-        """This micro-batch's share of the global counts."""
-        lengths = self.tokens.sequence_lengths
-        return GlobalCounts(self.tokens.num_tokens, int((lengths > 0).sum()))

@@ -66,8 +66,8 @@ def packed_attention(
         window=sliding_window,
         softcap=softcap,
     )
-    # Token-major rows, so that a gather moves whole tokens.
-    q, k, v = (tensor[0].transpose(0, 1).flatten(1) for tensor in (query, key, value))
+    # Token-major rows, so that a gather moves whole tokens; squeezed, as the gradient of an index is zero-filled first.
+    q, k, v = (tensor.squeeze(0).transpose(0, 1).flatten(1) for tensor in (query, key, value))
     if isinstance(layout, VarlenLayout):
         return varlen_attention(q, k, v, layout, scoring)[None], None
     outputs = [_attend(q, k, v, call, scoring) for call in layout.calls]

@@ -65,14 +65,20 @@ class Fsdp2Engine(Engine):
     def train_batch(self, batches: Sequence[PackedBatch], loss: LossFunction, counts: GlobalCounts) -> StepResult:
         self._optimizer.zero_grad()
         parts: list[Metrics] = []
+        value = torch.zeros((), device=self.device)
         for batch, real in self._even(batches):
             log_probs, entropies = self._forward(batch)
             output = loss(log_probs, entropies, batch.tokens, counts)
             share = output.loss if real else log_probs.sum() * 0.0
             (share * self.world_size).backward()
-            parts.append((output.metrics | _loss_metric(share, counts)).scaled(float(real)))
-        if not parts:
+            value += share.detach()
+            parts.append(output.metrics.scaled(float(real)))
+        if not counts.tokens:
             return StepResult({}, skipped=True)
+        if not parts:
+            # Nothing had an advantage on any rank: a gradient of zero, which the optimizer's moments still follow.
+            for parameter in self._parameters:
+                parameter.grad = torch.zeros_like(parameter)
         norm = self._clip()
         rate = learning_rate(self._spec.optimizer, self._steps, self._spec.total_steps)
         skipped = not np.isfinite(norm)
@@ -81,9 +87,7 @@ class Fsdp2Engine(Engine):
                 group["lr"] = rate
             self._optimizer.step()
             self._steps += 1
-        reduce = (self._world.sum, self._world.max) if self.world_size > 1 else (None, None)
-        figures = summarize(parts, counts.tokens, *reduce)
-        return StepResult(figures | {"grad_norm": norm, "lr": rate}, skipped)
+        return StepResult(self._figures(parts, batches, value) | {"grad_norm": norm, "lr": rate}, skipped)
 
     @torch.no_grad()
     def infer_batch(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
@@ -152,7 +156,7 @@ class Fsdp2Engine(Engine):
             use_cache=False,
             logits_to_keep=batch.predictors,
             layout=build(batch.segments, self.device),
-        ).logits[0]
+        ).logits.squeeze(0)
         return token_log_probs(logits, batch.labels, batch.temperatures)
 
     def _even(self, batches: Sequence[PackedBatch]) -> list[tuple[PackedBatch, bool]]:
@@ -161,6 +165,15 @@ class Fsdp2Engine(Engine):
         # Agreed on before the first forward pass, whose own collectives must line up between ranks.
         missing = self._world.max_int(len(real)) - len(real)
         return real + [(_filling(self.device), False) for _ in range(missing)]
+
+    def _figures(self, parts: Sequence[Metrics], batches: Sequence[PackedBatch], loss: Tensor) -> dict[str, float]:
+        """Loss and metrics over all micro-batches and ranks."""
+        figures = {"loss": float(self._world.sum(loss))}
+        if not parts:
+            return figures
+        seen = sum(batch.tokens.num_tokens for batch in batches)
+        reduce = {"reduce_sum": self._world.sum, "reduce_max": self._world.max} if self.world_size > 1 else {}
+        return figures | summarize(parts, seen, **reduce)
 
     def _clip(self) -> float:
         """Clips the gradient to the section's global norm; gives the norm before."""
@@ -185,8 +198,3 @@ def _filling(device: torch.device) -> PackedBatch:
     one = np.zeros(1, dtype=np.int32)
     sequence = TrainSequence(one, one, np.ones(1, dtype=np.uint8), np.zeros(1, dtype=np.float32))
     return pack([sequence], device=device)
-
-
-def _loss_metric(share: Tensor, counts: GlobalCounts) -> Metrics:
-    # Sums are divided by the tokens at the end, a loss is not: undo it here.
-    return Metrics(sums={"loss": share.detach() * counts.tokens})

@@ -18,7 +18,7 @@ from torch import Tensor
 from learner.batching.types import Segments
 
 # Padded query-key pairs that cost about as much as one more kernel call (measured on CPU with small heads).
-_WASTE_PER_CALL = 8192
+_WASTE_PER_CALL = 2048
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,8 @@ def test_attention_sees_a_sequences_own_past_and_nothing_else(sequences, waste):
     for sequence in sequences:
         whole = np.concatenate([sequence.prompt_ids, sequence.response_ids]).tolist()
         trained = np.nonzero(sequence.response_mask)[0]
-        for length in range(1, len(sequence.prompt_ids) + (int(trained[-1]) if len(trained) else 0) + 1):
+        needed = len(sequence.prompt_ids) + int(trained[-1]) if len(trained) else 0
+        for length in range(1, needed + 1):
             assert tuple(whole[:length]) in contexts
 
 

@@ -93,3 +93,34 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model_folder):
 def test_a_batch_without_trained_tokens_is_skipped(model_folder):
     engine = make_engine(model_folder)
     assert train_step(engine, seed=1, sequences=[]).skipped
+
+
+def test_leaving_silent_sequences_out_changes_nothing(model_folder):
+    sequences = make_sequences(1, groups=4)
+    sequences = [dataclasses.replace(s, advantages=0.0) if i % 3 else s for i, s in enumerate(sequences)]
+    sequences[:3] = [dataclasses.replace(s, advantages=0.0) for s in sequences[:3]]
+    algorithm = load_algorithm("grpo", {}, UpdatePlan(max_staleness=4))
+    assert algorithm.silent_without_advantage
+    engines, losses = [], []
+    for leave_out in (False, True):
+        engine = make_engine(model_folder)
+        batch = pack(sequences, leave_out_silent=leave_out)
+        losses.append(engine.train_batch([batch], algorithm.loss, engine.global_counts([batch])).metrics["loss"])
+        engines.append(engine)
+    assert pack(sequences, leave_out_silent=True).num_tokens < pack(sequences).num_tokens / 2
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert_same(gradients(engines[1]), gradients(engines[0]))
+
+
+def test_a_batch_without_any_advantage_steps_with_a_gradient_of_zero(model_folder):
+    stepped = []
+    for leave_out in (False, True):
+        engine = make_engine(model_folder)
+        train_step(engine, seed=1)
+        batch = pack([dataclasses.replace(s, advantages=0.0) for s in make_sequences(2)], leave_out_silent=leave_out)
+        algorithm = load_algorithm("grpo", {}, UpdatePlan(max_staleness=4))
+        result = engine.train_batch([batch], algorithm.loss, engine.global_counts([batch]))
+        assert not result.skipped
+        assert result.metrics["grad_norm"] == 0.0
+        stepped.append(weights(engine))
+    assert_same(stepped[1], stepped[0])
