@@ -6,6 +6,7 @@ the next decode step; and no more than that is held, because what waits here gro
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -22,13 +23,23 @@ class Load:
     undelivered: int
 
 
-def credits_for(load: Load, *, slots: int, n: int) -> int:
+def fair_share(groups_per_step: int, max_staleness: int, replicas: int) -> int:
+    """Groups that one of `replicas` equal generators should have in generation at most.
+
+    The gate lets (S + 1) B groups live at once. Where that is little, the first to ask would take it all and leave
+    the others idle.
+    """
+    return math.ceil(groups_per_step * (max_staleness + 1) / max(1, replicas))
+
+
+def credits_for(load: Load, *, slots: int, n: int, share: int | None = None) -> int:
     """Groups of `n` members that can be started beyond those in hand.
 
     Args:
-        load: members in hand, of all tables together.
+        load: members in hand.
         slots: sequences decoded together.
         n: members per group.
+        share: groups in generation above which others have precedence; none: no such bound.
 
     The line ahead of the engine is half a batch of slots, and at least one group: enough to refill slots that end
     together while the next grants travel. Where rewards or the buffer are slow, finished members pile up; above four
@@ -38,4 +49,7 @@ def credits_for(load: Load, *, slots: int, n: int) -> int:
         return 0
     ahead = max(n, slots // 2)
     missing = slots + ahead - load.generating
-    return max(0, missing // n)
+    groups = missing // n
+    if share is not None:
+        groups = min(groups, share - math.ceil(load.generating / n))
+    return max(0, groups)

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 
 from buffer.client import BufferClient
+from generators.admission import fair_share
 from generators.control import ManualRequests
 from generators.delivery import Delivery
 from generators.engines import create_engine
@@ -66,6 +67,7 @@ class Parts:
             engine,
             slots=rollout.slots,
             n_by_table={"train": rollout.n, "eval": config.eval.n},
+            share=fair_share(config.learner.batch.groups, config.buffer.max_staleness, rollout.replicas),
             on_batch=lambda batch: self.delivery.deliver(batch),
             on_failed=lambda group, members, reason: self.delivery.fail(group, members, reason),
             on_release=self._release,

@@ -40,6 +40,7 @@ class Rollout:
         engine: decodes.
         slots: sequences that it decodes together.
         n_by_table: members per group, for credits.
+        share: see `credits_for`; for training alone.
         on_batch: takes finished members; reports back through `settled`.
         on_failed: takes members that could not even be started, with the reason.
         on_release: takes groups to be given back.
@@ -52,6 +53,7 @@ class Rollout:
         *,
         slots: int,
         n_by_table: dict[str, int],
+        share: int,
         on_batch: Callable[[Batch], None],
         on_failed: Callable[[HeldGroup, list[int], str], None],
         on_release: Callable[[list[HeldGroup]], None],
@@ -60,6 +62,7 @@ class Rollout:
         self._engine = engine
         self._slots = slots
         self._n_by_table = n_by_table
+        self._share = share
         self._on_batch = on_batch
         self._on_failed = on_failed
         self._on_release = on_release
@@ -92,11 +95,12 @@ class Rollout:
         """Groups of `table` that may be granted now."""
         if self._draining:
             return 0
-        load = self.load
-        if table == "eval":
-            # Evaluation does not compete with training for credits: its groups are few and wait for nobody.
-            load = Load(generating=self._generating[table], undelivered=load.undelivered)
-        return credits_for(load, slots=self._slots, n=self._n_by_table[table])
+        load, n = self.load, self._n_by_table[table]
+        if table == "train":
+            return credits_for(load, slots=self._slots, n=n, share=self._share)
+        # Evaluation does not compete with training for credits: its groups are few and wait for nobody.
+        load = Load(generating=self._generating[table], undelivered=load.undelivered)
+        return credits_for(load, slots=self._slots, n=n)
 
     # -------------------------------------------------------------------------------------------------- grants
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import generators.rollout as rollout_module
-from generators.admission import Load, credits_for
+from generators.admission import Load, credits_for, fair_share
 from generators.engines.base import EngineStatus, FinishReason, GenerationRequest, GenerationResult
 from generators.held import HeldGroup, sampling_of
 from generators.rollout import Batch, Rollout
@@ -56,6 +56,7 @@ class Book:
             self.engine,  # type: ignore[arg-type]  # the part of an engine that it uses
             slots=8,
             n_by_table={"train": 4, "eval": 1},
+            share=100,
             on_batch=self.batches.append,
             on_failed=lambda group, members, reason: self.failed.append((group, members, reason)),
             on_release=self.released.extend,
@@ -237,6 +238,15 @@ def test_credits_keep_the_line_full_and_short(slots: int, n: int, generating: in
         assert after > slots + ahead - n, "every slot can be refilled"
     else:
         assert groups == 0
+
+
+def test_what_the_gate_allows_is_shared() -> None:
+    share = fair_share(groups_per_step=8, max_staleness=0, replicas=2)
+    assert share == 4
+    assert credits_for(Load(0, 0), slots=64, n=8, share=share) == 4
+    assert credits_for(Load(25, 0), slots=64, n=8, share=share) == 0
+    assert credits_for(Load(24, 8), slots=64, n=8, share=share) == 1, "what is being scored does not count"
+    assert fair_share(groups_per_step=8, max_staleness=0, replicas=0) == 8
 
 
 async def test_evaluation_has_credits_while_training_is_full() -> None:
