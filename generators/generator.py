@@ -104,9 +104,11 @@ class Generator:
         ends = [asyncio.create_task(event.wait()) for event in (shutdown.requested, agent.run_finished, agent.lost)]
         try:
             await asyncio.wait({work, *ends}, return_when=asyncio.FIRST_COMPLETED)
-            if self._parts is not None and not work.done() and not agent.lost.is_set():
-                log.info("ending: %s", shutdown.reason or "the run is finished")
-                await self._drain(self._parts, 0.0 if agent.run_finished.is_set() else self._drain_s)
+            finished = agent.run_finished.is_set()
+            log.info("ending: %s", "the run is finished" if finished else shutdown.reason or "something failed")
+            # Of a finished run nobody needs anything any more.
+            if self._parts is not None and shutdown.requested.is_set() and not finished:
+                await self._drain(self._parts, self._drain_s)
         finally:
             for end in ends:
                 end.cancel()

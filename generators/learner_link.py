@@ -7,6 +7,8 @@ former connection is marked `replaced` and closed. A learner that the mesh misse
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 
 import grpc
 
@@ -15,6 +17,9 @@ from mesh.membership import MembershipAgent
 from mesh.rpc import open_channel
 from mesh.versions import PolicyVersion
 from protos import weights_pb2_grpc
+
+log = logging.getLogger(__name__)
+_LOOK_INTERVAL_S = 0.25
 
 
 def closed_under_call(error: BaseException) -> bool:
@@ -84,9 +89,19 @@ class LearnerLink:
 
     async def connection(self) -> LearnerConnection:
         """The connection to use now; waits until the mesh has named a learner."""
-        await self._known.wait()
-        assert self._current is not None
+        while self._current is None:
+            # Heartbeats are seconds apart; at the start of a run everybody waits for this.
+            await self.look()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._known.wait(), _LOOK_INTERVAL_S)
         return self._current
+
+    async def look(self) -> None:
+        """Asks the mesh now, ahead of the next heartbeat."""
+        try:
+            await self._agent.beat()
+        except grpc.aio.AioRpcError as error:
+            log.debug("the mesh does not say who the learner is: %s", error.details())
 
     async def close(self) -> None:
         """Closes what is open."""

@@ -112,6 +112,7 @@ class WeightReceiver:
                     pause = _FIRST_RETRY_S
             except grpc.aio.AioRpcError as error:
                 self._say(f"the learner at {connection.address} does not answer: {error.details()}")
+                await self._link.look()
             await connection.replaced_within(pause)
             pause = min(2 * pause, _LONGEST_RETRY_S)
 

@@ -39,6 +39,9 @@ class Membership:
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
+    async def beat(self) -> None:
+        """Nothing new."""
+
     def name(self, member_id: str, port: int) -> None:
         self.learner = membership_pb2.Member(member_id=member_id, address=f"127.0.0.1:{port}")
         for listener in self._listeners:
