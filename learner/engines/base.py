@@ -68,13 +68,20 @@ class Engine(ABC):
     device: torch.device
 
     @abstractmethod
-    def train_batch(self, batches: Sequence[PackedBatch], loss: LossFunction, counts: GlobalCounts) -> StepResult:
+    def train_batch(
+        self,
+        batches: Sequence[PackedBatch],
+        loss: LossFunction,
+        counts: GlobalCounts,
+        before_update: Callable[[], None] | None = None,
+    ) -> StepResult:
         """One optimizer step.
 
         Args:
             batches: this rank's micro-batches (ranks may have different numbers, also none).
             loss: gives each micro-batch's share of the loss.
             counts: sizes of the whole batch over all ranks, see `global_counts`.
+            before_update: called between the backward passes and the update; where it raises, nothing has changed.
         """
 
     @abstractmethod

@@ -8,7 +8,7 @@ whose gradient is not finite changes nothing.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +62,13 @@ class Fsdp2Engine(Engine):
         self._steps = 0
         self._varlen = has_varlen(self.device, self._param_dtype)
 
-    def train_batch(self, batches: Sequence[PackedBatch], loss: LossFunction, counts: GlobalCounts) -> StepResult:
+    def train_batch(
+        self,
+        batches: Sequence[PackedBatch],
+        loss: LossFunction,
+        counts: GlobalCounts,
+        before_update: Callable[[], None] | None = None,
+    ) -> StepResult:
         self._optimizer.zero_grad()
         parts: list[Metrics] = []
         value = torch.zeros((), device=self.device)
@@ -73,6 +79,8 @@ class Fsdp2Engine(Engine):
             (share * self.world_size).backward()
             value += share.detach()
             parts.append(output.metrics.scaled(float(real)))
+        if before_update is not None:
+            before_update()
         if not counts.tokens:
             return StepResult({}, skipped=True)
         if not parts:

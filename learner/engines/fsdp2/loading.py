@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from learner.engines.fsdp2.attention import ATTENTION
 from mesh.config.models import ModelSection
@@ -26,6 +27,8 @@ def load_model(section: ModelSection) -> PreTrainedModel:
         DataError: missing folder or hub id, a folder that is no model, an architecture that cannot run packed.
     """
     source = _source(section)
+    # Bars of a fraction of a second would only disturb the service's log.
+    transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source, revision=section.revision)
         model = AutoModelForCausalLM.from_pretrained(
