@@ -6,6 +6,7 @@ because each waits for the one before; training goes on while the buffer is told
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -85,6 +86,11 @@ class Announcer:
         if self._running is not None:
             running, self._running = self._running, None
             running.result(self._timeout_s)
+
+    async def in_force(self) -> None:
+        """Returns when the last version is in force; its errors come out of `settle`."""
+        if (running := self._running) is not None:
+            await asyncio.gather(asyncio.shield(asyncio.wrap_future(running)), return_exceptions=True)
 
     async def _announce(self, policy: PolicyVersion) -> None:
         if self._evaluator is not None and (self._evaluator.owed or self._evaluate_at(policy.version)):

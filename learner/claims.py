@@ -2,7 +2,7 @@
 
 Invariants: a batch that is claimed has exactly the configured number of groups, fewer only at the end of the data;
 every group that is not trained is given back with a reason and replaced at the same version; replacements are bounded
-by a named error; the claim is durable, and logged on disk, before the optimizer step.
+by a named error; the claim is durable, and logged on disk, before its answer lets the optimizer step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The training loop, on one page.
 
-One turn: gather a batch for the present version, claim it, train on it, publish the next version, book it, write a
-checkpoint where one is due. The groups of the next batch come in, and the last version is announced, while the present
-batch is trained; the claim runs beside the packing, and the optimizer waits for its answer.
+One turn: gather a batch for the present version, train on it, publish the next version, book it, write a checkpoint
+where one is due. While a batch goes forward and backward, its claim is made, the last version is announced and the
+groups of the next batch come in; the optimizer waits for the claim's answer, and a refused batch changes nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from learner.recorder import FinishedStep, Recorder, StepTimings
 from learner.source import Interrupted
 from learner.state import LearnerState
 from learner.team import Team
+from learner.worker import TrainResult
 from mesh.config.models import BatchSection
 from mesh.service import AsyncBridge
 
@@ -99,12 +100,12 @@ class TrainingLoop:
         while (reason := self._why_end()) is None:
             self._checkpoints.serve_requests(self.version)
             try:
-                if not self._claim_batch():
+                if not self._gather():
                     return "end_of_data"
             except Interrupted:
                 self._team.keep_waiting()
                 continue
-            self._train_batch()
+            self._train()
         return reason
 
     def _why_end(self) -> str | None:
@@ -115,30 +116,44 @@ class TrainingLoop:
             return "stop_at"
         return "steps" if self.version >= self._last_version else None
 
-    def _claim_batch(self) -> bool:
-        """Afterwards a claimed batch lies packed on all ranks; False at the end of the data."""
+    def _gather(self) -> bool:
+        """Fills the candidate; False at the end of the data."""
+        self._state.phase = "waiting_for_groups"
+        began = time.perf_counter()
+        try:
+            return self._claimer.gather(self._candidate, _TURN_S)
+        finally:
+            self._timings.wait_s += time.perf_counter() - began
+
+    def _train(self) -> None:
+        """One batch; where its claim is refused nothing changes, and the refused groups leave the candidate."""
+        self._state.phase = "training"
         candidate, timings = self._candidate, self._timings
-        while True:
-            self._state.phase = "waiting_for_groups"
+        claim = self._bridge.submit(self._claim(candidate))
+        refused: frozenset[str] = frozenset()
+
+        def claimed() -> bool:
+            nonlocal refused
             began = time.perf_counter()
-            try:
-                if not self._claimer.gather(candidate, _TURN_S):
-                    return False
-            finally:
-                timings.wait_s += time.perf_counter() - began
-            self._state.phase = "training"
-            self._announcer.settle()
-            claim = self._bridge.submit(self._claimer.claim(candidate))
-            began = time.perf_counter()
-            self._held.hold(candidate.groups)
-            self._team.prepare(self._plan(candidate))
-            prepared = time.perf_counter()
             refused = claim.result(_CLAIM_S)
-            timings.prepare_s += prepared - began
-            timings.claim_s += time.perf_counter() - prepared
-            if not refused:
-                return True
+            timings.claim_s += time.perf_counter() - began
+            return not refused
+
+        began = time.perf_counter()
+        self._held.hold(candidate.groups)
+        self._team.prepare(self._plan(candidate))
+        prepared = time.perf_counter()
+        result = self._team.train(claimed)
+        timings.prepare_s += prepared - began
+        timings.train_s = time.perf_counter() - prepared - timings.claim_s
+        if result is None:
             candidate.groups = [group for group in candidate.groups if group.group_id not in refused]
+        else:
+            self._finish(candidate, result)
+
+    async def _claim(self, candidate: Candidate) -> frozenset[str]:
+        await self._announcer.in_force()
+        return await self._claimer.claim(candidate)
 
     def _plan(self, candidate: Candidate) -> TrainPlan:
         return plan_training(
@@ -150,15 +165,11 @@ class TrainingLoop:
             ranks=self._team.ranks,
         )
 
-    def _train_batch(self) -> None:
-        batch, timings = self._candidate, self._timings
-        began = time.perf_counter()
-        result = self._team.train()
-        timings.train_s = time.perf_counter() - began
+    def _finish(self, batch: Candidate, result: TrainResult) -> None:
         self.version += 1
-        self._candidate = Candidate(self.version)
         self._publish()
-        self._timings = StepTimings()
+        timings, self._timings = self._timings, StepTimings()
+        self._candidate = Candidate(self.version)
         self._recorder.step(
             FinishedStep(
                 step=self._figures.steps + 1,

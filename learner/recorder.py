@@ -28,9 +28,9 @@ class StepTimings:
     """Where the training thread's time went in one step, in seconds.
 
     Attributes:
-        wait_s: for groups.
-        prepare_s: weighing, planning and packing (the claim runs beside it).
-        claim_s: for the claim, beyond the preparation.
+        wait_s: for groups, and weighing them.
+        prepare_s: planning and packing.
+        claim_s: for the claim's answer, beyond what ran beside it (packing, forward and backward).
         train_s: forward, backward and optimizer.
         publish_s: storing the weights and waiting for the announcement before.
         checkpoint_s: writing a checkpoint.

@@ -6,7 +6,8 @@ broadcast), then every rank does the same with its `Worker`. With one rank nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # Rank 0 may read checkpoints, evaluate, or wait for a lost buffer between two messages.
 _LINK_TIMEOUT = timedelta(minutes=30)
+_YES, _NO = b"yes", b"no"
 
 
 class Link:
@@ -70,10 +72,28 @@ class Team:
             self._tell("prepare", plan=plan.to_bytes())
         self._worker.prepare(plan)
 
-    def train(self) -> TrainResult:
-        """Every rank trains on what it prepared."""
+    def train(self, may_update: Callable[[], bool]) -> TrainResult | None:
+        """Every rank trains on what it prepared.
+
+        Args:
+            may_update: asked between the first backward pass and the first update.
+
+        Returns:
+            None where the answer was no; then nothing has changed.
+        """
         self._tell("train")
-        return self._worker.train()
+
+        def ask() -> None:
+            allowed = may_update()
+            if self._link is not None:
+                self._link.send(_YES if allowed else _NO)
+            if not allowed:
+                raise _UpdateRefused
+
+        try:
+            return self._worker.train(ask)
+        except _UpdateRefused:
+            return None
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
         """The weights; the iterator has to be exhausted."""
@@ -103,6 +123,19 @@ class Team:
             self._link.send(msgpack.packb({"order": order, **arguments}))
 
 
+class _UpdateRefused(Exception):  # noqa: N818  # an ordinary turn of events: the batch could not be claimed
+    """The prepared batch must not be used."""
+
+
+def _train_if_allowed(worker: Worker, link: Link) -> None:
+    def ask() -> None:
+        if link.receive() != _YES:
+            raise _UpdateRefused
+
+    with contextlib.suppress(_UpdateRefused):
+        worker.train(ask)
+
+
 def follow(worker: Worker, link: Link) -> None:
     """The life of a rank above 0: does what it is told until it is dismissed."""
     while True:
@@ -111,7 +144,7 @@ def follow(worker: Worker, link: Link) -> None:
             case "prepare":
                 worker.prepare(TrainPlan.from_bytes(message["plan"]))
             case "train":
-                worker.train()
+                _train_if_allowed(worker, link)
             case "export":
                 for _ in worker.export():
                     pass

@@ -6,7 +6,7 @@ each optimizer step and each checkpoint sees all of them; a rank without a share
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from learner.algorithms.base import Algorithm
 from learner.batching.pack import pack
 from learner.batching.types import PackedBatch, TrainSequence
 from learner.checkpoint.store import CheckpointStore
-from learner.engines.base import Engine, RoleBatch
+from learner.engines.base import Engine, RoleBatch, StepResult
 from learner.payloads import Payloads
 from learner.plan import PlannedMember, TrainPlan
 from mesh.errors import PayloadError
@@ -94,23 +94,23 @@ class Worker:
             for minibatch in plan.division.minibatches
         ]
 
-    def train(self) -> TrainResult:
-        """All optimizer steps on the prepared batch."""
+    def train(self, before_first_update: Callable[[], None]) -> TrainResult:
+        """All optimizer steps on the prepared batch.
+
+        Args:
+            before_first_update: called when everything is ready for the first update; what it raises ends the
+                training with nothing changed.
+        """
         minibatches, self._minibatches = self._minibatches, []
         everything = [batch for minibatch in minibatches for batch in minibatch]
         self._algorithm.batch_stage(RoleBatch(everything, self._engines))
         counts = [self._actor.global_counts(minibatch) for minibatch in minibatches]
-        results = [
-            self._actor.train_batch(minibatch, self._algorithm.loss, count)
-            for _ in range(self._epochs)
-            for minibatch, count in zip(minibatches, counts, strict=True)
-        ]
-        names = {name for result in results for name in result.metrics}
-        metrics = {
-            name: float(np.mean([result.metrics[name] for result in results if name in result.metrics]))
-            for name in names
-        }
-        return TrainResult(metrics, sum(result.skipped for result in results))
+        results: list[StepResult] = []
+        for _ in range(self._epochs):
+            for minibatch, count in zip(minibatches, counts, strict=True):
+                before = None if results else before_first_update
+                results.append(self._actor.train_batch(minibatch, self._algorithm.loss, count, before))
+        return TrainResult(_mean([result.metrics for result in results]), sum(result.skipped for result in results))
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The actor's weights under Hugging Face names; every rank has to exhaust the iterator."""
@@ -131,6 +131,17 @@ class Worker:
     def close(self) -> None:
         for engine in self._engines.values():
             engine.close()
+
+
+def _mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean per name over the parts that have it."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    values: dict[str, list[float]] = {}
+    for part in parts:
+        for name, value in part.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}
 
 
 def _sequence(plan: TrainPlan, prompt: NDArray[np.int32], member: PlannedMember, found: Trajectory) -> TrainSequence:

@@ -219,6 +219,28 @@ def test_control_checkpoint_status_and_stop(tmp_path: Path) -> None:
     assert summary(config)["stop_reason"] == "request"
 
 
+def test_a_refused_claim_changes_nothing_and_the_group_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, {"data.eval": None})
+    claim, attempts = BufferClient.claim, Counter[int]()
+
+    async def lose_a_lease_first(self: BufferClient, table: str, incarnation: int, version: int, leases: Any) -> Any:
+        attempts[version] += 1
+        if version == 2 and attempts[version] == 1:
+            await self.nack(table, incarnation, leases[:1], buffer_pb2.NACK_DISPOSITION_RELEASE)
+        return await claim(self, table, incarnation, version, leases)
+
+    monkeypatch.setattr(BufferClient, "claim", lose_a_lease_first)
+    with mesh_of(config) as mesh:
+        assert run_learner(config, mesh) == 0
+        assert ledger(mesh).recounted.trained == 6 * 4
+    assert attempts == {0: 1, 1: 1, 2: 2, 3: 1, 4: 1, 5: 1}
+    (third,) = [r for r in records(config) if r["step"] == 3]
+    assert third["dropped/lease_lost"] == 1
+    assert_nothing_twice(config)
+
+
 def test_the_run_ends_when_the_held_out_reward_is_reached(tmp_path: Path) -> None:
     config = make_config(tmp_path, {"learner.steps": 100_000, "eval.every_steps": 2, "eval.stop_at": 0.0})
     with mesh_of(config) as mesh:
