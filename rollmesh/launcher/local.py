@@ -1,7 +1,8 @@
 """`rollmesh run`: a whole mesh on this machine, from an empty or used run folder to its summary.
 
 Invariants: one launcher per run folder; every service it started has ended when `LocalRun.run` returns; the summary is
-written from what the buffer and the metrics said last, also when the run was interrupted or failed.
+written from what the buffer and the metrics said last, also when the run was interrupted or failed; the report where a
+run was not cut off by an error.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rollmesh.launcher.preflight import check_inputs
 from rollmesh.launcher.services import BUFFER, ServiceCatalogue, drain_order, thread_plan
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.view import View, open_view
+from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail
 from rollmesh.report.summary import FinalState, Summary, write_summary
 
@@ -112,6 +114,8 @@ class LocalRun:
                     summary = write_summary(self._folder, self._config, self._final)
             for line in summary.lines():
                 self._view.event(line)
+            if summary.steps:
+                self._view.event(f"report: {write_report(self._folder)}")
             return summary
 
     def _announce(self) -> str:

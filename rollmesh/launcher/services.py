@@ -90,7 +90,8 @@ class ServiceCatalogue:
         def command(_restart: bool, _address: str | None) -> Sequence[str]:
             return (
                 *(*_CLI, "generator", "--mesh", mesh, "--host", self._config.network.host),
-                *("--threads", str(self._plan.generator), *self._security(), *self._ready(name)),
+                *("--threads", str(self._plan.generator), *self._advertise()),
+                *(*self._security(), *self._ready(name)),
             )
 
         return ServiceSpec(
@@ -118,6 +119,10 @@ class ServiceCatalogue:
 
     def _ready(self, name: str) -> tuple[str, str]:
         return ("--ready-file", str(ready_file(self._folder, name)))
+
+    def _advertise(self) -> tuple[str, ...]:
+        host = self._config.network.advertise
+        return ("--advertise", host) if host else ()
 
     def _security(self) -> tuple[str, ...]:
         """Generators learn everything else over the mesh, but need these to be let in."""

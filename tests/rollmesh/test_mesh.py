@@ -75,7 +75,8 @@ def test_train_serves_a_function_of_this_process(config: dict[str, Any]) -> None
     # No reward service was started: the function was called here.
     assert "reward" not in summary.peak_memory_mb
     assert summary.peak_memory_mb["learner"] > 50
-    assert (Path(summary.folder) / "summary.json").is_file()
+    for name in ("summary.json", "report.html"):
+        assert (Path(summary.folder) / name).is_file()
 
 
 @pytest.mark.slow
