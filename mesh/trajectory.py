@@ -119,6 +119,8 @@ def decode(payload: bytes) -> Trajectory:
 def _runs(mask: NDArray[np.uint8]) -> list[list[int]]:
     if len(mask) == 0:
         return []
+    if mask.all():  # single-turn responses, by far the most
+        return [[len(mask), 1]]
     edges = np.flatnonzero(np.diff(mask)) + 1
     bounds = [0, *edges.tolist(), len(mask)]
     return [[end - begin, int(mask[begin])] for begin, end in itertools.pairwise(bounds)]
