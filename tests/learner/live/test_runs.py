@@ -129,7 +129,15 @@ def test_other_contracts_end_as_well(tmp_path: Path, overrides: dict[str, Any]) 
 
 def test_a_killed_learner_goes_on_and_trains_nothing_twice(tmp_path: Path) -> None:
     config = make_config(
-        tmp_path, {"learner.steps": 14, "checkpoint.every_steps": 5, "checkpoint.every_s": None, "data.eval": None}
+        tmp_path,
+        {
+            "learner.steps": 14,
+            "checkpoint.every_steps": 5,
+            "checkpoint.every_s": None,
+            "data.eval": None,
+            # Wide enough that no group of the discarded versions is over the bound afterwards.
+            "buffer.max_staleness": 40,
+        },
     )
     consumption = config.run.folder / "consumption.jsonl"
     with mesh_of(config) as mesh:
@@ -143,9 +151,10 @@ def test_a_killed_learner_goes_on_and_trains_nothing_twice(tmp_path: Path) -> No
         assert ledger(mesh).recounted.trained == 14 * 4
     after = [u for u in uses(config) if u.incarnation == 2]
     assert after[0].train_version == after[0].resumed_at == 5
-    # What was used and not committed is offered again, the oldest first, as far as the bound allows.
+    # What was used and not committed is offered again, all of it; what was committed is not.
     offered = {g for use in after for g, _ in use.groups}
-    assert uncommitted & offered
+    assert uncommitted <= offered
+    assert not offered & {g for (_, version), groups in before.items() if version < 5 for g in groups}
     assert_nothing_twice(config)
     steps = [r["step"] for r in records(config)]
     assert steps[-9:] == list(range(6, 15))

@@ -1,0 +1,157 @@
+"""Evaluation rounds against a real buffer, answered by a script in place of a generator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from buffer.client import BufferClient
+from buffer.service import BufferService
+from learner.evaluation import EvalResult, Evaluator
+from mesh.config import load_config
+from mesh.membership import MembershipAgent
+from mesh.rpc import open_channel
+from mesh.trajectory import Trajectory, encode
+from mesh.versions import PolicyVersion, VersionRuns
+from protos import buffer_pb2, membership_pb2, trajectory_pb2
+
+V0, V1, V2 = (PolicyVersion(1, version) for version in range(3))
+
+
+class Mesh:
+    """A buffer, its client, and a generator that answers with the task's row as reward."""
+
+    def __init__(self, client: BufferClient, agent: MembershipAgent) -> None:
+        self.client = client
+        self._agent = agent
+
+    async def answer(self, serving: PolicyVersion, count: int) -> None:
+        """Takes `count` evaluation groups and writes their members; odd members end in error."""
+        grants = self.client.admit("eval", self._agent.member_id, self._agent.generation)
+        writer = self.client.writer("eval", self._agent.member_id, self._agent.generation)
+        grants.update(count, serving)
+        try:
+            done = 0
+            async for grant in grants:
+                await writer.write([_member(grant, index, serving) for index in range(grant.task.n)])
+                done += 1
+                if done == count:
+                    return
+        finally:
+            await grants.close()
+            await writer.close()
+
+
+def _member(grant: buffer_pb2.GroupGrant, index: int, serving: PolicyVersion) -> buffer_pb2.MemberWrite:
+    scored = index % 2 == 0
+    payload = encode(
+        Trajectory(np.ones(2, np.int32), np.zeros(2, np.float32), np.ones(2, np.uint8), VersionRuns(((2, serving),)))
+    )
+    meta = trajectory_pb2.MemberMeta(
+        member=index,
+        outcome=trajectory_pb2.OUTCOME_SCORED if scored else trajectory_pb2.OUTCOME_ERROR,
+        reward=float(grant.task.row) if scored else 0.0,
+        reason="" if scored else "broken",
+        finish_reason=trajectory_pb2.FINISH_REASON_STOP,
+        prompt_tokens=1,
+        response_tokens=2,
+        oldest=serving.to_proto(),
+        newest=serving.to_proto(),
+    )
+    return buffer_pb2.MemberWrite(
+        group_id=grant.group_id,
+        lease_id=grant.lease_id,
+        attempt=grant.attempt,
+        meta=meta,
+        payload=payload if scored else b"",
+    )
+
+
+@asynccontextmanager
+async def mesh(folder: Path) -> AsyncIterator[Mesh]:
+    config = load_config(
+        {"model": {"path": "m"}, "data": {"train": "t"}, "run": {"dir": str(folder)}, "rollout": {"n": 2}}
+    )
+    service = BufferService(config, host="127.0.0.1", port=0)
+    await service.start()
+    channel = open_channel(service.address, config.security)
+    agent = MembershipAgent(
+        channel, membership_pb2.ROLE_GENERATOR, member_id="g", address="", host_id="h", timeout_s=5, retry_s=5
+    )
+    try:
+        await agent.start()
+        client = BufferClient(channel, timeout_s=5, retry_s=5)
+        await client.resume("train", "learner", 0)
+        yield Mesh(client, agent)
+    finally:
+        await agent.leave()
+        await channel.close()
+        await service.stop()
+
+
+def tasks(count: int) -> list[trajectory_pb2.PromptTask]:
+    return [
+        trajectory_pb2.PromptTask(
+            row=row,
+            prompt_ids=np.ones(1, "<i4").tobytes(),
+            data_source="even" if row % 2 == 0 else "odd",
+            n=2,
+            sampling=trajectory_pb2.SamplingParams(max_tokens=2),
+        )
+        for row in range(count)
+    ]
+
+
+async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None:
+    results: list[EvalResult] = []
+    async with mesh(tmp_path) as found:
+        evaluator = Evaluator(
+            found.client, tasks(4), incarnation=1, timeout_s=20, in_force=lambda: V0, on_result=results.append
+        )
+        for policy in (V0, V1):
+            assert await evaluator.begin(policy)
+            assert not await evaluator.begin(policy)
+            await found.answer(policy, 4)
+            assert await evaluator.last(policy) is results[-1]
+        ledger = await found.client.ledger("eval")
+    assert [result.policy for result in results] == [V0, V1]
+    assert results[0].reward == 1.5
+    assert results[0].by_source == {"even": 1.0, "odd": 2.0}
+    assert (results[0].scored, results[0].failed, results[0].response_length) == (4, 4, 2.0)
+    assert list(ledger.discrepancies) == []
+    assert ledger.recounted.trained == 8
+
+
+async def test_a_round_that_nobody_can_serve_is_withdrawn_and_owed(tmp_path: Path) -> None:
+    in_force = V1
+    async with mesh(tmp_path) as found:
+        evaluator = Evaluator(
+            found.client, tasks(3), incarnation=1, timeout_s=20, in_force=lambda: in_force, on_result=lambda _: None
+        )
+        await evaluator.begin(V1)
+        in_force = V2
+        assert evaluator._round is not None
+        await asyncio.wait_for(evaluator._round, 10)
+        assert evaluator.owed
+        assert evaluator.latest is None
+        ledger = await found.client.ledger("eval")
+        assert (ledger.recounted.withdrawn, ledger.recounted.pending) == (3, 0)
+        assert await evaluator.begin(V2)
+        await found.answer(V2, 3)
+        result = await evaluator.last(V2)
+    assert result is not None
+    assert not evaluator.owed
+
+
+async def test_a_round_that_takes_too_long_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with mesh(tmp_path) as found:
+        evaluator = Evaluator(
+            found.client, tasks(2), incarnation=1, timeout_s=0.2, in_force=lambda: V0, on_result=lambda _: None
+        )
+        assert await evaluator.last(V0, attempts=1) is None
+    assert "took too long" in caplog.text
