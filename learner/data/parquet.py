@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from learner.data.dataset import Row, parse_row
@@ -52,10 +51,12 @@ class ParquetRows:
             return
         self.rows([0])
         columns = {name: self._table[name] for name in (self._prompt_key, "data_source", "reward_model")}
-        columns["reward_model.ground_truth"] = pc.struct_field(columns["reward_model"], "ground_truth")
+        columns["reward_model.ground_truth"] = self._table.select(["reward_model"]).flatten()[
+            "reward_model.ground_truth"
+        ]
         for column in columns.values():
             if column.null_count:
-                first = pc.index(pc.is_null(column), True).as_py()
+                first = column.is_null().index(True).as_py()
                 self.rows([first])
 
 
