@@ -1,14 +1,10 @@
-"""Items, servers that answer as told, and the third-party server of `examples/` in an environment of its own."""
+"""Items, and servers that answer as told."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
-import venv
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -19,7 +15,6 @@ from protos import reward_pb2, reward_pb2_grpc
 from reward_service.engine import ScoringEngine
 from reward_service.server import RewardServer
 
-ROOT = Path(__file__).resolve().parents[2]
 MakeItem = Callable[..., reward_pb2.ScoreItem]
 Behaviour = Callable[[reward_pb2.ScoreRequest, Any], Awaitable[reward_pb2.ScoreResponse]]
 
@@ -114,39 +109,3 @@ async def serve() -> AsyncIterator[Callable[..., Awaitable[str]]]:
     yield start
     for server in started:
         await server.stop(0)
-
-
-@pytest.fixture(scope="session")
-def foreign_python(request: pytest.FixtureRequest) -> Path:
-    """Interpreter of an environment that holds gRPC's packages and nothing of ours; kept between test runs."""
-    folder = request.config.cache.mkdir("reward-server-venv") / f"{sys.version_info.major}.{sys.version_info.minor}"
-    python = folder / "bin" / "python"
-    ready = folder / "ready"
-    if not ready.exists():
-        venv.create(folder, with_pip=True, clear=True)
-        install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "grpcio", "grpcio-tools"]
-        done = subprocess.run(install, capture_output=True, text=True, timeout=90, check=False)
-        if done.returncode:
-            pytest.skip(f"pip cannot install grpcio here: {done.stderr.strip().splitlines()[-1:]}")
-        ready.touch()
-    return python
-
-
-@pytest.fixture(scope="session")
-def third_party_server(foreign_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of `examples/reward_server`, copied out of the repository and run by `foreign_python`."""
-    folder = tmp_path_factory.mktemp("third-party")
-    for name in ("server.py", "reward.proto"):
-        (folder / name).write_text((ROOT / "examples" / "reward_server" / name).read_text())
-    process = subprocess.Popen(
-        [foreign_python, "server.py", "0"], cwd=folder, env={"PATH": ""}, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()  # the test's own time-out bounds the wait
-        assert line.startswith("listening on "), line
-        yield f"grpc://{line.split()[-1]}"
-    finally:
-        process.terminate()
-        process.wait(10)
-        process.stdout.close()
