@@ -23,6 +23,7 @@ from rollmesh.cli.options import (
     TokenFile,
     read_config,
 )
+from rollmesh.launcher import exit_status
 
 Host = Annotated[str | None, typer.Option("--host", help="Address to bind; network.host if left out.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to bind; 0 picks a free one.")]
@@ -158,8 +159,6 @@ def _learner(
 
 
 def _end(status: int) -> None:
-    """Ends the command with a service's exit status, left for the launcher where a wrapper would replace it."""
-    path = os.environ.get("ROLLMESH_EXIT_FILE")
-    if path and status != 0:
-        Path(path).write_text(str(status), encoding="utf-8")
+    """Ends the command with a service's exit status."""
+    exit_status.leave(status)
     raise typer.Exit(status)

@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -26,7 +25,6 @@ CONFIG = "config.yaml"
 MESH = "mesh.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
-REPORT = "report.html"
 _LOCK = "run.lock"
 
 
@@ -104,11 +102,6 @@ def read_config(folder: Path) -> Config:
     if not path.exists():
         raise DataError(f"{folder} is not a run folder: it has no {CONFIG}", hint="give the folder of a run")
     return load_config(path)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes JSON so that a reader sees the old file or the new one, never a part."""
-    _write(path, json.dumps(value, indent=2))
 
 
 def _write(path: Path, text: str) -> None:

@@ -24,11 +24,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from mesh.config.models import SecuritySection
 from mesh.errors import UnreachableError
 from mesh.rpc import open_channel
-from rollmesh.launcher import supervised
+from rollmesh.launcher import exit_status, supervised
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.logs import explain_exit, tail
 
-EXIT_FILE_VARIABLE = "ROLLMESH_EXIT_FILE"
 _HEALTH_DEADLINE_S = 10.0
 # The ready file has no event a parent could wait for; this is how often it is looked for.
 _READY_POLL_S = 0.05
@@ -81,7 +80,7 @@ class ServiceProcess:
         environment = {
             **os.environ,
             **spec.environment,
-            EXIT_FILE_VARIABLE: str(exit_file(folder, spec.name).absolute()),
+            exit_status.VARIABLE: str(exit_file(folder, spec.name).absolute()),
         }
         wrapper = [sys.executable, "-S", "-E", str(Path(supervised.__file__)), str(os.getpid())]
         with log_path.open("ab") as log:
@@ -136,9 +135,9 @@ class ServiceProcess:
     @property
     def status(self) -> int:
         """Exit status of the ended process; the service's own where a wrapper (torchrun) has replaced it."""
-        path = exit_file(self._folder, self.spec.name)
-        with contextlib.suppress(OSError, ValueError):
-            return int(path.read_text(encoding="utf-8"))
+        left = exit_status.find(exit_file(self._folder, self.spec.name))
+        if left is not None:
+            return left
         return self._process.returncode if self._process.returncode is not None else -1
 
     def failure(self) -> ServiceExitError:

@@ -188,7 +188,10 @@ class Supervisor:
         spec = service.spec
         restart = service.starts > 0
         service.starts += 1
-        process = await ServiceProcess.start(spec, self._folder, restart=restart, address=service.address)
+        try:
+            process = await ServiceProcess.start(spec, self._folder, restart=restart, address=service.address)
+        except OSError as error:
+            return RollmeshError(f"{spec.name} cannot be started: {error}", hint="is there memory and disk space left?")
         service.process = process
         if self._over.is_set():
             return None
