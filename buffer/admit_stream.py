@@ -45,7 +45,7 @@ class AdmitStream(StandingStream):
         Raises:
             RollmeshError: the stream has ended for good.
         """
-        self._credits = self._credits if credits is None else credits
+        self._credits = self._credits if credits is None else max(0, credits)
         self._serving = serving or self._serving
         self._send(self._request())
 

@@ -17,7 +17,7 @@ from typing import Any
 from buffer.keys import Keys
 from buffer.policy.order import Candidate
 from buffer.policy.rules import TABLES, TableRules
-from buffer.redis_access import RedisAccess, translated
+from buffer.redis_access import RedisAccess
 from buffer.view import TableView
 from mesh.errors import FencedError, OldGenerationError
 from mesh.versions import PolicyVersion
@@ -114,8 +114,7 @@ class Store:
         for table, table_rules in rules.items():
             fields = [part for pair in table_rules.to_fields().items() for part in pair]
             await self._redis.verb("bootstrap", table, *fields)
-        async with translated():
-            await self._redis.client.set(self.keys.config, config_json)
+        await self._redis.batch([("SET", self.keys.config, config_json)])
         for table in TABLES:
             await self.refresh(table)
 
@@ -159,7 +158,7 @@ class Store:
             pin = str(PolicyVersion.from_proto(task.pinned)) if task.HasField("pinned") else ""
             entry = json.dumps([task.ordinal, task.n, pin, reserve(task), task.task_id, "", 0])
             arguments += [task.ordinal, entry, pin]
-        answer = await self._redis.pipelined(
+        answer = await self._redis.after(
             commands, "seed", table, incarnation, int(end_of_data), int(withdraw), *arguments
         )
         self._see(table, answer[1])
@@ -228,7 +227,7 @@ class Store:
             arguments += [
                 w.group_id, w.lease_id, w.attempt, w.member, int(w.scored), len(w.payload), w.ranges, w.meta,
             ]  # fmt: skip
-        answer = await self._redis.pipelined(commands, "write", table, *arguments)
+        answer = await self._redis.after(commands, "write", table, *arguments)
         self._see(table, answer[1])
         results = [Written(int(status), bool(sealed)) for status, sealed, _ in answer[2]]
         await self._settle(table, writes, answer[2])
@@ -242,12 +241,7 @@ class Store:
                 commands[self.keys.payload(table, w.group_id, member, attempt)] = "PERSIST"
             if status >= 3 and w.scored:
                 commands[self.keys.payload(table, w.group_id, w.member, w.attempt)] = "UNLINK"
-        if commands:
-            async with translated():
-                pipeline = self._redis.client.pipeline(transaction=False)
-                for key, command in commands.items():
-                    pipeline.execute_command(command, key)
-                await pipeline.execute()
+        await self._redis.batch([(command, key) for key, command in commands.items()])
 
     # ------------------------------------------------------------------------------------------------ learner
 
@@ -268,14 +262,11 @@ class Store:
 
     async def fetch(self, table: str, members: Sequence[tuple[str, int]]) -> list[bytes | None]:
         """Payloads of single members of live groups."""
-        async with translated():
-            pipeline = self._redis.client.pipeline(transaction=False)
-            for group_id in dict.fromkeys(group_id for group_id, _ in members):
-                pipeline.hget(self.keys.table(table, f"g:{group_id}"), "payloads")
-            stored = await pipeline.execute()
+        group_ids = list(dict.fromkeys(group_id for group_id, _ in members))
+        stored = await self._redis.batch([("HGET", self.keys.table(table, f"g:{g}"), "payloads") for g in group_ids])
         attempts = {
             (group_id, member): attempt
-            for group_id, text in zip(dict.fromkeys(g for g, _ in members), stored, strict=True)
+            for group_id, text in zip(group_ids, stored, strict=True)
             for member, attempt in _members(text or b"")
         }
         return await self._redis.mget([self.keys.payload(table, g, m, attempts.get((g, m), 0)) for g, m in members])
@@ -335,24 +326,19 @@ class Store:
         """Removes payloads and prompts of ended groups; returns the number of groups."""
         trash = self.keys.table(table, "trash")
         collected = 0
-        async with translated():
-            while True:
-                entries: Any = await self._redis.client.srandmember(trash, _PORTION)
-                if not entries:
-                    return collected
-                keys = []
-                for entry in entries:
-                    group_id, ordinal, payloads = entry.decode().split("|")
-                    keys += [self.keys.payload(table, group_id, m, a) for m, a in _members(payloads)]
-                    if ordinal:
-                        keys.append(self.keys.prompt(table, ordinal))
-                        self._prompts.pop((table, int(ordinal)), None)
-                pipeline = self._redis.client.pipeline(transaction=False)
-                if keys:
-                    pipeline.unlink(*keys)
-                pipeline.srem(trash, *entries)
-                await pipeline.execute()
-                collected += len(entries)
+        while True:
+            (entries,) = await self._redis.batch([("SRANDMEMBER", trash, _PORTION)])
+            if not entries:
+                return collected
+            keys = []
+            for entry in entries:
+                group_id, ordinal, payloads = entry.decode().split("|")
+                keys += [self.keys.payload(table, group_id, m, a) for m, a in _members(payloads)]
+                if ordinal:
+                    keys.append(self.keys.prompt(table, ordinal))
+                    self._prompts.pop((table, int(ordinal)), None)
+            await self._redis.batch([*([("UNLINK", *keys)] if keys else []), ("SREM", trash, *entries)])
+            collected += len(entries)
 
     async def lose(self, table: str, leases: Sequence[tuple[str, str]]) -> None:
         """Ends groups whose prompt or payload is gone: failed(payload_lost)."""

@@ -57,6 +57,6 @@ def _check_scored(meta: trajectory.MemberMeta, payload: bytes) -> str:
         ("oldest", meta.oldest, info.versions.oldest),
         ("newest", meta.newest, info.versions.newest),
     ):
-        if PolicyVersion.from_proto(wire) != true:
+        if wire.incarnation != true.incarnation or wire.version != true.version:
             raise PayloadError(f"meta.{name}", f"{PolicyVersion.from_proto(wire)}, but the payload says {true}")
     return str(VersionRanges.of(version for _, version in info.versions.runs))
