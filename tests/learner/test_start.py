@@ -1,0 +1,82 @@
+"""What is wrong at the start of a learner is said in one typed line, before anything touches the mesh."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.model_folder import resolve_model
+from learner.service import run
+from mesh.config.models import ModelSection
+from mesh.errors import ConfigError, DataError, UnreachableError
+from tests.learner.live.tiny import make_config
+
+NOWHERE = "127.0.0.1:9"
+
+
+@pytest.fixture(autouse=True)
+def _keep_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "words"),
+    [
+        ({"model.path": "/absent/model"}, DataError.exit_code, "model folder /absent/model does not exist"),
+        ({"data.train": "/absent.parquet"}, DataError.exit_code, "dataset /absent.parquet does not exist"),
+        ({"data.prompt_key": "question"}, DataError.exit_code, "row 0: field `question` is missing"),
+        ({"rollout.max_prompt_tokens": 2, "data.on_long_prompt": "refuse"}, DataError.exit_code, "row 0: long prompt"),
+        ({"rollout.max_response_tokens": 60}, ConfigError.exit_code, "the model's context has 64 tokens"),
+        ({"algorithm.name": "grppo"}, ConfigError.exit_code, "did you mean 'grpo'"),
+        ({"network.retry_s": 0.2, "network.rpc_timeout_s": 0.2}, UnreachableError.exit_code, "joining the mesh"),
+    ],
+)
+def test_bad_input_ends_with_its_code_and_one_line(
+    tmp_path: Path, capfd: Any, overrides: dict[str, Any], code: int, words: str
+) -> None:
+    assert run(make_config(tmp_path, overrides), NOWHERE) == code
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+    errors = [line for line in lines if line["level"] == "error"]
+    assert len(errors) == 1
+    assert words in errors[0]["message"]
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no config\.json"):
+        resolve_model(ModelSection(path=str(tmp_path)))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(DataError, match="not valid JSON"):
+        resolve_model(ModelSection(path=str(tmp_path)))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DataError, match="has no weights"):
+        resolve_model(ModelSection(path=str(tmp_path)))
+
+
+def test_a_hub_id_is_looked_for_in_the_local_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    asked: list[tuple[str, str | None]] = []
+
+    def snapshot(name: str, *, revision: str | None, **_: Any) -> str:
+        asked.append((name, revision))
+        if name != "org/known":
+            raise LocalEntryNotFoundError("offline")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    found = resolve_model(ModelSection(path="org/known", revision="abc"))
+    assert (found.path, found.revision) == (str(tmp_path), None)
+    assert asked == [("org/known", "abc")]
+    with pytest.raises(DataError, match="neither a local folder nor"):
+        resolve_model(ModelSection(path="org/unknown"))
