@@ -263,11 +263,11 @@ class Store:
     async def fetch(self, table: str, members: Sequence[tuple[str, int]]) -> list[bytes | None]:
         """Payloads of single members of live groups."""
         group_ids = list(dict.fromkeys(group_id for group_id, _ in members))
-        stored = await self._redis.batch([("HGET", self.keys.table(table, f"g:{g}"), "payloads") for g in group_ids])
+        answer = await self._table_verb("payloads", table, *group_ids)
         attempts = {
             (group_id, member): attempt
-            for group_id, text in zip(group_ids, stored, strict=True)
-            for member, attempt in _members(text or b"")
+            for group_id, text in zip(group_ids, answer[2], strict=True)
+            for member, attempt in _members(text)
         }
         return await self._redis.mget([self.keys.payload(table, g, m, attempts.get((g, m), 0)) for g, m in members])
 

@@ -16,12 +16,11 @@ local serving_pin = serving_inc .. ':' .. serving
 local function grant(gid, g)
   add('leases', 1)
   g.lease = 'a' .. C.leases
-  g.attempt = tonumber(g.attempt) + 1
+  g.attempt, g.holder, g.orphan = g.attempt + 1, member, false
   redis.call('SADD', held_by(member), gid)
   redis.call('ZADD', T .. ':deadline', g.deadline, gid)
-  redis.call('HSET', group_key(gid), 'holder', member, 'orphan', '0', 'lease', g.lease, 'attempt', g.attempt,
-    'grant', g.grant, 'deadline', g.deadline)
-  grants[#grants + 1] = {gid, g.lease, g.attempt, tonumber(g.ordinal), g.done, g.parent}
+  save_group(gid, g)
+  grants[#grants + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent}
 end
 
 local function regrant(pin)
@@ -63,20 +62,14 @@ local function admit(pin)
     add('admitted', 1)
     add('generating', 1)
     add('reserved', reserve)
-    local gid = string.match(T, '[^:]*$') .. '-' .. C.seq
+    local gid = ARGV[1] .. '-' .. C.seq
     local g = {
       state = 'generating', ordinal = ordinal, n = n, pin = pin, reserve = reserve, task = task, parent = parent,
-      refills = refills, seq = C.seq, order = C.seq, attempt = 0, lost = 0, done = string.rep('0', n), scored = 0,
+      refills = refills, seq = C.seq, order = C.seq, attempt = 0, lost = 0, lease = '', holder = '', orphan = false, leased_ms = 0, done = string.rep('0', n), scored = 0,
       bytes = 0, ranges = '', payloads = '', grant = serving_pin, admitted_ms = now, sealed_ms = 0, train_version = 0,
       for_version = 0
     }
     g.deadline = deadline_of(g)
-    local flat = {}
-    for field, value in pairs(g) do
-      flat[#flat + 1] = field
-      flat[#flat + 1] = value
-    end
-    redis.call('HSET', group_key(gid), unpack(flat))
     redis.call('ZADD', set_of('generating'), C.seq, gid)
     grant(gid, g)
   end

@@ -18,7 +18,7 @@ for _, gid in ipairs(held) do
   if holder == 'learner' then
     answer[#answer + 1] = leased_group(gid, g)
   else
-    answer[#answer + 1] = {gid, g.lease, tonumber(g.attempt), tonumber(g.ordinal), g.done, g.parent}
+    answer[#answer + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent}
   end
 end
 return {'ok', view(), answer}

@@ -13,8 +13,8 @@ for i = 4, #ARGV, 2 do
   if not g or g.lease ~= lease or (g.state ~= 'leased' and g.state ~= 'consumed') then
     why = 'lease_lost'
   elseif g.state == 'consumed' then
-    if tonumber(g.train_version) ~= version then why = 'claimed_at_' .. g.train_version end
-  elseif tonumber(g.deadline) < version then
+    if g.train_version ~= version then why = 'claimed_at_' .. g.train_version end
+  elseif g.deadline < version then
     why = 'over_bound'
   end
   if why then refused[#refused + 1] = {gid, why} end
@@ -33,7 +33,8 @@ for _, pair in ipairs(groups) do
     redis.call('ZREM', set_of('leased'), gid)
     redis.call('SREM', held_by('learner'), gid)
     redis.call('ZADD', set_of('consumed'), version, gid)
-    redis.call('HSET', group_key(gid), 'state', 'consumed', 'holder', '', 'train_version', version)
+    g.state, g.holder, g.train_version = 'consumed', '', version
+    save_group(gid, g)
     add('leased', -1)
     add('consumed', 1)
   end

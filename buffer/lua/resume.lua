@@ -19,7 +19,7 @@ local trained, returned, evicted = 0, 0, 0
 for _, gid in ipairs(redis.call('ZRANGE', set_of('leased'), 0, -1)) do make_ready(gid, read_group(gid)) end
 for _, gid in ipairs(redis.call('ZRANGE', set_of('consumed'), 0, -1)) do
   local g = read_group(gid)
-  if tonumber(g.train_version) < k then
+  if g.train_version < k then
     finish(gid, g, 'trained', 'committed', false)
     trained = trained + 1
   elseif deadline_of(g) < k then
@@ -34,9 +34,10 @@ end
 for _, gid in ipairs(redis.call('ZRANGE', T .. ':deadline', 0, -1)) do
   local g = read_group(gid)
   local deadline = deadline_of(g)
-  if deadline ~= tonumber(g.deadline) then
+  if deadline ~= g.deadline then
     redis.call('ZADD', T .. ':deadline', deadline, gid)
-    redis.call('HSET', group_key(gid), 'deadline', deadline)
+    g.deadline = deadline
+    save_group(gid, g)
   end
 end
 redis.call('HDEL', T .. ':streams', 'learner')

@@ -15,7 +15,7 @@ local answer = {}
 for i = 4, #ARGV do
   local gid = ARGV[i]
   local g = read_group(gid)
-  if #answer < room and g and g.state == 'ready' and tonumber(g.deadline) >= version then
+  if #answer < room and g and g.state == 'ready' and g.deadline >= version then
     redis.call('ZREM', set_of('ready'), gid)
     redis.call('ZREM', T .. ':deadline', gid)
     redis.call('ZADD', set_of('leased'), version, gid)
@@ -23,9 +23,8 @@ for i = 4, #ARGV do
     add('ready', -1)
     add('leased', 1)
     add('leases', 1)
-    g.lease, g.for_version, g.leased_ms = 's' .. C.leases, version, now
-    redis.call('HSET', group_key(gid), 'state', 'leased', 'holder', 'learner', 'lease', g.lease, 'for_version', version,
-      'leased_ms', now)
+    g.state, g.holder, g.lease, g.for_version, g.leased_ms = 'leased', 'learner', 's' .. C.leases, version, now
+    save_group(gid, g)
     answer[#answer + 1] = leased_group(gid, g)
   end
 end

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar
 
+import msgpack
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -289,7 +290,7 @@ class BothMachines(RuleBasedStateMachine):
         names = ("deadline", "holders", *State)
         pipe = self.redis.client.pipeline(transaction=False)
         for gid in machine.groups:
-            pipe.hgetall(keys.table("train", f"g:{gid}"))
+            pipe.hget(keys.table("train", f"g:{gid}"), "group")
         for name in names:
             pipe.zrange(keys.table("train", name), 0, -1, withscores=True)
         for holder in HOLDERS:
@@ -298,7 +299,7 @@ class BothMachines(RuleBasedStateMachine):
         answers = iter(await pipe.execute())
         groups = machine.groups.values()
         for group in groups:
-            stored = {name.decode(): value.decode() for name, value in next(answers).items()}
+            stored = msgpack.unpackb(next(answers))
             assert {name: stored[name] for name in FIELDS} == _fields(group)
         scored = {name: {m.decode(): int(score) for m, score in next(answers)} for name in names}
         for state in State:
@@ -338,23 +339,23 @@ FIELDS = frozenset(
 )  # fmt: skip
 
 
-def _fields(group: Group) -> dict[str, str]:
+def _fields(group: Group) -> dict[str, str | int | bool]:
     return {
         "state": group.state.value,
-        "ordinal": str(group.task.ordinal),
+        "ordinal": group.task.ordinal,
         "holder": group.holder,
         "lease": group.lease,
-        "attempt": str(group.attempt),
-        "lost": str(group.lost),
-        "orphan": str(int(group.orphan)),
+        "attempt": group.attempt,
+        "lost": group.lost,
+        "orphan": group.orphan,
         "done": "".join("1" if flag else "0" for flag in group.done),
-        "scored": str(group.scored),
-        "bytes": str(group.bytes),
+        "scored": group.scored,
+        "bytes": group.bytes,
         "ranges": str(group.ranges),
         "payloads": ",".join(f"{m}:{a}" for m, a in group.payloads),
-        "deadline": str(group.deadline),
-        "seq": str(group.seq),
-        "order": str(group.order),
+        "deadline": group.deadline,
+        "seq": group.seq,
+        "order": group.order,
     }
 
 
