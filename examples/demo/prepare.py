@@ -25,7 +25,7 @@ from examples.demo.model import build_tokenizer, write_model
 from examples.demo.problems import Problem, Task, split_problems
 from learner.sft import warm_start
 
-_WARM_STEPS = {"arithmetic": 70, "strings": 80, "both": 105}
+_WARM_STEPS = {"arithmetic": 70, "strings": 70, "both": 100}
 _WARM_LR = 1e-3
 _WARM_BATCH = 64
 

@@ -19,7 +19,7 @@ _STRING_PROBLEMS = 800
 _MANIPULATIONS: dict[str, Callable[[str], str]] = {
     "copy": lambda text: text,
     "rev": lambda text: text[::-1],
-    "up": str.upper,
+    "rot": lambda text: text[1:] + text[:1],
 }
 
 
