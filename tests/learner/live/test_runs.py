@@ -23,7 +23,7 @@ from mesh.config.models import SecuritySection
 from mesh.errors import FencedError, TakeoverRefusedError
 from mesh.rpc import open_channel
 from protos import buffer_pb2, learner_pb2, learner_pb2_grpc
-from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner, start_learner
+from tests.learner.live.tiny import make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
 
 
 def records(config: Config) -> list[dict[str, Any]]:
@@ -247,6 +247,23 @@ def test_a_refused_claim_changes_nothing_and_the_group_is_replaced(
     assert attempts == {0: 1, 1: 1, 2: 2, 3: 1, 4: 1, 5: 1}
     (third,) = [r for r in records(config) if r["step"] == 3]
     assert third["dropped/lease_lost"] == 1
+    assert_nothing_twice(config)
+
+
+def test_a_run_survives_a_restart_of_the_buffer(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"learner.steps": 60})
+
+    with open_mesh(config) as mesh:
+
+        def restart() -> None:
+            wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 3)
+            mesh.restart_buffer()
+
+        with meanwhile(restart):
+            assert run_learner(config, mesh.address) == 0
+        assert ledger(mesh.address).recounted.trained == 60 * 4
+    assert summary(config)["incarnation"] == 1
+    assert summary(config)["eval_last"]["version"] == 60
     assert_nothing_twice(config)
 
 

@@ -180,39 +180,66 @@ def meanwhile(action: Callable[[], None]) -> Iterator[None]:
         future.result(_LIFE_S)
 
 
+class Mesh:
+    """Buffer with its Redis, and a generator, in a thread of this process.
+
+    (A process of its own for each would spend most of a test on imports.)
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._bridge = AsyncBridge("mesh")
+        self._service = self._bridge.call(self._start(0), _LIFE_S)
+        self._shutdown = self._bridge.call(self._make_shutdown(), _LIFE_S)
+        self.address = self._service.address
+        self._generator = self._bridge.submit(
+            generators.service.serve(
+                self.address,
+                self._shutdown,
+                host="127.0.0.1",
+                port=0,
+                advertise=None,
+                member_id="generator",
+                threads=1,
+                security=SecuritySection(),
+                ready_file=None,
+            )
+        )
+
+    async def _start(self, port: int) -> BufferService:
+        service = BufferService(self._config, host="127.0.0.1", port=port)
+        await service.start()
+        return service
+
+    async def _make_shutdown(self) -> Shutdown:
+        return Shutdown()
+
+    def restart_buffer(self) -> None:
+        """Ends front and Redis, and starts them again on the same port with the same data."""
+        self._bridge.call(self._service.stop(), _LIFE_S)
+        self._service = self._bridge.call(self._start(int(self.address.rpartition(":")[2])), _LIFE_S)
+
+    def close(self) -> None:
+        self._bridge.loop.call_soon_threadsafe(self._shutdown.request, "the test is over")
+        try:
+            self._generator.result(_LIFE_S)
+        finally:
+            self._bridge.call(self._service.stop(), _LIFE_S)
+            self._bridge.close()
+
+
+@contextmanager
+def open_mesh(config: Config) -> Iterator[Mesh]:
+    """A mesh for as long as the block runs."""
+    mesh = Mesh(config)
+    try:
+        yield mesh
+    finally:
+        mesh.close()
+
+
 @contextmanager
 def mesh_of(config: Config) -> Iterator[str]:
-    """Buffer with its Redis, and a generator, in a thread of this process for as long as the block runs.
-
-    Gives the mesh address. (A process of its own for each would spend most of a test on imports.)
-    """
-    bridge = AsyncBridge("mesh")
-
-    async def start() -> tuple[BufferService, Shutdown]:
-        service = BufferService(config, host="127.0.0.1", port=0)
-        await service.start()
-        return service, Shutdown()
-
-    service, shutdown = bridge.call(start(), _LIFE_S)
-    generator = bridge.submit(
-        generators.service.serve(
-            service.address,
-            shutdown,
-            host="127.0.0.1",
-            port=0,
-            advertise=None,
-            member_id="generator",
-            threads=1,
-            security=SecuritySection(),
-            ready_file=None,
-        )
-    )
-    try:
-        yield service.address
-    finally:
-        bridge.loop.call_soon_threadsafe(shutdown.request, "the test is over")
-        try:
-            generator.result(_LIFE_S)
-        finally:
-            bridge.call(service.stop(), _LIFE_S)
-            bridge.close()
+    """The same; gives the mesh's address."""
+    with open_mesh(config) as mesh:
+        yield mesh.address
