@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from buffer.context import FrontContext
-from buffer.redis_access import RedisAccess, translated
+from buffer.redis_access import RedisAccess
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 
@@ -76,13 +76,15 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
     counters, _, reasons, _ = await _read(front, table, 0)
     view = front.store.views[table]
     keys = front.store.keys
-    async with translated():
-        pipeline = access.client.pipeline(transaction=False)
-        pipeline.hmget(keys.run, "latest", "committed", "learner_until")
-        pipeline.hgetall(keys.table(table, "waits"))
-        pipeline.hget(keys.table(table), "seeded")
-        pipeline.time()
-        (latest, committed, until), waits, seeded, (seconds, micros) = await pipeline.execute()
+    (latest, committed, until), flat, seeded, (seconds, micros) = await access.batch(
+        [
+            ("HMGET", keys.run, "latest", "committed", "learner_until"),
+            ("HGETALL", keys.table(table, "waits")),
+            ("HGET", keys.table(table), "seeded"),
+            ("TIME",),
+        ]
+    )
+    waits: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
 
     def reason(kind: bytes) -> str:
         at, _, text = waits.get(kind + b"_reason", b"0 ").decode().partition(" ")
@@ -102,7 +104,7 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
         bytes=view.bytes,
         learner_waits=reason(b"inserts"),
         generators_wait=reason(b"samples"),
-        learner_lease_ms=max(0, int(float(until or 0)) - (seconds * 1000 + micros // 1000)),
+        learner_lease_ms=max(0, int(float(until or 0)) - (int(seconds) * 1000 + int(micros) // 1000)),
         committed_version=int(committed or 0),
         seeded=int(seeded or 0),
         end_of_data=bool(view.end_of_data),

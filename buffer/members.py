@@ -7,7 +7,7 @@ from typing import Any
 
 from buffer.context import FrontContext
 from buffer.keys import Keys
-from buffer.redis_access import RedisAccess, translated
+from buffer.redis_access import RedisAccess
 from mesh.errors import ConfigError, PayloadError
 from protos import membership_pb2 as pb
 from protos import membership_pb2_grpc
@@ -31,18 +31,20 @@ def _merged(description: bytes, status: bytes | None) -> pb.Member:
 
 async def read_members(access: RedisAccess, keys: Keys) -> tuple[list[pb.Member], bool]:
     """All members with their last figures, and whether the run has finished."""
-    async with translated():
-        pipeline = access.client.pipeline(transaction=False)
-        pipeline.hgetall(keys.members)
-        pipeline.hgetall(f"{keys.run}:status")
-        pipeline.zrange(keys.heartbeats, 0, -1, withscores=True)
-        pipeline.time()
-        pipeline.hget(keys.run, "finished")
-        described, status, beats, (seconds, micros), finished = await pipeline.execute()
-    now_ms = seconds * 1000 + micros // 1000
-    ages: dict[bytes, int] = {name: max(0, now_ms - int(at)) for name, at in beats}
+    flat, beats_flat, status_flat, (seconds, micros), finished = await access.batch(
+        [
+            ("HGETALL", keys.members),
+            ("ZRANGE", keys.heartbeats, 0, -1, "WITHSCORES"),
+            ("HGETALL", f"{keys.run}:status"),
+            ("TIME",),
+            ("HGET", keys.run, "finished"),
+        ]
+    )
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    status = dict(zip(status_flat[::2], status_flat[1::2], strict=True))
+    ages = {name: max(0, now_ms - int(at)) for name, at in zip(beats_flat[::2], beats_flat[1::2], strict=True)}
     members = []
-    for name, description in described.items():
+    for name, description in zip(flat[::2], flat[1::2], strict=True):
         member = _merged(description, status.get(name))
         member.heartbeat_age_ms = ages.get(name, 0)
         members.append(member)

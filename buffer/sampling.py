@@ -19,7 +19,7 @@ from protos import trajectory_pb2 as trajectory
 
 _RECHECK_S = 1.0
 # Ready groups are handed out at once when they fill the credits, else gathered for this long.
-_GATHER_S = 0.01
+_GATHER_S = 0.025
 _MESSAGE_BYTES = 512 << 10
 _LEARNER = "learner"
 
@@ -123,7 +123,7 @@ class SampleSession:
         return self._front.store.views[self._table]
 
     def _candidates(self, wish: _Wish) -> int:
-        return wish.credits + 2 * self._rules.groups_per_step
+        return wish.credits + self._rules.groups_per_step // 2
 
     def _choose(self, wish: _Wish, view: TableView, outlook: Outlook) -> tuple[Choice, str]:
         rules = self._rules

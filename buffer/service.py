@@ -7,11 +7,13 @@ embedded Redis is restarted with its data when it dies, and ends with this proce
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from buffer import upkeep
 from buffer.context import FrontContext
@@ -147,7 +149,7 @@ class BufferService:
         access = self._access = RedisAccess(url, run_key, timeout_s=config.network.rpc_timeout_s)
         self._exit.push_async_callback(access.close)
         store = Store(access, config.run.name)
-        config_json = config.model_dump_json()
+        config_json = without_secrets(config).model_dump_json()
         await store.bootstrap(rules, config_json)
         front = FrontContext(
             store=store,
@@ -173,12 +175,26 @@ class BufferService:
         await self._exit.aclose()
 
 
+def without_secrets(config: Config) -> Config:
+    """The configuration as members are told it: the password in the URL of Redis is nobody else's business."""
+    if config.buffer.redis is None:
+        return config
+    parts = urlsplit(config.buffer.redis)
+    if parts.password is None:
+        return config
+    url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return config.model_copy(update={"buffer": config.buffer.model_copy(update={"redis": url})})
+
+
 def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int:
     """Runs the buffer service until it is asked to end; returns the process exit code."""
 
     async def main(shutdown: Shutdown) -> int:
         service = BufferService(config, host=host, port=port)
         await service.start()
+        # Modules and tables stay for good; the collector need not look at them again and again.
+        gc.collect()
+        gc.freeze()
         write_ready_file(ready_file, service.address)
         try:
             return await _until_over(service, shutdown)

@@ -15,7 +15,7 @@ from buffer.bell import wait_for
 from buffer.context import FrontContext
 from buffer.members import read_members
 from buffer.policy.rules import TABLES
-from buffer.redis_access import RedisAccess, translated
+from buffer.redis_access import RedisAccess
 from buffer.waits import INSERTS, SAMPLES
 from mesh.errors import StoreError
 from protos import membership_pb2
@@ -23,14 +23,19 @@ from protos import membership_pb2
 log = logging.getLogger(__name__)
 # Leases are at least a second; their end is noticed within this time.
 SWEEP_S = 0.25
+# The members are looked at in every so many sweeps.
+_LOOK_EVERY = 4
 _RECONNECT_S = 0.5
 
 
 async def sweep(front: FrontContext, access: RedisAccess) -> None:
     """Ends leases that ran out and reports the waiting clocks, again and again."""
+    rounds = 0
     while True:
         try:
-            await _look_at_generators(front, access)
+            if rounds % _LOOK_EVERY == 0:
+                await _look_at_generators(front, access)
+            rounds += 1
             for table in TABLES:
                 ended, returned, restarted = await front.store.expire(table, front.member_ttl_ms)
                 if restarted:
@@ -53,16 +58,14 @@ async def _look_at_generators(front: FrontContext, access: RedisAccess) -> None:
 async def _report_waits(front: FrontContext, access: RedisAccess, table: str) -> None:
     waits = front.waits[table]
     key = front.store.keys.table(table, "waits")
-    async with translated():
-        pipeline = access.client.pipeline(transaction=False)
-        for kind in (INSERTS, SAMPLES):
-            waited, reason = waits.drain_ms(kind), waits.reason(kind)
-            if waited:
-                pipeline.hincrby(key, f"{kind}_ms", waited)
-                # Stamped, because a front that dies leaves its reason behind.
-                pipeline.hset(key, f"{kind}_reason", f"{int(time.time()) if reason else 0} {reason}")
-        if len(pipeline):
-            await pipeline.execute()
+    commands: list[tuple[str | int, ...]] = []
+    for kind in (INSERTS, SAMPLES):
+        waited, reason = waits.drain_ms(kind), waits.reason(kind)
+        if waited:
+            commands.append(("HINCRBY", key, f"{kind}_ms", waited))
+            # Stamped, because a front that dies leaves its reason behind.
+            commands.append(("HSET", key, f"{kind}_reason", f"{int(time.time()) if reason else 0} {reason}"))
+    await access.batch(commands)
 
 
 async def evict(front: FrontContext, table: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from buffer.policy.lineage import VersionRanges
 from buffer.store import Write
@@ -34,6 +35,11 @@ def check_write(write: pb.MemberWrite) -> Write:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=4096)
+def _ranges(runs: tuple[tuple[int, PolicyVersion], ...]) -> str:
+    return str(VersionRanges.of(version for _, version in runs))
+
+
 def _check_unscored(payload: bytes) -> str:
     if payload:
         raise PayloadError("payload", "must be empty unless the outcome is scored")
@@ -59,4 +65,4 @@ def _check_scored(meta: trajectory.MemberMeta, payload: bytes) -> str:
     ):
         if wire.incarnation != true.incarnation or wire.version != true.version:
             raise PayloadError(f"meta.{name}", f"{PolicyVersion.from_proto(wire)}, but the payload says {true}")
-    return str(VersionRanges.of(version for _, version in info.versions.runs))
+    return _ranges(info.versions.runs)

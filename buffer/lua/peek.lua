@@ -4,24 +4,30 @@
 load_table(ARGV[1])
 load_run()
 local version, count = tonumber(ARGV[2]), tonumber(ARGV[3])
-local seen, ids = {}, {}
-local function consider(gid)
-  if not seen[gid] then
-    seen[gid] = true
-    ids[#ids + 1] = gid
+local ids, orders, deadlines = {}, {}, {}
+
+-- Adds groups of `from` that are ready and not among those already; `other` has their second score.
+local function gather(from, other, first, second)
+  local flat = redis.call('ZRANGE', from, 0, count - 1, 'WITHSCORES')
+  if #flat == 0 then return end
+  local names = {}
+  for i = 1, #flat, 2 do names[#names + 1] = flat[i] end
+  local scores = redis.call('ZMSCORE', other, unpack(names))
+  for i, name in ipairs(names) do
+    if scores[i] and not first[name] then
+      first[name], second[name] = tonumber(flat[2 * i]), tonumber(scores[i])
+      ids[#ids + 1] = name
+    end
   end
 end
-for _, gid in ipairs(redis.call('ZRANGE', set_of('ready'), 0, count - 1)) do consider(gid) end
+
+gather(set_of('ready'), T .. ':deadline', orders, deadlines)
 if C.ready > count and C.bounded == 1 then
-  for _, gid in ipairs(redis.call('ZRANGE', T .. ':deadline', 0, count - 1)) do
-    if redis.call('ZSCORE', set_of('ready'), gid) then consider(gid) end
-  end
+  -- The tables are passed the other way round: this set is scored by the deadline.
+  gather(T .. ':deadline', set_of('ready'), deadlines, orders)
 end
 local candidates = {}
-for i, gid in ipairs(ids) do
-  candidates[i] = {gid, tonumber(redis.call('ZSCORE', T .. ':deadline', gid)),
-    tonumber(redis.call('ZSCORE', set_of('ready'), gid))}
-end
+for i, gid in ipairs(ids) do candidates[i] = {gid, deadlines[gid], orders[gid]} end
 local live = {}
 if C.bounded == 1 then
   for later = 0, C.max_staleness do

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from buffer.service import without_secrets
+from mesh.errors import RollmeshError
 from mesh.versions import PolicyVersion
 from protos import membership_pb2
 from tests.buffer.mesh_fixture import Mesh, make_config, make_write
@@ -53,6 +59,23 @@ async def test_the_run_configuration_reaches_whoever_joins(mesh: Mesh) -> None:
     generator = await mesh.generator(await mesh.front(config))
     assert type(config).model_validate_json(generator.agent.config_json) == config
     assert generator.agent.run_name == config.run.name
+
+
+def test_secrets_stay_here(tmp_path: Path) -> None:
+    told = without_secrets(make_config(tmp_path, "redis://user:password@host:1/2"))
+    assert told.buffer.redis == "redis://host:1/2"
+    assert "password" not in told.model_dump_json()
+
+
+async def test_an_oversized_message_is_refused_by_name(mesh: Mesh) -> None:
+    front = await mesh.front(network={"max_message_mb": 1})
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    admission, writer = generator.admission(), generator.writer()
+    admission.update(1, V0)
+    (grant,) = await generator.grants(admission, 1)
+    with pytest.raises(RollmeshError, match="larger than max"):
+        await writer.write([make_write(grant, 0, [V0] * 200_000)])
 
 
 async def test_a_finished_run_is_announced(mesh: Mesh) -> None:

@@ -1,0 +1,1 @@
+"""The verbs, as Lua. See `buffer.scripts`."""
