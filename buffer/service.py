@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from buffer import upkeep
+from buffer import figures, upkeep
 from buffer.context import FrontContext
 from buffer.front import BufferServicer
 from buffer.keys import Keys
@@ -26,6 +26,7 @@ from buffer.redis_server import RedisServer
 from buffer.store import Store
 from mesh.config import Config
 from mesh.errors import StoreError
+from mesh.metrics import GaugeBoard, metrics_server
 from mesh.rpc import bind, new_server
 from mesh.service import (
     Shutdown,
@@ -101,10 +102,13 @@ class BufferService:
         await server.start()
         self._exit.push_async_callback(front.settle, _STOP_GRACE_S)
         self._exit.push_async_callback(server.stop, _STOP_GRACE_S)
+        board = GaugeBoard("buffer")
+        self._exit.enter_context(metrics_server(board.registry, self._host, enabled=config.network.metrics))
         for job in (
             upkeep.sweep(front, access),
             upkeep.listen(front, access),
             upkeep.collect(front),
+            figures.report(front, access, board),
             *(upkeep.evict(front, table) for table in TABLES if front.rules[table].bounded),
         ):
             self._background(job)

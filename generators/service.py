@@ -10,7 +10,6 @@ import logging
 import os
 from pathlib import Path
 
-import prometheus_client
 import pydantic
 
 from generators.control import SERVICE_NAME, GeneratorControl
@@ -19,6 +18,7 @@ from mesh.config.models import Config, SecuritySection
 from mesh.errors import ConfigError
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent, new_member_id
+from mesh.metrics import metrics_server
 from mesh.rpc import bind, new_server, open_channel
 from mesh.service import (
     Shutdown,
@@ -101,7 +101,6 @@ async def serve(
     agent = MembershipAgent(
         channel, membership_pb2.ROLE_GENERATOR, member_id=member_id, address=address, host_id=host_id()
     )
-    exporter = None
     try:
         await agent.start()
         config = _configuration(agent)
@@ -112,19 +111,14 @@ async def serve(
         health = add_health_and_reflection(server, [SERVICE_NAME])
         await server.start()
         await set_serving(health, [SERVICE_NAME])
-        if config.network.metrics:
-            exporter, _ = prometheus_client.start_http_server(0, addr=host, registry=generator.metrics.registry)
-            log.info("metrics at http://%s:%d/metrics", host, exporter.server_port)
-        write_ready_file(ready_file, address)
-        await generator.run(shutdown)
-        await agent.leave()
+        with metrics_server(generator.metrics.registry, host, enabled=config.network.metrics):
+            write_ready_file(ready_file, address)
+            await generator.run(shutdown)
+            await agent.leave()
     finally:
         await agent.stop()
         await server.stop(1.0)
         await channel.close()
-        if exporter is not None:
-            exporter.shutdown()
-            exporter.server_close()
     return 0
 
 

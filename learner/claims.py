@@ -19,7 +19,7 @@ from learner.consumption import ConsumptionLog, Use
 from learner.groups import SampledGroup
 from learner.source import GroupSource
 from learner.weighing import WeighedGroup, weigh
-from mesh.errors import RollmeshError
+from mesh.errors import StarvedError
 from mesh.service import AsyncBridge
 from protos import buffer_pb2
 
@@ -29,13 +29,6 @@ MAX_DROPPED_BATCHES = 10
 
 # Longest answer of the event loop to a call that itself is bounded (clients retry for less than this).
 _ANSWER_S = 180.0
-
-
-class StarvedError(RollmeshError):
-    """Groups come, but none can be trained: the algorithm drops them all, or they all fail."""
-
-    code = "starved"
-    exit_code = 11
 
 
 @dataclass(slots=True, eq=False)

@@ -12,12 +12,13 @@ import logging
 import psutil
 
 from buffer.client import BufferClient
-from learner.claims import MAX_DROPPED_BATCHES, StarvedError
+from learner.claims import MAX_DROPPED_BATCHES
 from learner.controls import Controls
 from learner.source import fenced_error
 from learner.state import LearnerState
-from mesh.errors import RollmeshError
+from mesh.errors import RollmeshError, StarvedError
 from mesh.membership import MembershipAgent
+from mesh.metrics import GaugeBoard
 from protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class Monitor:
         self._controls = controls
         self._batch = batch
         self._process = psutil.Process()
+        self.board = GaugeBoard("learner")
+        """The heartbeats' figures, for Prometheus."""
         self._task: asyncio.Task[None] | None = None
         self._failed_at_step = (-1, 0)
         self._waiting_since: float | None = None
@@ -124,7 +127,9 @@ class Monitor:
         gauges["rss_bytes"] = float(self._process.memory_info().rss)
         gauges[f"phase/{state.phase}"] = 1.0
         stale_phases = {f"phase/{name}": 0.0 for name in _PHASES if name != state.phase}
-        self._agent.set_status(serving=state.published, gauges={**gauges, **stale_phases}, waiting_reason=reason)
+        figures = {**gauges, **stale_phases}
+        self.board.set(figures)
+        self._agent.set_status(serving=state.published, gauges=figures, waiting_reason=reason)
 
 
 _GAUGES = ("reward/mean", "eval/reward", "tokens_per_second", "staleness/mean", "loss", "response_length/mean")

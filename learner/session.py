@@ -23,6 +23,7 @@ from learner.weights.service import SERVICE_NAME as WEIGHTS_SERVICE
 from mesh.config import Config
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent, new_member_id
+from mesh.metrics import metrics_server
 from mesh.rpc import bind, new_server, open_channel
 from mesh.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 from protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
@@ -97,6 +98,7 @@ class Session:
         self.monitor = Monitor(
             self.client, self.agent, self._state, self._controls, batch=self._config.learner.batch.groups
         )
+        self._closers.enter_context(metrics_server(self.monitor.board.registry, network.host, enabled=network.metrics))
 
     async def take_over(self, version: int, *, takeover: bool, force: bool) -> tuple[int, int]:
         """Becomes the learner of the run from `version` on.

@@ -90,6 +90,13 @@ class WeightsError(RollmeshError):
     exit_code = 9
 
 
+class StarvedError(RollmeshError):
+    """Groups come, but none can be trained: the algorithm drops them all, or they all fail."""
+
+    code = "starved"
+    exit_code = 11
+
+
 class FencedError(RollmeshError):
     """A newer incarnation has taken the run over; this learner must stop and is not restarted."""
 

@@ -11,10 +11,9 @@ import logging
 import socket
 from pathlib import Path
 
-import prometheus_client
-
 from mesh.config.models import Config
 from mesh.membership import MembershipAgent, new_member_id
+from mesh.metrics import metrics_server
 from mesh.rpc import open_channel
 from mesh.service import Shutdown, advertised_address, run_service, write_ready_file
 from protos import membership_pb2
@@ -66,21 +65,17 @@ async def serve(
     )
     bound = await server.start(host, port)
     address = advertised_address(host, bound, config.network.advertise)
-    exporter = None
-    if config.network.metrics:
-        exporter, _ = prometheus_client.start_http_server(0, addr=host, registry=server.metrics.registry)
-        log.info("metrics at http://%s:%d/metrics", host, exporter.server_port)
     try:
-        if mesh is None:
-            _say_ready(config, address, ready_file)
-            await shutdown.requested.wait()
-        else:
-            await _serve_in_mesh(config, shutdown, server.metrics, mesh=mesh, address=address, ready_file=ready_file)
+        with metrics_server(server.metrics.registry, host, enabled=config.network.metrics):
+            if mesh is None:
+                _say_ready(config, address, ready_file)
+                await shutdown.requested.wait()
+            else:
+                await _serve_in_mesh(
+                    config, shutdown, server.metrics, mesh=mesh, address=address, ready_file=ready_file
+                )
     finally:
         await server.stop()
-        if exporter is not None:
-            exporter.shutdown()
-            exporter.server_close()
     return 0
 
 

@@ -25,6 +25,7 @@ from mesh.errors import (
     PortInUseError,
     RewardError,
     RollmeshError,
+    StarvedError,
     TakeoverRefusedError,
 )
 from rollmesh.launcher.backoff import RestartBudget
@@ -34,7 +35,7 @@ from rollmesh.launcher.process import ServiceProcess, ServiceSpec
 log = logging.getLogger(__name__)
 
 # A restart would end the same way.
-_PERMANENT = frozenset({ConfigError.exit_code, DataError.exit_code, FencedError.exit_code})
+_PERMANENT = frozenset({error.exit_code for error in (ConfigError, DataError, FencedError, StarvedError)})
 # The same, but only before the service was ever healthy: later they may be the echo of its predecessor's end.
 _PERMANENT_AT_FIRST = frozenset({PortInUseError.exit_code, RewardError.exit_code, TakeoverRefusedError.exit_code})
 

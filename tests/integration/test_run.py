@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -22,28 +23,39 @@ def rollmesh(*arguments: str, cwd: Path = ROOT, timeout: float = 60) -> subproce
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_run_writes_what_it_promises(start_mesh) -> None:
-    run = start_mesh("--learner.steps=150", "--logging.samples_per_step=2", "--eval.every_steps=75")
+    run = start_mesh("--learner.steps=300", "--logging.samples_per_step=2", "--eval.every_steps=150")
     run.wait_step(3)
     status = rollmesh("status", "--mesh", run.address())
     assert status.returncode == 0, status.stderr
     assert len(re.findall(r"generator +127\.0\.0\.1:\d+", status.stdout)) == 2, status.stdout
     assert rollmesh("ledger", "--mesh", run.address()).returncode == 0
+    for service, figure in (
+        ("buffer", "rollmesh_buffer_train_admitted"),
+        ("learner", "rollmesh_learner_steps"),
+        ("generator-0", "rollmesh_generator_tokens_generated"),
+        ("reward", "rollmesh_reward"),
+    ):
+        log = (run.folder / "logs" / f"{service}.log").read_text()
+        address = re.search(r"metrics at (http://[\d.:]+/metrics)", log)
+        assert address, log
+        with urllib.request.urlopen(address[1], timeout=10) as answer:
+            assert figure in answer.read().decode()
     assert run.finish() == 0, run.tail()
     audit(run)
     summary = run.summary()
     for key in ("held_out_first", "held_out_last", "steps", "training_s", "tokens_per_s_generated", "staleness"):
         assert summary[key] is not None, key
-    assert set(summary["peak_memory_bytes"]) >= {"buffer", "learner", "generator-0", "reward"}
+    assert set(summary["peak_memory_mb"]) >= {"buffer", "learner", "generator-0", "reward"}
     assert max(int(age) for age in summary["staleness"]) <= 2
-    assert [row["step"] for row in summary["held_out"]] == [0, 75, 150]
+    assert [row["step"] for row in summary["held_out"]] == [0, 150, 300]
     samples = rollmesh("samples", str(run.folder), "--worst")
     assert samples.returncode == 0, samples.stderr
     assert "reward" in samples.stdout
     assert rollmesh("report", str(run.folder)).returncode == 0
     assert (run.folder / "report.html").read_text().count("<svg") >= 4
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in steps if "reward/mean" in row] == list(range(1, 151))
-    exported = rollmesh("export", str(run.folder), "--out", str(run.folder / "hf"), timeout=120)
+    assert [row["step"] for row in steps if "reward/mean" in row] == list(range(1, 301))
+    exported = rollmesh("export", str(run.folder), str(run.folder / "hf"), timeout=120)
     assert exported.returncode == 0, exported.stderr
     assert (run.folder / "hf" / "model.safetensors").exists()
 
@@ -88,3 +100,18 @@ def test_on_policy_at_zero_staleness_never_hangs(start_mesh) -> None:
     assert run.finish() == 0, run.tail()
     audit(run)
     assert set(run.summary()["staleness"]) == {"0"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_run_behind_a_token(start_mesh, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a shared secret\n")
+    run = start_mesh("--learner.steps=40", f"--security.token_file={token}")
+    run.wait_step(1)
+    refused = rollmesh("status", "--mesh", run.address())
+    assert refused.returncode == 2, refused.stdout
+    assert "token" in refused.stderr
+    assert rollmesh("status", "--mesh", run.address(), "--token-file", str(token)).returncode == 0
+    assert run.finish() == 0, run.tail()
+    audit(run)

@@ -16,11 +16,10 @@ import grpc
 import pytest
 
 from buffer.client import BufferClient
-from learner.claims import StarvedError
 from learner.consumption import Use, read_log, surviving
 from mesh.config import Config
 from mesh.config.models import SecuritySection
-from mesh.errors import FencedError, TakeoverRefusedError
+from mesh.errors import FencedError, StarvedError, TakeoverRefusedError
 from mesh.rpc import open_channel
 from protos import buffer_pb2, learner_pb2, learner_pb2_grpc
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
