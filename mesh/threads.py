@@ -52,8 +52,14 @@ def plan_threads(
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Environment of a process that computes with `threads` threads and waits without spinning."""
+    """Environment of a process that computes with `threads` threads and waits without spinning.
+
+    The allocator keeps freed tensors' memory: given back, every step would fault it in anew (measured: a tenth of a
+    training step of 1,000 tokens, nearly half of one of 3,000).
+    """
     return {
+        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+        "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
