@@ -13,6 +13,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests that need a GPU where there is none."""
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in gpu:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
 @pytest.fixture(scope="session")
 def foreign_python(request: pytest.FixtureRequest) -> Path:
     """Interpreter of an environment that holds gRPC's packages and nothing of ours; kept between test runs."""

@@ -145,7 +145,7 @@ def test_image_holds_every_package_and_only_what_exists() -> None:
 
 def test_targets_and_replaceable_sources() -> None:
     assert set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE, re.MULTILINE)) == {"source", "cpu", "cuda"}
-    for argument in ("CPU_BASE", "CUDA_BASE", "TORCH", "TORCH_INDEX"):
+    for argument in ("CPU_BASE", "CUDA_BASE", "TORCH", "TORCH_OPTIONS"):
         assert re.search(rf"^ARG {argument}=", DOCKERFILE, re.MULTILINE)
     for service in SERVICES.values():
         if "build" in service:

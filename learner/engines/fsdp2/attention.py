@@ -16,6 +16,7 @@ from transformers import AttentionInterface
 
 from learner.engines.fsdp2.layout import AttentionCall, AttentionLayout, Scoring
 from learner.engines.fsdp2.varlen import VarlenLayout, varlen_attention
+from mesh.errors import DataError
 
 ATTENTION = "rollmesh_packed"
 
@@ -52,12 +53,13 @@ def packed_attention(
         [1, N, H, D], and None for the weights.
 
     Raises:
-        NotImplementedError: the model asks for what this cannot do exactly.
+        DataError: the model asks for what this cannot do exactly.
     """
     if layout is None or attention_mask is not None or s_aux is not None:
-        raise NotImplementedError(
+        raise DataError(
             f"{type(module).__name__} cannot run packed: "
-            + ("it keeps the layout from its layers" if layout is None else "it needs a mask or sinks of its own")
+            + ("it keeps the layout from its layers" if layout is None else "it needs a mask or sinks of its own"),
+            hint="choose a model whose attention layers pass on what their caller gives them",
         )
     scoring = Scoring(
         heads=query.shape[1],

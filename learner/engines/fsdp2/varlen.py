@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from learner.batching.types import Segments
 from learner.engines.fsdp2.layout import Scoring
+from mesh.errors import DataError
 
 _KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -77,7 +78,7 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLa
         [N, H, D].
 
     Raises:
-        NotImplementedError: soft-capped scores without flash-attn.
+        DataError: soft-capped scores without flash-attn.
     """
     q = query.view(len(query), scoring.heads, -1)
     k, v = (
@@ -100,7 +101,7 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLa
         )
         return capped
     if scoring.softcap is not None:
-        raise NotImplementedError("this model caps its attention scores: install flash-attn to train it on CUDA")
+        raise DataError("the model caps its attention scores, which torch's kernel cannot", hint="install flash-attn")
     from torch.nn.attention.varlen import varlen_attn
 
     grouped = scoring.heads != scoring.kv_heads

@@ -21,7 +21,7 @@ class HfHarness(EngineHarness):
     eos = tiny.EOS
     context = tiny.CONTEXT
 
-    def __init__(self, folder: Path, kv: KvPolicy) -> None:
+    def __init__(self, folder: Path, kv: KvPolicy, device: str = "cpu") -> None:
         torch.set_num_threads(1)
         config = tiny.configs()["qwen3"]
         assert isinstance(config, Qwen3Config)
@@ -38,6 +38,7 @@ class HfHarness(EngineHarness):
             on_results=self.collector.on_results,
             on_failure=self.collector.on_failure,
             kv=kv,
+            device=device,
         )
         self.engine.start()
 
@@ -65,5 +66,14 @@ class TestHfEngine(EngineContract):
     @pytest.fixture(params=["keep", "recompute"])
     def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EngineHarness]:
         harness = HfHarness(tmp_path, request.param)
+        yield harness
+        harness.engine.stop()
+
+
+@pytest.mark.gpu
+class TestHfEngineOnCuda(EngineContract):
+    @pytest.fixture(params=["keep", "recompute"])
+    def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EngineHarness]:
+        harness = HfHarness(tmp_path, request.param, device="cuda")
         yield harness
         harness.engine.stop()

@@ -29,7 +29,7 @@ def train_step(
         sequences = make_sequences(seed, groups=groups, members=MEMBERS)
     items = [Item(i // MEMBERS, len(s.prompt_ids), len(s.response_ids)) for i, s in enumerate(sequences)]
     plan = plan_batch(items, token_budget=token_budget, ranks=engine.world_size)
-    batches = [pack(sequences, indices) for indices in plan.minibatches[0][engine.rank]]
+    batches = [pack(sequences, indices, device=engine.device) for indices in plan.minibatches[0][engine.rank]]
     algorithm = load_algorithm("grpo", params or {}, UpdatePlan(max_staleness=4, max_response_tokens=12))
     return engine.train_batch(batches, algorithm.loss, engine.global_counts(batches))
 

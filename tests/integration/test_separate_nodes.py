@@ -1,0 +1,85 @@
+"""The README's commands for separate nodes: each service started by hand, knowing the buffer's address alone."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def service(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A service as its own process; its log tells why, where it fails."""
+    with (folder / f"{name}.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rollmesh.cli", *arguments], cwd=ROOT, stdout=log, stderr=log, text=True
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait(10)
+
+
+def _address(folder: Path, ready: Path, process: subprocess.Popen[str]) -> str:
+    """Waits for the ready file; the file system has no event that needs no further package."""
+    while not ready.exists():
+        try:
+            process.wait(0.05)
+        except subprocess.TimeoutExpired:
+            continue
+        raise AssertionError((folder / "buffer.log").read_text())
+    return str(json.loads(ready.read_text())["address"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_services_started_by_hand_train_to_the_end(demo_data: Path, tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / "examples" / "demo" / "demo.yaml").read_text())
+    config["run"] = {"name": "run", "dir": str(tmp_path)}
+    config["model"]["path"] = str(demo_data / "model")
+    config["data"] = {"train": str(demo_data / "train.parquet")}
+    config["learner"]["steps"] = 8
+    cfg = tmp_path / "cfg.yaml"
+    cfg.write_text(yaml.safe_dump(config))
+    ready = tmp_path / "ready.json"
+    with service(tmp_path, "buffer", "buffer", str(cfg), "--port", "0", "--ready-file", str(ready)) as buffer:
+        mesh = _address(tmp_path, ready, buffer)
+        with (
+            service(tmp_path, "reward", "reward", str(cfg), "--mesh", mesh) as reward,
+            service(tmp_path, "generator", "generator", "--mesh", mesh, "--threads", "1") as generator,
+            service(tmp_path, "learner", "learner", str(cfg), "--mesh", mesh) as learner,
+        ):
+            assert learner.wait(120) == 0, (tmp_path / "learner.log").read_text()
+            assert generator.wait(30) == 0, (tmp_path / "generator.log").read_text()
+            assert reward.wait(30) == 0, (tmp_path / "reward.log").read_text()
+            ledger = subprocess.run(
+                [sys.executable, "-m", "rollmesh.cli", "ledger", "--mesh", mesh],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert ledger.returncode == 0, ledger.stdout + ledger.stderr
+
+
+def test_the_readme_names_commands_that_exist() -> None:
+    text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "operations.md").read_text()
+    shown = subprocess.run(
+        [sys.executable, "-m", "rollmesh.cli", "--help"], capture_output=True, text=True, check=True, timeout=60
+    )
+    known = set(re.findall(r"^  (\w+)  ", shown.stdout, re.MULTILINE))
+    named = set(re.findall(r"rollmesh (\w+) ", text)) - {"as"}
+    assert named <= known, named - known
