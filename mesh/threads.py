@@ -54,8 +54,7 @@ def plan_threads(
 def thread_environment(threads: int) -> dict[str, str]:
     """Environment of a process that computes with `threads` threads and waits without spinning.
 
-    The allocator keeps freed tensors' memory: given back, every step would fault it in anew (measured: a tenth of a
-    training step of 1,000 tokens, nearly half of one of 3,000).
+    The allocator keeps freed tensors' memory: given back, every training step would fault it in anew.
     """
     return {
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
