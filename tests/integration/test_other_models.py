@@ -1,0 +1,70 @@
+"""`rollmesh run` on other people's kind of models and data: sharded bfloat16, BPE, chat messages in JSONL."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.generators.engines import tiny
+from tests.integration.mesh import audit
+
+_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if terse %}!{% endif %}{% endif %}"
+)
+
+
+def _model(folder: Path, architecture: str) -> Path:
+    model = tiny.build_model(tiny.configs()[architecture]).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="30KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1, "the point is more than one shard"
+    tokenizer = tiny.train_tokenizer()
+    tokenizer.chat_template = _TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2", "qwen3_moe"])
+def test_a_run_on_another_architecture(start_mesh, tmp_path: Path, architecture: str) -> None:
+    model = _model(tmp_path / "model", architecture)
+    rows = [
+        {
+            "data_source": "custom",
+            "prompt": [{"role": "user", "content": f"what is {n} + 35"}],
+            "reward_model": {"style": "rule", "ground_truth": str(n + 35)},
+            "extra_info": {"index": n},
+        }
+        for n in range(64)
+    ]
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scorer = tmp_path / "scorer.py"
+    scorer.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(len(solution_str) % 2)\n"
+    )
+    run = start_mesh(
+        f"--model.path={model}",
+        f"--data.train={data}",
+        "--data.eval=null",
+        "--data.chat_template_kwargs={terse: true}",
+        f"--reward.functions=['{scorer}:compute_score']",
+        "--rollout.replicas=1",
+        "--rollout.max_prompt_tokens=64",
+        "--rollout.max_response_tokens=12",
+        "--buffer.max_staleness=0",
+        "--learner.batch.groups=4",
+        "--learner.optimizer.lr=1e-5",
+        "--learner.steps=5",
+    )
+    assert run.finish() == 0, run.tail()
+    audit(run)
+    steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    drifts = [row["off_policy/log_ratio_max"] for row in steps if "off_policy/log_ratio_max" in row]
+    assert drifts, "no step had a gradient"
+    assert max(drifts) < 1e-4, "the learner recomputes what the generator sampled from"
+    samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
+    assert all(row["prompt"].endswith("<assistant>!") for row in samples), samples[:1]
