@@ -1,43 +1,76 @@
 """The programming model: an algorithm is a small class that says what happens to a group, to a batch and in the loss.
 
-The learner calls, for every batch it claims::
+The learner calls, for every batch::
 
-    advantages = algorithm.group_stage(group)                    # once per complete group
-    algorithm.batch_stage(batch)                                 # once per batch, before its first optimizer step
-    output = algorithm.loss(log_probs, entropy, tokens, counts)  # per micro-batch, inside forward/backward
+    reason = algorithm.group_stage(group)        # once per complete group: None keeps it, a reason drops and refills
+    algorithm.batch_stage(batch)                 # once per batch, over all ranks, before its first optimizer step
+    for every optimizer step:
+        selected = algorithm.select(view)        # where `needs.selection`: over the whole minibatch
+        for role, loss in algorithm.losses().items():
+            output = loss(model_output, tokens, counts)  # per micro-batch, inside forward/backward
 
-Nothing here knows of RPC, storage or engines; torch is the only dependency.
+Invariants: the batch stage runs on every rank with the same data and comes to the same result; what it changes in the
+algorithm itself is in `state`, which is taken back where the batch is refused. Nothing here knows of RPC, storage or
+engines; torch is the only dependency.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from learner.algorithms.settings import Settings
-from learner.algorithms.types import GlobalCounts, Group, LossOutput, MemberAdvantages, TokenBatch, UpdatePlan
+from learner.algorithms.types import GlobalCounts, Group, LossOutput, ModelOutput, Needs, Rollouts, StepView, TokenBatch
+from learner.algorithms.types import UpdatePlan as UpdatePlan
+
+Loss = Callable[[ModelOutput, TokenBatch, GlobalCounts], LossOutput]
+"""(model output with gradient, tokens, global counts) -> this micro-batch's share."""
 
 
 class Batch(Protocol):
-    """A claimed batch, packed into micro-batches, and the models that can look at it."""
+    """A claimed batch over all ranks, and the models that can look at it.
+
+    Every method is collective: all ranks call the same ones in the same order.
+    """
 
     @property
-    def tokens(self) -> Sequence[TokenBatch]:
-        """The trained tokens of every micro-batch; their optional fields may be set."""
+    def rollouts(self) -> Rollouts:
+        """The data; the batch stage fills its optional fields."""
         ...
 
-    def log_probs(self, role: str) -> list[Tensor]:
-        """Log-probs of the trained tokens under a role's policy as it is now.
+    @property
+    def version(self) -> int:
+        """Policy version that is trained: the number of batches trained before this one."""
+        ...
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Random numbers of this batch, the same on every rank."""
+        ...
+
+    def infer(self, role: str, *, sum_pi_squared: bool = False) -> ModelOutput:
+        """What a role's model, as it is now, says of every trained token of the batch, without gradient.
 
         Args:
-            role: one of the algorithm's `roles`.
-
-        Returns:
-            float32 [R] per micro-batch, without gradient.
+            role: `actor`, or one of the algorithm's roles.
+            sum_pi_squared: give that field too.
         """
+        ...
+
+    def train(self, role: str, loss: Loss) -> None:
+        """Trains a role other than the actor on this batch now, one optimizer step per minibatch.
+
+        Waits for the batch's claim where it is the first update; reports the role's metrics. `tokens` are made of
+        `rollouts` as they are now.
+        """
+        ...
+
+    def report(self, figures: Mapping[str, float]) -> None:
+        """Adds figures to the step's metrics."""
         ...
 
 
@@ -45,15 +78,12 @@ class Algorithm(ABC):
     """Base of all algorithms.
 
     Class attributes:
-        settings_type: dataclass of the settings, filled from `algorithm.params`.
-        roles: the models it needs; `actor` is always there.
-        silent_without_advantage: a token whose advantage is 0 adds nothing to loss or gradient, so that sequences
-            without any other need not be computed.
+        settings_type: dataclass of the settings, filled from the `algorithm` section.
+        defaults: settings that differ from those of `settings_type`, in the form of the configuration: a preset.
     """
 
     settings_type: ClassVar[type[Settings]] = Settings
-    roles: ClassVar[tuple[str, ...]] = ("actor",)
-    silent_without_advantage: bool = False
+    defaults: ClassVar[Mapping[str, Any]] = {}
     settings: Settings
 
     def __init__(self, settings: Settings, plan: UpdatePlan) -> None:
@@ -69,23 +99,49 @@ class Algorithm(ABC):
         self.settings = settings
         self.plan = plan
 
+    @property
+    def needs(self) -> Needs:
+        """What must be provided; default: the actor alone."""
+        return Needs()
+
+    @property
+    def silent_without_advantage(self) -> bool:
+        """Whether a token with advantage 0 adds nothing to loss or gradient, so that it need not be computed."""
+        return False
+
+    def group_stage(self, group: Group) -> str | None:
+        """None to train the group, or the reason to drop it: it is counted as filtered and another takes its place."""
+        return None
+
     @abstractmethod
-    def group_stage(self, group: Group) -> MemberAdvantages | str:
-        """Advantages of a complete group's members (zeros for those not scored), or the reason to drop the group.
+    def batch_stage(self, batch: Batch) -> None:
+        """Fills `batch.rollouts.advantages`, and whatever else the losses need."""
 
-        A dropped group is counted as filtered under that reason.
-        """
+    def select(self, view: StepView) -> Tensor:
+        """Values per token [R] that appear as `TokenBatch.selected` in this optimizer step (`needs.selection`)."""
+        raise NotImplementedError
 
-    def batch_stage(self, batch: Batch) -> None:  # noqa: B027 - most algorithms need nothing here
-        """Adds to the tokens what the loss needs (proximal or reference log-probs). Default: nothing."""
-
-    @abstractmethod
-    def loss(self, log_probs: Tensor, entropy: Tensor, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
-        """A micro-batch's share of the loss.
+    def losses(self, version: int) -> Mapping[str, Loss]:
+        """The losses of an optimizer step by role, in the order of their updates.
 
         Args:
-            log_probs: float32 [R], current policy, with gradient.
-            entropy: float32 [R], entropy of the current policy at each trained token (nats), without gradient.
+            version: policy version that is trained.
+        """
+        return {"actor": self.loss}
+
+    @abstractmethod
+    def loss(self, output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
+        """The actor's loss: a micro-batch's share.
+
+        Args:
+            output: of the current policy, with gradient (the entropy's only where `needs.entropy_gradient`).
             tokens: the same tokens' data.
             counts: sizes of the whole optimizer batch.
         """
+
+    def state(self) -> dict[str, Any]:
+        """What the algorithm has learned itself (coefficients, running statistics), as JSON; default: nothing."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most algorithms have no state
+        """Inverse of `state`."""

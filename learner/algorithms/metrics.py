@@ -56,6 +56,21 @@ class Metrics:
         )
 
 
+def distribution(name: str, values: Tensor) -> dict[str, float]:
+    """Mean, standard deviation, extremes and quartiles of values [N], as figures `name/mean` ...; none for none."""
+    if not values.numel():
+        return {}
+    data = values.detach().double().flatten()
+    quartiles = torch.quantile(data[:: max(1, data.numel() // (1 << 20))], data.new_tensor([0.25, 0.5, 0.75])).tolist()
+    return {
+        f"{name}/mean": float(data.mean()),
+        f"{name}/std": float(data.std(correction=0)),
+        f"{name}/min": float(data.min()),
+        f"{name}/max": float(data.max()),
+        **{f"{name}/p{q}": value for q, value in zip((25, 50, 75), quartiles, strict=True)},
+    }
+
+
 def weight_moments(weights: Tensor) -> Tensor:
     """Sums of w and w^2 over [R] weights, for `Metrics.weights`."""
     return torch.stack((weights.sum(), weights.square().sum()))

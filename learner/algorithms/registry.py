@@ -1,12 +1,13 @@
 """Registries: what can be named in a configuration.
 
-Three kinds of things have names: advantage functions, policy losses and algorithms. The keyword-only arguments of an
-advantage function or a policy loss are its settings, so one decorated function is a complete extension::
+Three kinds of things have names: advantage estimators, policy losses and algorithms. The keyword-only arguments of an
+estimator or a loss are its settings, so one decorated function is a complete extension::
 
     @register_policy_loss("mine")
     def mine(log_probs, anchor_log_probs, tokens, *, sharpness: float = 2.0): ...
 
 Instead of a registered name, `package.module:attribute` or `path/to/file.py:attribute` names something of the user's.
+What a function needs or promises beyond its signature is said to the decorator and found again by import path too.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import difflib
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -24,49 +26,100 @@ from learner.algorithms.base import Algorithm
 from learner.algorithms.imports import import_attribute
 from learner.algorithms.metrics import Metrics
 from learner.algorithms.settings import Component, SettingsError, convert
-from learner.algorithms.types import Group, MemberAdvantages, TokenBatch
+from learner.algorithms.types import Estimate, Rollouts, StepView, TokenBatch
 
-AdvantageFunction = Callable[[Group], MemberAdvantages]
-"""Complete group -> advantages of its members."""
+AdvantageFunction = Callable[[Rollouts], Tensor | Estimate]
+"""Whole batch -> advantages, one per sequence [S] or per token [R], or with returns where there is a critic."""
+
+Requirement = Literal[
+    "values", "baseline_rewards", "components", "sum_pi_squared", "proximal_log_probs", "reference_log_probs"
+]
+"""Optional fields of `Rollouts` that an estimator reads; the learner provides them."""
+
+T = TypeVar("T", bound=Callable[..., Any])
+Bound = TypeVar("Bound", bound=Callable[..., Any])
 
 
 class PolicyLoss(Protocol):
     """A surrogate objective per token."""
 
     def __call__(self, log_probs: Tensor, anchor_log_probs: Tensor, tokens: TokenBatch, /) -> tuple[Tensor, Metrics]:
-        """Gives the loss per token, float32 [R], before weights and aggregation, and metrics (sums over tokens).
+        """Gives the loss per token, [R], before weights and aggregation, and metrics (sums over tokens).
 
         Args:
-            log_probs: float32 [R], current policy, with gradient.
-            anchor_log_probs: float32 [R], the policy that anchors the ratio, without gradient.
+            log_probs: [R], current policy, with gradient.
+            anchor_log_probs: [R], the policy that anchors the ratio, without gradient.
             tokens: the same tokens' data.
         """
         ...
 
 
-T = TypeVar("T", bound=Callable[..., Any])
-Bound = TypeVar("Bound", bound=Callable[..., Any])
+Selection = Callable[[StepView], Tensor]
+"""Whole minibatch under the current policy -> value per token [R]."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageTraits:
+    """What an estimator needs.
+
+    Attributes:
+        needs: fields of `Rollouts`.
+        group_size: smallest group it makes sense for.
+    """
+
+    needs: Sequence[Requirement] = ()
+    group_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LossTraits:
+    """What a policy loss promises and needs.
+
+    Attributes:
+        silent_without_advantage: loss and gradient of a token are 0 where its advantage is 0, for whole sequences.
+        anchored: it reads the anchor log-probs: ratios to the proximal policy.
+        select: called before every optimizer step; its settings are keyword-only arguments of the same names.
+    """
+
+    silent_without_advantage: bool = False
+    anchored: bool = True
+    select: Callable[..., Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[T]):
+    """A registered thing and what is known of it."""
+
+    name: str
+    target: T
+    traits: Any
 
 
 class Registry(Generic[T]):
-    """Named things of one kind; names are unique."""
+    """Named things of one kind; names are unique.
 
-    def __init__(self, kind: str) -> None:
+    Args:
+        kind: for errors.
+        traits: of things that come by import path without having been registered.
+    """
+
+    def __init__(self, kind: str, traits: Any = None) -> None:
         self._kind = kind
-        self._entries: dict[str, T] = {}
+        self._traits = traits
+        self._entries: dict[str, Entry[T]] = {}
 
-    def register(self, name: str) -> Callable[[T], T]:
+    def register(self, name: str, traits: Any = None) -> Callable[[T], T]:
         """Decorator that enters its object under `name`.
 
         Raises:
             ValueError: where the name is taken.
         """
 
-        def enter(entry: T) -> T:
+        def enter(target: T) -> T:
             if name in self._entries:
                 raise ValueError(f"{self._kind} {name!r} is registered already")
-            self._entries[name] = entry
-            return entry
+            self._entries[name] = Entry(name, target, self._traits if traits is None else traits)
+            return target
 
         return enter
 
@@ -75,7 +128,7 @@ class Registry(Generic[T]):
         """Registered names, sorted."""
         return sorted(self._entries)
 
-    def get(self, name: str, path: str) -> T:
+    def get(self, name: str, path: str) -> Entry[T]:
         """Finds by registered name or import path.
 
         Args:
@@ -88,7 +141,9 @@ class Registry(Generic[T]):
         if name in self._entries:
             return self._entries[name]
         if ":" in name:
-            return typing.cast(T, import_attribute(name, path))
+            target = typing.cast(T, import_attribute(name, path))
+            known = (entry for entry in self._entries.values() if entry.target is target)
+            return next(known, Entry(name, target, self._traits))
         near = difflib.get_close_matches(name, self._entries, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "or give module:attribute or file.py:attribute"
         raise SettingsError(path, f"unknown {self._kind} {name!r}; known: {', '.join(self.names)}", hint=hint)
@@ -119,20 +174,54 @@ def bind(function: Bound, params: Mapping[str, Any], path: str) -> Bound:
     return typing.cast(Bound, functools.partial(function, **bound))
 
 
-ADVANTAGES: Registry[Callable[..., MemberAdvantages]] = Registry("advantage")
-POLICY_LOSSES: Registry[Callable[..., tuple[Tensor, Metrics]]] = Registry("policy loss")
+ADVANTAGES: Registry[Callable[..., Tensor | Estimate]] = Registry("advantage", AdvantageTraits())
+POLICY_LOSSES: Registry[Callable[..., tuple[Tensor, Metrics]]] = Registry("policy loss", LossTraits())
 ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm")
 
-register_advantage = ADVANTAGES.register
-register_policy_loss = POLICY_LOSSES.register
 register_algorithm = ALGORITHMS.register
 
 
-def build_advantage(component: Component, path: str = "advantage") -> AdvantageFunction:
-    """The advantage function of a component, with its settings bound."""
-    return bind(ADVANTAGES.get(component.name, path), component.params, path)
+def register_advantage(
+    name: str, *, needs: Sequence[Requirement] = (), group_size: int = 1
+) -> Callable[[Callable[..., Tensor | Estimate]], Callable[..., Tensor | Estimate]]:
+    """Decorator: enters an advantage estimator `(rollouts, *, settings) -> [S] | [R] | Estimate`.
+
+    Args:
+        name: for the configuration.
+        needs: optional fields of `Rollouts` that it reads.
+        group_size: smallest group it makes sense for.
+    """
+    return ADVANTAGES.register(name, AdvantageTraits(tuple(needs), group_size))
 
 
-def build_policy_loss(component: Component, path: str = "loss") -> PolicyLoss:
-    """The policy loss of a component, with its settings bound."""
-    return bind(POLICY_LOSSES.get(component.name, path), component.params, path)
+def register_policy_loss(
+    name: str,
+    *,
+    silent_without_advantage: bool = False,
+    anchored: bool = True,
+    select: Callable[..., Tensor] | None = None,
+) -> Callable[[Callable[..., tuple[Tensor, Metrics]]], Callable[..., tuple[Tensor, Metrics]]]:
+    """Decorator: enters a policy loss `(log_probs, anchor_log_probs, tokens, *, settings) -> ([R], Metrics)`.
+
+    Args:
+        name: for the configuration.
+        silent_without_advantage, anchored, select: see `LossTraits`.
+    """
+    return POLICY_LOSSES.register(name, LossTraits(silent_without_advantage, anchored, select))
+
+
+def build_advantage(component: Component, path: str = "advantage") -> tuple[AdvantageFunction, AdvantageTraits]:
+    """The estimator of a component, with its settings bound, and what it needs."""
+    entry = ADVANTAGES.get(component.name, path)
+    return bind(entry.target, component.params, path), entry.traits
+
+
+def build_policy_loss(component: Component, path: str = "loss") -> tuple[PolicyLoss, Selection | None, LossTraits]:
+    """The policy loss of a component with its settings bound, its selection likewise, and what is known of it."""
+    entry = POLICY_LOSSES.get(component.name, path)
+    traits: LossTraits = entry.traits
+    select = None
+    if traits.select is not None:
+        names = inspect.signature(traits.select).parameters
+        select = bind(traits.select, {k: v for k, v in component.params.items() if k in names}, path)
+    return bind(entry.target, component.params, path), select, traits

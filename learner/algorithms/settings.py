@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -52,7 +52,7 @@ class Component:
 T = TypeVar("T", bound=Settings)
 
 
-def parse(settings_type: type[T], values: Mapping[str, Any], path: str = "algorithm.params") -> T:
+def parse(settings_type: type[T], values: Mapping[str, Any], path: str = "algorithm") -> T:
     """Builds settings from a mapping.
 
     Args:
@@ -73,8 +73,8 @@ def parse(settings_type: type[T], values: Mapping[str, Any], path: str = "algori
             near = difflib.get_close_matches(str(key), defaults, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(defaults)}"
             raise SettingsError(f"{path}.{key}", "unknown setting", hint=hint)
-        if hints[key] is Component:
-            arguments[key] = _component(defaults[key], value, f"{path}.{key}")
+        if _takes_component(hints[key]):
+            arguments[key] = None if value is None else _component(defaults[key], value, f"{path}.{key}")
         else:
             arguments[key] = convert(hints[key], value, f"{path}.{key}")
     try:
@@ -103,11 +103,49 @@ def convert(annotation: Any, value: Any, path: str) -> Any:
         if value is None and type(None) in options:
             return None
         return convert(next(option for option in options if option is not type(None)), value, path)
+    if get_origin(annotation) in (dict, Mapping):
+        return _mapping(get_args(annotation), value, path)
+    if get_origin(annotation) in (list, tuple, Sequence):
+        return _sequence(get_args(annotation)[0], value, path)
     if annotation is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(annotation, type) and type(value) is annotation:
         return value
     raise SettingsError(path, f"expected {getattr(annotation, '__name__', annotation)}, got {value!r}")
+
+
+def _mapping(kinds: tuple[Any, ...], value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SettingsError(path, f"expected a mapping, got {value!r}")
+    return {str(key): convert(kinds[1], item, f"{path}.{key}") for key, item in value.items()}
+
+
+def _sequence(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise SettingsError(path, f"expected a list, got {value!r}")
+    return tuple(convert(kind, item, f"{path}[{index}]") for index, item in enumerate(value))
+
+
+def merge(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A preset with the user's settings over it, both in the form of the configuration.
+
+    Mappings merge key by key; one that names another component than the preset's takes its place as a whole.
+    """
+    merged = dict(defaults)
+    for key, value in values.items():
+        before = merged.get(key)
+        if isinstance(before, str) and isinstance(value, Mapping) and "name" not in value:
+            before = {"name": before}
+        same = isinstance(before, Mapping) and isinstance(value, Mapping)
+        if same and value.get("name", before.get("name")) == before.get("name"):
+            merged[key] = merge(before, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _takes_component(hint: Any) -> bool:
+    return hint is Component or Component in get_args(hint)
 
 
 def _component(default: Any, value: Any, path: str) -> Component:

@@ -1,0 +1,1 @@
+"""Advantage estimators: from the rewards of a whole batch to the advantages of its tokens; importing enters them."""

@@ -1,0 +1,1 @@
+"""Off-policy correction: what is done about tokens that another policy sampled."""
