@@ -109,7 +109,7 @@ class Algorithm(ABC):
         """Whether a token with advantage 0 adds nothing to loss or gradient, so that it need not be computed."""
         return False
 
-    def group_stage(self, group: Group) -> str | None:
+    def group_stage(self, group: Group) -> str | None:  # noqa: ARG002 - most algorithms keep every group
         """None to train the group, or the reason to drop it: it is counted as filtered and another takes its place."""
         return None
 
@@ -121,7 +121,7 @@ class Algorithm(ABC):
         """Values per token [R] that appear as `TokenBatch.selected` in this optimizer step (`needs.selection`)."""
         raise NotImplementedError
 
-    def losses(self, version: int) -> Mapping[str, Loss]:
+    def losses(self, version: int) -> Mapping[str, Loss]:  # noqa: ARG002 - only warm-ups look at it
         """The losses of an optimizer step by role, in the order of their updates.
 
         Args:

@@ -1,1 +1,1 @@
-"""Recorded numbers of other projects, and the runner that compares ours with them: `python -m tests.golden MANIFEST`."""
+"""Recorded numbers of other projects, and the runner: `python -m tests.golden MANIFEST`."""

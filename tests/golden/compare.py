@@ -56,7 +56,7 @@ def check(case: Case, exceptions: list[Mapping[str, Any]]) -> Verdict:
         return verdict
     try:
         outputs = adapter(case)
-    except Exception as error:  # a case that cannot be computed is a mismatch like any other
+    except Exception as error:  # noqa: BLE001 - a case that cannot be computed is a mismatch like any other
         outputs = {}
         verdict.mismatches["*"] = f"{type(error).__name__}: {error}"
     expected: Mapping[str, Any] = case.expected or {"scores": None}
