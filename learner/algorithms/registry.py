@@ -29,7 +29,7 @@ from learner.algorithms.settings import Component, SettingsError, convert
 from learner.algorithms.types import Estimate, Rollouts, StepView, TokenBatch
 
 AdvantageFunction = Callable[[Rollouts], Tensor | Estimate]
-"""Whole batch -> advantages, one per sequence [S] or per token [R], or with returns where there is a critic."""
+"""Whole batch -> advantages: a tensor has one per sequence [S], an `Estimate` one per token [R]."""
 
 Requirement = Literal[
     "values", "baseline_rewards", "components", "sum_pi_squared", "proximal_log_probs", "reference_log_probs"
@@ -184,7 +184,7 @@ register_algorithm = ALGORITHMS.register
 def register_advantage(
     name: str, *, needs: Sequence[Requirement] = (), group_size: int = 1
 ) -> Callable[[Callable[..., Tensor | Estimate]], Callable[..., Tensor | Estimate]]:
-    """Decorator: enters an advantage estimator `(rollouts, *, settings) -> [S] | [R] | Estimate`.
+    """Decorator: enters an advantage estimator `(rollouts, *, settings) -> [S] | Estimate`.
 
     Args:
         name: for the configuration.

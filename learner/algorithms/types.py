@@ -113,15 +113,15 @@ class Rollouts:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What an advantage estimator with a critic gives.
+    """What an estimator gives whose advantages differ between the tokens of a sequence.
 
     Attributes:
         advantages: float [R].
-        returns: float [R], targets of the critic.
+        returns: float [R], targets of the critic; None without one.
     """
 
     advantages: Tensor
-    returns: Tensor
+    returns: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
