@@ -2,7 +2,8 @@
 
 A checkpoint is written into a hidden folder, made durable, and renamed: a name that exists is complete. Names carry the
 incarnation, so a fenced learner cannot overwrite what its successor wrote; which checkpoint is the latest one is the
-buffer's to say, not the folder's.
+buffer's to say, not the folder's. The actor's state is at the folder's root, that of every other trained role in a
+subfolder of its name; models that are not trained have no part in it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from learner.engines.base import Engine
 from mesh.errors import DataError
 from mesh.versions import PolicyVersion
 
+ACTOR = "actor"
 _NAME = re.compile(r"^i(\d{4,})-v(\d{8,})$")
 
 
@@ -31,13 +34,13 @@ class CheckpointStore:
         self._root = root
         self._keep = keep
 
-    def save(self, engine: Engine, version: PolicyVersion, extra: dict[str, object]) -> Path:
+    def save(self, engines: Mapping[str, Engine], version: PolicyVersion, extra: dict[str, object]) -> Path:
         """Writes a checkpoint and removes old ones; collective. It is durable when this returns.
 
         Args:
-            engine: whose state to save.
+            engines: by role name, in the same order on every rank; those that are trained are saved.
             version: names the checkpoint; an existing one of that name is kept as it is.
-            extra: JSON that `Engine.load_checkpoint` gives back (data cursor and the like).
+            extra: JSON that `load_checkpoint` gives back (data cursor and the like).
 
         Raises:
             DataError: the disk refuses.
@@ -46,18 +49,22 @@ class CheckpointStore:
         if final.is_dir():
             return final
         partial = self._root / f".partial-{final.name}"
+        actor = engines[ACTOR]
         try:
-            if engine.rank == 0:
+            if actor.rank == 0:
                 shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
-            engine.barrier()
-            engine.save_checkpoint(partial, extra | {"incarnation": version.incarnation, "version": version.version})
-            if engine.rank == 0:
+                for _, _, folder in _parts(engines, partial):
+                    folder.mkdir(parents=True, exist_ok=True)
+            actor.barrier()
+            stamp: dict[str, object] = {"incarnation": version.incarnation, "version": version.version}
+            for role, engine, folder in _parts(engines, partial):
+                engine.save_checkpoint(folder, extra | stamp if role == ACTOR else stamp)
+            if actor.rank == 0:
                 _sync_tree(partial)
                 partial.rename(final)
                 _sync(self._root)
                 self._prune(newest=final)
-            engine.barrier()
+            actor.barrier()
         except OSError as error:
             raise DataError(
                 f"cannot write checkpoint {final}: {error.strerror or error}", hint="free space, or set run.dir"
@@ -89,10 +96,42 @@ class CheckpointStore:
             shutil.rmtree(doomed, ignore_errors=True)
 
 
+def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, object]:
+    """Restores every trained engine; collective. State of roles that are not among them is left alone.
+
+    Args:
+        engines: by role name, in the same order on every rank.
+        folder: of a checkpoint.
+
+    Returns:
+        The `extra` of `CheckpointStore.save`, with `incarnation` and `version`.
+
+    Raises:
+        DataError: no checkpoint, one of another model, or one without the state of a trained role; nothing has
+            changed where a role is missing.
+    """
+    parts = list(_parts(engines, folder))
+    missing = [role for role, _, part in parts if role != ACTOR and not part.is_dir()]
+    if missing:
+        raise DataError(
+            f"checkpoint {folder} holds no state of {', '.join(missing)}",
+            hint="resume with the algorithm that wrote it, or start a run under another name",
+        )
+    loaded = {role: engine.load_checkpoint(part) for role, engine, part in parts}
+    return loaded[ACTOR]
+
+
+def _parts(engines: Mapping[str, Engine], folder: Path) -> Iterator[tuple[str, Engine, Path]]:
+    """Role, engine and folder of everything that is trained, the actor first."""
+    yield ACTOR, engines[ACTOR], folder
+    for role, engine in engines.items():
+        if engine.trained and role != ACTOR:
+            yield role, engine, folder / role
+
+
 def _sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
-        if path.is_file():
-            _sync(path)
+        _sync(path)
     _sync(folder)
 
 

@@ -2,13 +2,14 @@
 
 Invariants: every method is collective (each rank calls it, in the same order); a rank passes its own micro-batches;
 gradients are sums over all ranks' micro-batches, so they depend neither on the split nor on the number of ranks.
-Tensor names leave an engine as Hugging Face names. Engines run in one thread.
+Tensor names leave an engine as Hugging Face names. Engines run in one thread; several live side by side in a process
+(actor, critic, reference ...), created in the same order on every rank and closed in any order.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,12 +17,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.types import GlobalCounts, LossOutput, TokenBatch
+from learner.algorithms.base import Loss
+from learner.algorithms.types import GlobalCounts, ModelOutput
 from learner.batching.types import PackedBatch
 from mesh.config.models import ModelSection, OptimizerSection
-
-LossFunction = Callable[[Tensor, Tensor, TokenBatch, GlobalCounts], LossOutput]
-"""(log_probs [R] with gradient, entropy [R], tokens, global counts) -> this micro-batch's share; `Algorithm.loss`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +29,27 @@ class EngineSpec:
 
     Attributes:
         model: folder or hub id, revision, and the dtype in which weights are exported.
-        optimizer: AdamW, its schedule and clipping.
+        optimizer: AdamW, its schedule and clipping; none: the model stays as it was loaded, has no optimizer and no
+            part in checkpoints.
         total_steps: optimizer steps of the whole run (length of the schedule).
         device: `cpu` or `cuda`.
         param_dtype: compute dtype; master weights and optimizer state are float32.
         activation_checkpointing: recompute activations in the backward pass.
-        seed: seeds the engine's random state.
+        seed: of weights that the folder does not hold (a new value head); the first engine of a process seeds the
+            process with it too.
+        entropy_gradient: the loss differentiates the entropy (language models).
+        offload: between calls the weights rest in host memory (models that are not trained).
     """
 
     model: ModelSection
-    optimizer: OptimizerSection
+    optimizer: OptimizerSection | None
     total_steps: int
     device: Literal["cpu", "cuda"] = "cpu"
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     activation_checkpointing: bool = False
     seed: int = 0
+    entropy_gradient: bool = False
+    offload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +66,24 @@ class StepResult:
 
 
 class Engine(ABC):
-    """A language model with its optimizer on this process's device."""
+    """A language model or a value model, with its optimizer where it is trained, on this process's device.
+
+    Attributes:
+        rank, world_size: this process among the data-parallel ranks.
+        device: where batches must be and results are.
+        trained: it has an optimizer.
+    """
 
     rank: int
     world_size: int
     device: torch.device
+    trained: bool
 
     @abstractmethod
     def train_batch(
         self,
         batches: Sequence[PackedBatch],
-        loss: LossFunction,
+        loss: Loss,
         counts: GlobalCounts,
         before_update: Callable[[], None] | None = None,
     ) -> StepResult:
@@ -79,18 +91,32 @@ class Engine(ABC):
 
         Args:
             batches: this rank's micro-batches (ranks may have different numbers, also none).
-            loss: gives each micro-batch's share of the loss.
+            loss: gives each micro-batch's share of the loss; called with the fields of `ModelOutput` that belong to
+                the kind of model, with gradient (the entropy's only with `EngineSpec.entropy_gradient`).
             counts: sizes of the whole batch over all ranks, see `global_counts`.
             before_update: called between the backward passes and the update; where it raises, nothing has changed.
         """
 
     @abstractmethod
-    def infer_batch(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
-        """Log-probs of the trained tokens, float32 [R] per micro-batch, without gradient."""
+    def infer_batch(self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool = False) -> list[ModelOutput]:
+        """What the model says of the trained tokens, one output per micro-batch, without gradient.
+
+        Args:
+            batches: this rank's micro-batches.
+            sum_pi_squared: give that field too (language models).
+        """
 
     @abstractmethod
     def global_counts(self, batches: Sequence[PackedBatch]) -> GlobalCounts:
         """Counts of the given micro-batches, summed over the ranks."""
+
+    @abstractmethod
+    def all_gather(self, values: Tensor) -> list[Tensor]:
+        """Every rank's values, in the order of the ranks.
+
+        Args:
+            values: [N], of one dtype on all ranks; N may differ and may be 0.
+        """
 
     @abstractmethod
     def export_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -132,25 +158,3 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Frees what the engine holds; it is of no use afterwards."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoleBatch:
-    """A batch with the engines that can look at it: what `Algorithm.batch_stage` is given.
-
-    Attributes:
-        batches: this rank's micro-batches.
-        roles: engine by role name.
-    """
-
-    batches: Sequence[PackedBatch]
-    roles: Mapping[str, Engine]
-
-    @property
-    def tokens(self) -> list[TokenBatch]:
-        """The trained tokens of every micro-batch."""
-        return [batch.tokens for batch in self.batches]
-
-    def log_probs(self, role: str) -> list[Tensor]:
-        """Log-probs under a role's policy as it is now, float32 [R] per micro-batch."""
-        return self.roles[role].infer_batch(self.batches)

@@ -12,11 +12,13 @@ from typing import Literal
 from learner.engines.base import Engine, EngineSpec
 from mesh.errors import ConfigError
 
-ModelType = Literal["language_model"]
+ModelType = Literal["language_model", "value_model"]
 
 _ENGINES: dict[tuple[str, str, str], str] = {
-    ("language_model", "fsdp2", "cpu"): "learner.engines.fsdp2.engine:Fsdp2Engine",
-    ("language_model", "fsdp2", "cuda"): "learner.engines.fsdp2.engine:Fsdp2Engine",
+    ("language_model", "fsdp2", "cpu"): "learner.engines.fsdp2.language_model:LanguageModelEngine",
+    ("language_model", "fsdp2", "cuda"): "learner.engines.fsdp2.language_model:LanguageModelEngine",
+    ("value_model", "fsdp2", "cpu"): "learner.engines.fsdp2.value_model:ValueModelEngine",
+    ("value_model", "fsdp2", "cuda"): "learner.engines.fsdp2.value_model:ValueModelEngine",
 }
 
 
@@ -25,7 +27,7 @@ def create_engine(spec: EngineSpec, *, model_type: ModelType = "language_model",
 
     Args:
         spec: model, optimizer, device.
-        model_type: what kind of model it is.
+        model_type: a language model, or a value model: the same backbone with a scalar head.
         backend: training backend.
 
     Raises:
