@@ -61,6 +61,8 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         for index, task in enumerate(request.tasks):
             if task.n < 1:
                 raise PayloadError(f"tasks[{index}].n", "must be at least 1")
+            if task.greedy >= task.n:
+                raise PayloadError(f"tasks[{index}].greedy", f"leaves none of {task.n} members to be trained")
             if not task.prompt_ids or len(task.prompt_ids) % 4:
                 raise PayloadError(f"tasks[{index}].prompt_ids", f"{len(task.prompt_ids)} bytes are not int32 ids")
         added, seeded, pending, withdrawn = await self._front.store.seed(

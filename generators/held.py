@@ -74,13 +74,22 @@ class HeldGroup:
         return GenerationRequest(
             request_id=request_id,
             prompt_ids=self.prompt_ids,
-            sampling=sampling_of(self.grant.task.sampling, member),
+            sampling=sampling_of(self.grant.task.sampling, member, greedy=self._is_greedy(member)),
             pinned=self.pinned is not None,
         )
 
+    def _is_greedy(self, member: int) -> bool:
+        task = self.grant.task
+        return bool(member >= task.n - task.greedy)
 
-def sampling_of(params: trajectory_pb2.SamplingParams, member: int = 0) -> SamplingParams:
+
+def sampling_of(params: trajectory_pb2.SamplingParams, member: int = 0, *, greedy: bool = False) -> SamplingParams:
     """Sampling parameters of one member; the members of a seeded group draw differently, and alike in each attempt.
+
+    Args:
+        params: of the task.
+        member: index in the group.
+        greedy: always the most likely token; how others draw does not matter.
 
     Raises:
         PayloadError: no token budget.
@@ -88,9 +97,9 @@ def sampling_of(params: trajectory_pb2.SamplingParams, member: int = 0) -> Sampl
     if params.max_tokens < 1:
         raise PayloadError("sampling.max_tokens", "must be at least 1")
     return SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p or 1.0,
-        top_k=params.top_k,
+        temperature=0.0 if greedy else params.temperature,
+        top_p=1.0 if greedy else params.top_p or 1.0,
+        top_k=0 if greedy else params.top_k,
         max_tokens=params.max_tokens,
         stop=tuple(params.stop),
         seed=(params.seed * 0x9E3779B1 + member) % (1 << 63) or 1 if params.seed else 0,

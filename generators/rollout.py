@@ -39,7 +39,7 @@ class Rollout:
     Args:
         engine: decodes.
         slots: sequences that it decodes together.
-        n_by_table: members per group, for credits.
+        n_by_table: members per group, for credits; what is granted corrects it (greedy baselines come on top).
         share: see `credits_for`; for training alone.
         on_batch: takes finished members; reports back through `settled`.
         on_failed: takes members that could not even be started, with the reason.
@@ -61,7 +61,7 @@ class Rollout:
     ) -> None:
         self._engine = engine
         self._slots = slots
-        self._n_by_table = n_by_table
+        self._n_by_table = dict(n_by_table)
         self._share = share
         self._on_batch = on_batch
         self._on_failed = on_failed
@@ -112,6 +112,7 @@ class Rollout:
             if known.grant.lease_id == grant.lease_id:
                 return
             self.drop(known)
+        self._n_by_table[table] = grant.task.n
         group = HeldGroup.from_grant(table, grant)
         self._groups[(table, grant.group_id)] = group
         self.idle.clear()

@@ -54,7 +54,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class PromptTask(_message.Message):
-    __slots__ = ("task_id", "ordinal", "row", "prompt_ids", "prompt_text", "data_source", "ground_truth_json", "extra_info_json", "n", "sampling", "pinned")
+    __slots__ = ("task_id", "ordinal", "row", "prompt_ids", "prompt_text", "data_source", "ground_truth_json", "extra_info_json", "n", "sampling", "pinned", "greedy")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class PromptTask(_message.Message):
     N_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
+    GREEDY_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     ordinal: int
     row: int
@@ -77,7 +78,8 @@ class PromptTask(_message.Message):
     n: int
     sampling: SamplingParams
     pinned: PolicyVersion
-    def __init__(self, task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., row: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., prompt_text: _Optional[str] = ..., data_source: _Optional[str] = ..., ground_truth_json: _Optional[str] = ..., extra_info_json: _Optional[str] = ..., n: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pinned: _Optional[_Union[PolicyVersion, _Mapping]] = ...) -> None: ...
+    greedy: int
+    def __init__(self, task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., row: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., prompt_text: _Optional[str] = ..., data_source: _Optional[str] = ..., ground_truth_json: _Optional[str] = ..., extra_info_json: _Optional[str] = ..., n: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pinned: _Optional[_Union[PolicyVersion, _Mapping]] = ..., greedy: _Optional[int] = ...) -> None: ...
 
 class MemberMeta(_message.Message):
     __slots__ = ("member", "outcome", "reward", "components", "reason", "finish_reason", "prompt_tokens", "response_tokens", "oldest", "newest", "generator", "finished_unix_ns")

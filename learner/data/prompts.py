@@ -32,7 +32,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class TaskShape:
-    """What all tasks of a table have in common."""
+    """What all tasks of a table have in common.
+
+    Attributes:
+        n: responses per prompt, those decoded greedily as baselines not counted.
+        temperature, max_tokens, top_p, top_k, stop: how tokens are drawn, see `SamplingParams` of the contract.
+        greedy: further responses per prompt, decoded greedily whatever the temperature.
+    """
 
     n: int
     temperature: float
@@ -40,6 +46,7 @@ class TaskShape:
     top_p: float = 1.0
     top_k: int = 0
     stop: tuple[str, ...] = ()
+    greedy: int = 0
 
     def sampling(self) -> trajectory_pb2.SamplingParams:
         return trajectory_pb2.SamplingParams(
@@ -88,7 +95,8 @@ class PromptEncoder:
             data_source=row.data_source,
             ground_truth_json=_as_json(row, "reward_model.ground_truth", row.ground_truth),
             extra_info_json=_as_json(row, "extra_info", row.extra_info) if row.extra_info else "",
-            n=shape.n,
+            n=shape.n + shape.greedy,
+            greedy=shape.greedy,
             sampling=shape.sampling(),
         )
 

@@ -370,6 +370,11 @@ async def test_bad_calls_are_refused_by_name(mesh: Mesh) -> None:
     with pytest.raises(PayloadError) as caught:
         await learner.client.seed("train", 1, [broken])
     assert caught.value.field == "tasks[0].prompt_ids"
+    task = make_task(1, n=2)
+    task.greedy = 2
+    with pytest.raises(PayloadError) as caught:
+        await learner.client.seed("train", 1, [task])
+    assert caught.value.field == "tasks[0].greedy"
     with pytest.raises(FencedError):
         await learner.client.seed("train", 7, [make_task(1)])
     with pytest.raises(PayloadError, match="disposition"):

@@ -83,12 +83,13 @@ class Book:
 def grant(
     name: str, *, lease: str, n: int, pin: PolicyVersion | None = None, **fields: object
 ) -> buffer_pb2.GroupGrant:
-    first = fields.pop("first_token", 3)
+    first, greedy = fields.pop("first_token", 3), fields.pop("greedy", 0)
     task = trajectory_pb2.PromptTask(
         task_id=name,
         n=n,
+        greedy=greedy,  # type: ignore[arg-type]
         prompt_ids=np.array([first, 4], "<i4").tobytes(),
-        sampling=trajectory_pb2.SamplingParams(temperature=1.0, max_tokens=8),
+        sampling=trajectory_pb2.SamplingParams(temperature=1.0, top_k=7, max_tokens=8),
         pinned=pin.to_proto() if pin else None,
     )
     return buffer_pb2.GroupGrant(group_id=name, lease_id=lease, attempt=1, task=task, **fields)  # type: ignore[arg-type]
@@ -255,6 +256,14 @@ async def test_evaluation_has_credits_while_training_is_full() -> None:
         await book.grant(f"g{index}")
     assert book.rollout.credits("train") == 0
     assert book.rollout.credits("eval") == 12
+
+
+async def test_the_last_members_are_greedy_where_the_task_says_so() -> None:
+    book = Book()
+    await book.grant("g1", n=5, greedy=2, members_done=[0, 3])
+    drawn = [(request.sampling.temperature, request.sampling.top_k) for request in book.engine.requests]
+    assert drawn == [(1.0, 7), (1.0, 7), (0.0, 0)], "members 1, 2 and 4"
+    assert book.rollout.credits("train") == 2, "groups have five members now"
 
 
 def test_members_of_a_seeded_group_draw_differently() -> None:

@@ -16,7 +16,7 @@ from mesh.trajectory import decode
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2, generator_pb2, trajectory_pb2
 from reward_service.service import serve as serve_rewards
-from tests.generators.world import DEADLINE_S, TOKENIZER, eventually, log_probs, mesh
+from tests.generators.world import DEADLINE_S, TOKENIZER, eventually, greedy_response, log_probs, mesh
 
 
 def prompt_of(group: buffer_pb2.LeasedGroup) -> list[int]:
@@ -52,6 +52,27 @@ async def test_groups_are_generated_scored_and_stored(tmp_path: Path) -> None:
             assert len(texts) > 1, "the members of a group are drawn independently"
         ledger = await learner.client.ledger("train")
         assert not ledger.discrepancies
+
+
+async def test_the_greedy_member_is_the_most_likely_response(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(6, greedy=1)
+        world.generator("gen-1")
+        batch = await learner.train(0)
+        model, longest = world.model(0), world.config.rollout.max_response_tokens
+        elsewhere = 0
+        for group in batch:
+            prompt = prompt_of(group)
+            best = greedy_response(model, prompt, longest)
+            responses = [decode(payload).response_ids.tolist() for payload in group.payloads]
+            assert len(responses) == world.config.rollout.n + 1
+            assert responses[-1] == best
+            elsewhere += sum(response != best for response in responses[:-1])
+            found = decode(group.payloads[-1])
+            np.testing.assert_allclose(found.log_probs, log_probs(model, prompt, best), atol=1e-4)
+        assert elsewhere, "the other members are sampled"
 
 
 async def test_version_stamps_are_those_of_the_weights_that_drew_the_token(tmp_path: Path) -> None:

@@ -172,8 +172,8 @@ class Learner:
             await before_announcing()
         await self.client.set_policy_version(self.incarnation, version)
 
-    def tasks(self, count: int, **sampling: Any) -> list[trajectory_pb2.PromptTask]:
-        """Additions; ordinals go on."""
+    def tasks(self, count: int, *, greedy: int = 0, **sampling: Any) -> list[trajectory_pb2.PromptTask]:
+        """Additions; ordinals go on. `greedy` members come on top of those sampled."""
         found = []
         for _ in range(count):
             self.ordinal += 1
@@ -187,7 +187,8 @@ class Learner:
                     prompt_text=prompt,
                     data_source="demo/arithmetic",
                     ground_truth_json=json.dumps(f"{left + right:02d}"),
-                    n=self.world.config.rollout.n,
+                    n=self.world.config.rollout.n + greedy,
+                    greedy=greedy,
                     sampling=trajectory_pb2.SamplingParams(
                         **{"temperature": 1.0, "max_tokens": self.world.config.rollout.max_response_tokens, **sampling}
                     ),
@@ -195,8 +196,8 @@ class Learner:
             )
         return found
 
-    async def seed(self, count: int, **sampling: Any) -> None:
-        await self.client.seed("train", self.incarnation, self.tasks(count, **sampling))
+    async def seed(self, count: int, *, greedy: int = 0, **sampling: Any) -> None:
+        await self.client.seed("train", self.incarnation, self.tasks(count, greedy=greedy, **sampling))
 
     async def sample(self, groups: int, version: int) -> list[buffer_pb2.LeasedGroup]:
         """Leases `groups` groups to train at `version`."""
@@ -371,3 +372,11 @@ def log_probs(model: PreTrainedModel, prompt: Iterable[int], response: Iterable[
     with torch.no_grad():
         logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
     return torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+
+
+def greedy_response(model: PreTrainedModel, prompt: Iterable[int], tokens: int) -> list[int]:
+    """The most likely response of at most so many tokens, the end token included."""
+    start = torch.tensor([list(prompt)])
+    found = model.generate(start, attention_mask=torch.ones_like(start), do_sample=False, max_new_tokens=tokens)
+    response: list[int] = found[0, start.shape[1] :].tolist()
+    return response

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from learner.data import DataOrder, PromptEncoder, PromptStream, open_dataset
 from learner.data.prompts import TaskShape
 from mesh.errors import DataError
+from protos import trajectory_pb2
 from tests.learner.data.conftest import record, write_jsonl
 
 
@@ -75,6 +76,15 @@ def test_a_task_holds_what_the_mesh_needs(tmp_path: Path, tokenizer: Any) -> Non
     assert (task.n, task.data_source, json.loads(task.ground_truth_json)) == (4, "addition", "6")
     assert json.loads(task.extra_info_json) == {"index": 5}
     assert (task.sampling.temperature, task.sampling.max_tokens, list(task.sampling.stop)) == (0.5, 9, ["="])
+
+
+def test_greedy_baselines_come_on_top_of_the_group(tmp_path: Path, tokenizer: Any) -> None:
+    source = open_dataset(write_jsonl(tmp_path / "d.jsonl", [record(5)]))
+    encoder = PromptEncoder(tokenizer, max_prompt_tokens=16, template_kwargs={})
+    shape = TaskShape(n=4, temperature=0.5, max_tokens=9, greedy=1)
+    task = encoder.encode(source.rows([0])[0], shape, task_id="t", ordinal=1)
+    assert isinstance(task, trajectory_pb2.PromptTask)
+    assert (task.n, task.greedy, task.sampling.temperature) == (5, 1, 0.5)
 
 
 def test_chat_messages_go_through_the_template(tmp_path: Path, tokenizer: Any) -> None:
