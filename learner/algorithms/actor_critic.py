@@ -96,7 +96,9 @@ class ActorCritic(PolicyGradient):
 
     def value_loss(self, output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
         """The critic's loss: a micro-batch's share."""
-        assert output.values is not None and tokens.old_values is not None and tokens.returns is not None
+        assert output.values is not None
+        assert tokens.old_values is not None
+        assert tokens.returns is not None
         value = self.settings.value
         token_loss, metrics = value_loss(
             output.values,

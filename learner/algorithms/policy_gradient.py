@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms import advantages, losses  # noqa: F401 - importing them fills the registries
+import learner.algorithms.advantages
+import learner.algorithms.losses  # noqa: F401 - importing both fills the registries
 from learner.algorithms.advantages.whitening import whiten
 from learner.algorithms.aggregation import aggregate, read_aggregation
 from learner.algorithms.base import Algorithm, Batch

@@ -126,7 +126,7 @@ class SAPO(PolicyGradient):
 
 @register_algorithm("vespo")
 class VESPO(PolicyGradient):
-    """Variational sequence-level soft policy optimization: a smooth kernel of the sequence's ratio. arXiv:2602.10693."""
+    """Variational sequence-level soft policy optimization: a smooth kernel of the sequence ratio. arXiv:2602.10693."""
 
     defaults: Defaults = {"advantage": "grpo", "loss": "vespo", "aggregation": "token_mean"}
 
@@ -262,8 +262,11 @@ class PFPPO(ActorCritic):
 
 @register_algorithm("vapo")
 class VAPO(ActorCritic):
-    """Value-based augmented PPO. arXiv:2504.05118: decoupled and length-adaptive lambda, value pretraining, clip-higher,
-    token-level loss, and a language-model loss on correct responses."""
+    """Value-based augmented PPO. arXiv:2504.05118.
+
+    Decoupled and length-adaptive lambda, value pretraining, clip-higher, token-level loss, and a language-model loss
+    on correct responses.
+    """
 
     defaults: Defaults = {
         "advantage": "vapo",

@@ -1,0 +1,169 @@
+"""Every algorithm by name: builds, declares what it needs, and goes through its dataflow with finite results."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from learner.algorithms.load import load_algorithm, read_settings
+from learner.algorithms.metrics import summarize
+from learner.algorithms.registry import ALGORITHMS
+from learner.algorithms.settings import SettingsError
+from learner.algorithms.types import Needs, Role, Rollouts, StepView, UpdatePlan
+from tests.learner.algorithms.memory_batch import MemoryBatch
+
+PLAN = UpdatePlan(minibatches=2, max_staleness=2, max_response_tokens=6, group_size=4)
+
+
+def a_batch(seed: int = 0, groups: int = 3, size: int = 4, vocabulary: int = 5) -> MemoryBatch:
+    draw = torch.Generator().manual_seed(seed)
+    count = groups * size
+    lengths = torch.randint(0, 7, (count,), generator=draw)
+    total = int(lengths.sum())
+    tokens = torch.randint(0, vocabulary, (total,), generator=draw)
+    actor = torch.randn(total, vocabulary, generator=draw, dtype=torch.float64)
+    drift = 0.3 * torch.randn(actor.shape, generator=draw, dtype=torch.float64)
+    behaviour = (actor + drift).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    rewards = torch.randint(0, 2, (count,), generator=draw).double()
+    rollouts = Rollouts(
+        group_ids=torch.arange(groups).repeat_interleave(size),
+        rewards=rewards,
+        lengths=lengths,
+        behaviour_log_probs=behaviour,
+        staleness=torch.randint(0, 3, (total,), generator=draw).int(),
+        truncated=lengths == 6,
+        components={"first": rewards, "second": torch.rand(count, generator=draw, dtype=torch.float64)},
+        baseline_rewards=torch.full((count,), 0.5, dtype=torch.float64),
+    )
+    logits = {"actor": actor, "reference": actor + drift, "prm": actor - drift}
+    return MemoryBatch(rollouts, tokens, logits, {"critic": torch.randn(total, generator=draw, dtype=torch.float64)})
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.names)
+def test_goes_through_its_dataflow(name):
+    algorithm = load_algorithm(name, {}, PLAN)
+    batch = a_batch()
+    before = algorithm.state()
+    algorithm.batch_stage(batch)
+    data = batch.rollouts
+    assert data.advantages is not None
+    assert data.advantages.shape == (data.num_tokens,)
+    assert torch.isfinite(data.advantages).all()
+    assert all(torch.isfinite(torch.tensor(value)) for value in batch.figures.values()), batch.figures
+    tokens = batch.token_batch()
+    for role, loss in algorithm.losses(version=10**6).items():
+        table = (batch.tables if role in batch.tables else batch.logits)[role].detach().clone().requires_grad_()
+        (batch.tables if role in batch.tables else batch.logits)[role] = table
+        output = batch.output(role)
+        if role == "actor" and algorithm.needs.selection:
+            log_probs, entropy = (part.detach() for part in output.policy())
+            anchor = log_probs if tokens.proximal_log_probs is None else tokens.proximal_log_probs
+            tokens.selected = algorithm.select(StepView(log_probs, entropy, anchor, data.advantages, batch.generator))
+        result = loss(output, tokens, batch.counts())
+        result.loss.backward()
+        assert torch.isfinite(table.grad).all()
+        assert table.grad.abs().sum() > 0
+        figures = summarize([result.metrics], data.num_tokens)
+        assert figures and all(torch.isfinite(torch.tensor(value)) for value in figures.values()), figures
+    algorithm.restore(before)
+    assert algorithm.state() == before
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.names)
+def test_a_preset_says_only_what_its_settings_know(name):
+    algorithm_type, settings = read_settings(name, {})
+    assert set(algorithm_type.defaults) <= {field.name for field in dataclasses.fields(settings)}
+    assert algorithm_type.__doc__
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "needs"),
+    [
+        ("grpo", {}, Needs(group_size=2)),
+        ("remax", {}, Needs(greedy_baseline=True)),
+        ("gdpo", {"advantage": {"weights": {"first": 1.0}}}, Needs(group_size=2, components=("first",))),
+        ("grpo", {"kl": {"where": "loss"}}, Needs(roles=(Role("reference"),), group_size=2)),
+        ("grpo", {"entropy": {"coefficient": 0.01}}, Needs(group_size=2, entropy_gradient=True)),
+        ("kl_cov", {}, Needs(group_size=2, selection=True)),
+        ("ppo", {}, Needs(roles=(Role("critic", kind="value_model", trained=True),))),
+        ("prime", {}, Needs(roles=(Role("prm", trained=True), Role("reference")), group_size=2)),
+    ],
+)
+def test_declares_what_it_needs(name, params, needs):
+    assert load_algorithm(name, params, PLAN).needs == needs
+
+
+def test_an_estimator_with_a_critic_is_refused_without_one():
+    with pytest.raises(SettingsError, match="values") as caught:
+        load_algorithm("grpo", {"advantage": "gae"}, PLAN)
+    assert caught.value.field == "algorithm.advantage"
+    assert "ppo" in caught.value.hint
+
+
+def test_a_stale_run_that_corrects_for_nothing_is_refused_by_name():
+    with pytest.raises(SettingsError, match="max_staleness") as caught:
+        load_algorithm("grpo", {"correction": {"mode": "none"}}, PLAN)
+    assert caught.value.field == "algorithm.correction.mode"
+    load_algorithm("grpo", {"correction": {"mode": "none", "accept_uncorrected": True}}, PLAN)
+    load_algorithm("grpo", {"correction": {"mode": "none"}}, dataclasses.replace(PLAN, max_staleness=0))
+
+
+def test_a_users_settings_go_over_the_preset():
+    _, settings = read_settings("dapo", {"loss": {"clip_low": 0.1}})
+    assert dict(settings.loss.params) == {"clip_low": 0.1, "clip_high": 0.28}
+    _, settings = read_settings("dapo", {"loss": "gspo"})
+    assert settings.loss.name == "gspo"
+    assert not settings.loss.params
+
+
+def test_the_adaptive_kl_coefficient_follows_the_distance():
+    params = {"kl": {"where": "reward", "coefficient": 0.1, "target": 1e-6, "horizon": 100}}
+    algorithm = load_algorithm("grpo", params, PLAN)
+    algorithm.batch_stage(a_batch())
+    assert algorithm.state()["kl_coefficient"] > 0.1
+
+
+def test_kl_in_the_reward_reaches_the_advantages():
+    plain, shaped = (
+        load_algorithm("ppo", {}, PLAN),
+        load_algorithm("ppo", {"kl": {"where": "reward", "coefficient": 0.5}}, PLAN),
+    )
+    first, second = a_batch(), a_batch()
+    plain.batch_stage(first)
+    shaped.batch_stage(second)
+    assert not torch.allclose(first.rollouts.advantages, second.rollouts.advantages)
+
+
+def test_the_critic_warms_up_alone():
+    algorithm = load_algorithm("ppo", {"critic_warmup": 3}, PLAN)
+    assert list(algorithm.losses(2)) == ["critic"]
+    assert list(algorithm.losses(3)) == ["critic", "actor"]
+
+
+def test_the_positive_example_loss_is_the_mean_over_tokens_of_correct_responses():
+    batch = a_batch()
+    with_it = load_algorithm("vapo", {"positive_lm_coefficient": 1.0}, PLAN)
+    with_it.batch_stage(batch)
+    output = batch.output("actor")
+    result = with_it.loss(output, batch.token_batch(), batch.counts())
+    figures = summarize([result.metrics], batch.rollouts.num_tokens)
+    correct = (batch.rollouts.rewards > 0.5)[batch.rollouts.sequence_ids]
+    assert figures["actor/positive_lm_loss"] == pytest.approx(float(-output.log_probs[correct].mean()))
+
+
+def test_prime_trains_its_reward_model_before_it_rewards():
+    before, after = a_batch(), a_batch()
+    load_algorithm("prime", {}, PLAN).batch_stage(before)
+    load_algorithm("prime", {"prm_update": "after"}, PLAN).batch_stage(after)
+    assert not torch.allclose(before.rollouts.extra["prm_log_probs"], after.rollouts.extra["prm_log_probs"])
+    assert torch.allclose(before.logits["prm"], after.logits["prm"])
+
+
+def test_truncated_responses_can_be_left_out():
+    batch = a_batch()
+    load_algorithm("grpo", {"filter": {"truncated": "mask"}}, PLAN).batch_stage(batch)
+    data = batch.rollouts
+    assert data.keep is not None
+    assert torch.equal(~data.keep, data.truncated[data.sequence_ids])
