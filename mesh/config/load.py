@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from mesh.config.models import Config
+from mesh.config.models import Config, section_of
 from mesh.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads `1e-6` as a number, as YAML 1.2 does; to the older YAML of the library it is a text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def load_config(source: Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
@@ -45,7 +55,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         if not separator or not key:
             raise ConfigError(f"override {item!r} has not the form --section.key=value")
         try:
-            parsed[key] = yaml.safe_load(text)
+            parsed[key] = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
         except yaml.YAMLError as error:
             raise ConfigError(f"override {item!r}: the value is not YAML: {error}") from error
     return parsed
@@ -57,7 +67,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if values is None:
@@ -72,8 +82,8 @@ def _with(values: Mapping[str, Any], path: list[str], value: Any, dotted: str) -
     if not rest:
         return {**values, head: value}
     inner = values.get(head, {})
-    if head == "algorithm" and isinstance(inner, str):
-        inner = {"name": inner}
+    if isinstance(inner, str) and dotted.startswith("algorithm."):
+        inner = {"name": inner}  # the algorithm, or a part of it, by its name alone
     if inner is None:
         inner = {}
     if not isinstance(inner, Mapping):
@@ -98,14 +108,15 @@ def _explain(error: ValidationError) -> str:
 
 
 def _names_at(path: list[str]) -> list[str]:
-    model: type[BaseModel] = Config
+    model: type[BaseModel] | None = Config
+    keys_are_free = False
     for part in path:
-        field = model.model_fields.get(part)
+        if keys_are_free:  # the name of an entry, as a role's: the section is that of all entries
+            keys_are_free = False
+            continue
+        field = model.model_fields.get(part) if model else None
         if field is None:
             return []
-        candidates = [field.annotation, *get_args(field.annotation)]
-        inner = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-        if inner is None:
-            return []
-        model = inner
-    return list(model.model_fields)
+        model = section_of(field.annotation)
+        keys_are_free = get_origin(field.annotation) is dict
+    return list(model.model_fields) if model else []

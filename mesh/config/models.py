@@ -5,8 +5,9 @@ Import cost matters (`rollmesh --help`): nothing heavy is imported here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -18,6 +19,12 @@ class Section(BaseModel):
     """Base of all sections: frozen, and strict about names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def section_of(annotation: Any) -> type[Section] | None:
+    """The section that a field holds: plainly, as an option, or as the values of a mapping."""
+    candidates = (annotation, *get_args(annotation))
+    return next((item for item in candidates if isinstance(item, type) and issubclass(item, Section)), None)
 
 
 class RunSection(Section):
@@ -54,8 +61,30 @@ class DataSection(Section):
 
 
 class AlgorithmSection(Section):
-    name: str = Field("grpo", description="Registered name, or `package.module:Class` / `file.py:Class` of your own.")
-    params: dict[str, Any] = Field(default_factory=dict, description="Settings of the algorithm, by its own names.")
+    """The algorithm by name; every further key is a setting of its own, checked by the algorithm itself.
+
+    Here such keys are only carried: which there are depends on the name, and a user's class has its own.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(
+        "grpo",
+        description="Registered name (`rollmesh config algorithms`), or `package.module:Class` / `file.py:Class` of "
+        "your own. Keys beside it are the algorithm's settings, as `loss.clip_high` or `kl.where`: docs/algorithms.md.",
+    )
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The settings given beside the name, in the form of the configuration."""
+        return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "params" in values:
+            raise ValueError("the settings stand beside `name`: move what is below `params` one level up")
+        return values
 
 
 class RolloutSection(Section):
@@ -106,6 +135,16 @@ class OptimizerSection(Section):
     max_grad_norm: float = Field(1.0, gt=0, description="Global gradient norm to clip to.")
 
 
+class RoleSection(Section):
+    path: str | None = Field(
+        None, description="Local Hugging Face folder, or a hub id; none: the actor's initial weights."
+    )
+    revision: str | None = Field(None, description="Commit or tag of the hub id.")
+    optimizer: OptimizerSection | None = Field(
+        None, description="Keys as in `learner.optimizer`, for a role that is trained; none: `learner.optimizer`."
+    )
+
+
 class BatchSection(Section):
     groups: PositiveInt = Field(32, description="Groups per optimizer batch (B): one published version per batch.")
     minibatches: PositiveInt = Field(1, description="Optimizer steps into which a batch is divided.")
@@ -122,6 +161,11 @@ class LearnerSection(Section):
     activation_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="AdamW and its schedule.")
     batch: BatchSection = Field(default_factory=BatchSection, description="Batch sizes.")
+    roles: dict[str, RoleSection] = Field(
+        default_factory=dict,
+        description="Models that the algorithm needs beside the actor, by role: `critic`, `reference`, `teacher`, ... "
+        "(`rollmesh config explain` says which).",
+    )
 
 
 class BufferSection(Section):
@@ -206,7 +250,12 @@ class Config(Section):
     run: RunSection = Field(default_factory=RunSection, description="The run's name, folder and seed.")
     model: ModelSection = Field(description="The model to train.")
     data: DataSection = Field(description="Prompts.")
-    algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection, description="The algorithm; a name will do.")
+    algorithm: AlgorithmSection = Field(
+        default_factory=AlgorithmSection,
+        description="The algorithm and its settings; a name alone will do (`algorithm: dapo`). Which settings there "
+        "are depends on the name: see docs/algorithms.md; `rollmesh config explain FILE` prints them all with their "
+        "values, and a run checks them before anything starts.",
+    )
     rollout: RolloutSection = Field(default_factory=RolloutSection, description="How responses are generated.")
     reward: RewardSection = Field(default_factory=RewardSection, description="How responses are scored.")
     learner: LearnerSection = Field(default_factory=LearnerSection, description="How the model is trained.")

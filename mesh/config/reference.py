@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mesh.config.models import Config, Section
+from mesh.config.models import Config, Section, section_of
 
 _HEAD = """# Configuration
 
@@ -31,8 +31,7 @@ def reference() -> str:
                 "",
                 field.description or "",
                 "",
-                "| key | type | default | meaning |",
-                "|---|---|---|---|",
+                *_TABLE_HEAD,
             ]
             lines += [f"| `{key}` | {kind} | {default} | {text} |" for key, kind, default, text in _rows(section, "")]
             lines.append("")
@@ -44,8 +43,11 @@ def _rows(section: type[Section], prefix: str) -> Iterator[tuple[str, str, str, 
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):
             yield from _rows(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", _kind(inner), _default(field), (field.description or "").replace("|", "\\|")
+            continue
+        yield f"{prefix}{name}", _kind(inner), _default(field), (field.description or "").replace("|", "\\|")
+        entries = section_of(inner)
+        if entries is not None and get_origin(inner) is dict:
+            yield from _rows(entries, f"{prefix}{name}.NAME.")
 
 
 def _kind(annotation: Any) -> str:
@@ -61,6 +63,8 @@ def _kind(annotation: Any) -> str:
         return f"list of {_kind(arguments[0])}"
     if origin is dict:
         return "mapping"
+    if section_of(annotation) is not None:
+        return "section"
     if annotation is Path:
         return "path"
     return {str: "text", int: "integer", float: "number", bool: "true / false"}.get(annotation, "any")

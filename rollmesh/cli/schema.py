@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
+from typing import get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from mesh.config.models import Section, section_of
 
-def describe(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+
+def describe(model: type[Section], prefix: str = "") -> Iterator[str]:
     """Lines `section.key = default  -- meaning`, sections in order."""
     for name, field in model.model_fields.items():
-        section = _section(field)
-        if section is not None:
-            yield from describe(section, f"{prefix}{name}.")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from describe(field.annotation, f"{prefix}{name}.")
             continue
         yield f"{prefix}{name} = {_default(field)}\n    {field.description}"
-
-
-def _section(field: FieldInfo) -> type[BaseModel] | None:
-    candidates = [field.annotation, *get_args(field.annotation)]
-    return next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
+        entries = section_of(field.annotation)
+        if entries is not None and get_origin(field.annotation) is dict:
+            yield from describe(entries, f"{prefix}{name}.NAME.")
 
 
 def _default(field: FieldInfo) -> str:

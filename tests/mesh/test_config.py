@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mesh.config import Config, load_config, parse_overrides
-from mesh.config.models import Section
+from mesh.config.models import Section, section_of
 from mesh.errors import ConfigError
 
 MINIMAL = {"model": {"path": "m"}, "data": {"train": "d.parquet"}}
@@ -17,12 +17,12 @@ def test_overrides_are_read_as_yaml_and_win(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model: {path: m}\ndata: {train: d.parquet}\nlearner: {steps: 7}\nalgorithm: grpo\n")
     config = load_config(
-        path, ["--learner.steps=9", "rollout.stop=['a','b']", "--algorithm.params.clip_low=0.1", "--run.name=x"]
+        path, ["--learner.steps=9", "rollout.stop=['a','b']", "--algorithm.loss.clip_low=0.1", "--run.name=x"]
     )
     assert config.learner.steps == 9
     assert config.rollout.stop == ["a", "b"]
     assert config.algorithm.name == "grpo"
-    assert config.algorithm.params == {"clip_low": 0.1}
+    assert config.algorithm.params == {"loss": {"clip_low": 0.1}}
     assert config.run.folder == Path("runs/x")
 
 
@@ -37,6 +37,9 @@ def test_overrides_are_read_as_yaml_and_win(tmp_path: Path) -> None:
         ("--reward.timeout_s=100", ["deadlines must nest", "reward.timeout_s"]),
         ("--buffer.min_members=9", ["buffer.min_members (9) exceeds rollout.n (8)"]),
         ("--learner=3", ["learner"]),
+        ("--learner.roles.critic.pth=m", ["unknown key learner.roles.critic.pth", "learner.roles.critic.path?"]),
+        ("--learner.roles.critic.optimizer.lrr=1", ["did you mean learner.roles.critic.optimizer.lr?"]),
+        ("--algorithm.params.loss=ppo", ["algorithm", "move what is below `params` one level up"]),
         ("nonsense", ["--section.key=value"]),
         ("--a.b=[", ["not YAML"]),
     ],
@@ -46,6 +49,38 @@ def test_a_bad_key_or_value_is_named(override: str, words: list[str]) -> None:
         load_config(MINIMAL, [override])
     for word in words:
         assert word in str(caught.value)
+
+
+def test_the_algorithm_section_is_flat() -> None:
+    given = {"name": "dapo", "loss": "gspo", "kl": {"where": "loss"}, "horizon": 7}
+    config = load_config({**MINIMAL, "algorithm": given}, ["--algorithm.loss.clip_high=0.3", "--algorithm.kl.cap=1"])
+    assert config.algorithm.name == "dapo"
+    assert config.algorithm.params == {
+        "loss": {"name": "gspo", "clip_high": 0.3},
+        "kl": {"where": "loss", "cap": 1},
+        "horizon": 7,
+    }
+    assert load_config(config.model_dump(mode="json")) == config, "what is shown can be read again"
+    assert load_config({**MINIMAL, "algorithm": "rloo"}).algorithm.params == {}
+
+
+def test_numbers_with_an_exponent_need_no_point(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("model: {path: m}\ndata: {train: d.parquet}\nalgorithm: {kl: {coefficient: 1e-3, target: -2E+4}}\n")
+    config = load_config(path, ["--algorithm.loss.clip_low=3e-4", "--run.name=1e2x"])
+    assert config.algorithm.params == {"kl": {"coefficient": 1e-3, "target": -2e4}, "loss": {"clip_low": 3e-4}}
+    assert config.run.name == "1e2x"
+
+
+def test_roles_have_their_own_model_and_optimizer() -> None:
+    config = load_config(
+        MINIMAL, ["--learner.roles.critic.optimizer.lr=1e-5", "--learner.roles.reference={path: org/base}"]
+    )
+    critic, reference = config.learner.roles["critic"], config.learner.roles["reference"]
+    assert critic.path is None
+    assert critic.optimizer is not None
+    assert critic.optimizer.lr == 1e-5
+    assert (reference.path, reference.optimizer) == ("org/base", None)
 
 
 def test_missing_sections_and_files_are_named(tmp_path: Path) -> None:
@@ -63,9 +98,8 @@ def test_parse_overrides_keeps_equal_signs_in_values() -> None:
 
 
 def _sections(model: type[Section]) -> list[type[Section]]:
-    inner = [f.annotation for f in model.model_fields.values() if isinstance(f.annotation, type)]
-    found = [i for i in inner if issubclass(i, Section)]
-    return [model, *(s for i in found for s in _sections(i))]
+    inner = [section_of(field.annotation) for field in model.model_fields.values()]
+    return [model, *(s for i in inner if i is not None for s in _sections(i))]
 
 
 def test_every_key_is_documented() -> None:
