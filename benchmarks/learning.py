@@ -90,8 +90,9 @@ def row(key: str, record: Mapping[str, Any]) -> str:
     if "error" in record:
         return f"{key}: FAILED: {record['error']}"
     return (
-        f"{key}: {record['before']:.3f} -> {record['after']:.3f} (best {record['best']:.3f}) in "
-        f"{record['steps']} steps, {record['seconds']:.1f} s, staleness {record['staleness_mean']:.2f} mean, {record['staleness_max']} max"
+        f"{key}: {record['before']:.3f} -> {record['after']:.3f} (best {record['best']:.3f}) in {record['steps']} "
+        f"steps, {record['seconds']:.1f} s, staleness {record['staleness_mean']:.2f} mean, "
+        f"{record['staleness_max']} max"
     )
 
 
@@ -104,9 +105,7 @@ def summary(records: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> s
         if not runs:
             continue
         column = {key: summarize(float(run[key]) for run in runs) for key in ("before", "best", "steps", "seconds")}
-        ages = (
-            f"{summarize(run['staleness_mean'] for run in runs).median:.2f} / {max(r['staleness_max'] for r in runs)}"
-        )
+        age = summarize(run["staleness_mean"] for run in runs).median
         changes = runs[0]["changes"]
         rows.append(
             (
