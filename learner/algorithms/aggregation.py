@@ -11,10 +11,24 @@ seq_mean_token_sum          sum_i (sum_t L_it) / G
 seq_mean_token_sum_norm     sum_i (sum_t L_it) / (G * horizon)    (Dr. GRPO, arXiv:2503.20783, sec. 3.2)
 token_sum                   sum_it L_it
 ==========================  =================================================================
+
+verl's names are the same with hyphens. TRL names the modes by the loss types that use them, and divides by counts that
+differ in parts from the ones here:
+
+==========  =======================  ========================================================
+TRL         here                     TRL's own count
+==========  =======================  ========================================================
+grpo        seq_mean_token_mean      sequences of the micro-batch, empty ones too
+bnpo        token_mean               tokens of the local micro-batch: depends on the split
+dapo        token_mean               the same, over all micro-batches and ranks
+dr_grpo     seq_mean_token_sum_norm  sequences of the micro-batch; horizon = longest completion
+luspo       seq_mean_token_sum       sequences of the micro-batch; meant for a sequence's ratio (`gspo`)
+==========  =======================  ========================================================
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from torch import Tensor
@@ -31,9 +45,18 @@ AGGREGATIONS: tuple[Aggregation, ...] = (
     "token_sum",
 )
 
+# TRL's loss types.
+ALIASES: Mapping[str, Aggregation] = {
+    "grpo": "seq_mean_token_mean",
+    "bnpo": "token_mean",
+    "dapo": "token_mean",
+    "dr_grpo": "seq_mean_token_sum_norm",
+    "luspo": "seq_mean_token_sum",
+}
+
 
 def read_aggregation(name: str) -> Aggregation:
-    """Understands the names above, also with hyphens (verl's spelling).
+    """Understands the names above, also with hyphens (verl's spelling), and TRL's.
 
     Raises:
         SettingsError: unknown name.
@@ -42,7 +65,9 @@ def read_aggregation(name: str) -> Aggregation:
     for known in AGGREGATIONS:
         if wanted == known:
             return known
-    raise SettingsError("aggregation", f"unknown mode {name!r}", hint=f"known: {', '.join(AGGREGATIONS)}")
+    if wanted in ALIASES:
+        return ALIASES[wanted]
+    raise SettingsError("aggregation", f"unknown mode {name!r}", hint=f"known: {', '.join((*AGGREGATIONS, *ALIASES))}")
 
 
 def aggregate(
@@ -51,7 +76,7 @@ def aggregate(
     """A micro-batch's share of the loss.
 
     Args:
-        token_loss: float32 [R].
+        token_loss: float [R].
         tokens: whose sequences the tokens belong to.
         counts: sizes of the whole optimizer batch.
         mode: see the module.

@@ -1,1 +1,24 @@
-"""Policy losses: surrogate objectives per token, before importance weights and aggregation; importing enters them."""
+"""Policy losses per token, before importance weights and aggregation; importing this enters all of them by name."""
+
+from learner.algorithms.losses.covariance import clip_cov, kl_cov
+from learner.algorithms.losses.divergence import dppo_kl, dppo_tv, probability_band
+from learner.algorithms.losses.ppo import ppo
+from learner.algorithms.losses.reinforce import dro, reinforce
+from learner.algorithms.losses.sequence_ratio import gmpo, gspo
+from learner.algorithms.losses.soft import cispo, sapo, vespo
+
+__all__ = [
+    "cispo",
+    "clip_cov",
+    "dppo_kl",
+    "dppo_tv",
+    "dro",
+    "gmpo",
+    "gspo",
+    "kl_cov",
+    "ppo",
+    "probability_band",
+    "reinforce",
+    "sapo",
+    "vespo",
+]
