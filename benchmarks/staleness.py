@@ -92,7 +92,7 @@ def measure(run: MeshRun, bound: int) -> dict[str, Any]:
         "seconds": run.summary["training_s"],
         "staleness_mean": round(mean, 3),
         "staleness_max": oldest,
-        "ess": _mean(rest, "rollout_corr/ess"),
+        "ess": _mean(rest, "rollout_corr/ratio/ess"),
         "k3_kl": _mean(rest, "rollout_corr/k3_kl"),
         "held_out": held_out,
     }

@@ -9,20 +9,27 @@ gradient that is the advantage
 
     A_t = log teacher(y_t) - log student(y_t)  (+ discount * A_{t+1}),
 
-one judgement per token where a reward gives one per response. No reward is needed. Tokens that an older student
-sampled are weighted with min(student / behaviour, cap).
+one judgement per token where a reward gives one per response. No reward is needed. What an older student sampled is
+corrected like any other stale data, by default with truncated importance weights.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import learner.algorithms.losses  # noqa: F401 - importing enters the policy losses
 from learner.algorithms.aggregation import aggregate, read_aggregation
 from learner.algorithms.base import Algorithm, Batch
+from learner.algorithms.correction import (
+    CorrectionSettings,
+    anchor_and_weights,
+    check_corrects,
+    correct_batch,
+    drift_metrics,
+)
 from learner.algorithms.metrics import Metrics
-from learner.algorithms.numerics import finite_log_probs, log_ratio
+from learner.algorithms.numerics import log_ratio
 from learner.algorithms.ragged import discounted_returns
 from learner.algorithms.registry import build_policy_loss
 from learner.algorithms.settings import Component, Settings, SettingsError
@@ -36,20 +43,18 @@ class DistillationSettings(Settings):
     Attributes:
         loss: policy loss, with its settings.
         aggregation: how token losses become the batch's loss.
+        correction: what is done about stale tokens.
         discount: how much of the later tokens' advantage a token gets; 0: each token answers for itself.
-        cap: bound of the importance weights.
     """
 
     loss: Component = Component("ppo")  # noqa: RUF009 - frozen
     aggregation: str = "token_mean"
+    correction: CorrectionSettings = field(default_factory=CorrectionSettings)
     discount: float = 0.0
-    cap: float = 2.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.discount <= 1.0:
             raise SettingsError("discount", f"expected 0 .. 1, got {self.discount}")
-        if self.cap < 1.0:
-            raise SettingsError("cap", f"expected a bound >= 1, got {self.cap}")
 
 
 class Distillation(Algorithm):
@@ -60,6 +65,7 @@ class Distillation(Algorithm):
 
     def __init__(self, settings: DistillationSettings, plan: UpdatePlan) -> None:
         super().__init__(settings, plan)
+        check_corrects(settings.correction, plan)
         self._policy_loss, _, _ = build_policy_loss(settings.loss)
         self._aggregation = read_aggregation(settings.aggregation)
 
@@ -74,17 +80,18 @@ class Distillation(Algorithm):
         judgement = log_ratio(teacher, student)
         rollouts.advantages = discounted_returns(judgement, self.settings.discount, rollouts.lengths)
         rollouts.proximal_log_probs = student
-        weights = log_ratio(student, rollouts.behaviour_log_probs).exp()
-        rollouts.importance_weights = weights.clamp_max(self.settings.cap)
-        if rollouts.num_tokens:
-            weighted = weights.clamp_max(self.settings.cap) * judgement
+        batch.report(correct_batch(rollouts, self.settings.correction))
+        weights = rollouts.importance_weights
+        weighted = judgement if weights is None else weights * judgement
+        if weighted.numel():
             batch.report({"distillation/reverse_kl": -float(weighted.mean())})
 
     def loss(self, output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
         log_probs, entropy = output.policy()
-        log_probs = finite_log_probs(log_probs)
-        assert tokens.proximal_log_probs is not None, "the batch stage computed it"
-        assert tokens.importance_weights is not None, "the batch stage computed it"
-        token_loss, metrics = self._policy_loss(log_probs, tokens.proximal_log_probs, tokens)
-        loss = aggregate(token_loss * tokens.importance_weights, tokens, counts, self._aggregation)
-        return LossOutput(loss, metrics | Metrics(sums={"policy/entropy": entropy.detach().sum()}))
+        anchor, weights = anchor_and_weights(log_probs, tokens, self.settings.correction)
+        token_loss, metrics = self._policy_loss(log_probs, anchor, tokens)
+        if weights is not None:
+            token_loss = token_loss * weights
+        loss = aggregate(token_loss, tokens, counts, self._aggregation)
+        figures = Metrics(sums={"actor/pg_loss": token_loss.detach().sum(), "actor/entropy": entropy.detach().sum()})
+        return LossOutput(loss, drift_metrics(log_probs.detach(), tokens) | metrics | figures)

@@ -87,6 +87,8 @@ class RejectionSampling(Algorithm):
     def loss(self, output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
         log_probs, entropy = output.policy()
         log_probs = finite_log_probs(log_probs)
-        figures = {"log_likelihood": log_probs.detach().sum(), "entropy": entropy.detach().sum()}
-        metrics = Metrics(sums={f"rejection_sampling/{name}": total for name, total in figures.items()})
-        return LossOutput(aggregate(-log_probs, tokens, counts, self._aggregation), metrics)
+        loss = aggregate(-log_probs, tokens, counts, self._aggregation)
+        likelihood, spread = log_probs.detach().sum(), entropy.detach().sum()
+        return LossOutput(
+            loss, Metrics(sums={"rejection_sampling/log_likelihood": likelihood, "actor/entropy": spread})
+        )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from examples.dataflows.distillation import Distillation, DistillationSettings
 from examples.dataflows.rejection_sampling import RejectionSampling, RejectionSamplingSettings, choose_best
+from learner.algorithms.correction import CorrectionSettings
 from learner.algorithms.settings import SettingsError
 from learner.algorithms.types import Group, Rollouts, UpdatePlan
 from mesh.config import load_config
@@ -81,12 +82,17 @@ def test_distillation_brings_the_student_to_the_teacher() -> None:
 def test_distillation_weighs_what_an_older_student_sampled() -> None:
     batch = memory_batch(3)
     batch.rollouts.behaviour_log_probs = batch.rollouts.behaviour_log_probs - 5.0
-    Distillation(DistillationSettings(cap=1.5), UpdatePlan()).batch_stage(batch)
+    Distillation(DistillationSettings(correction=CorrectionSettings(cap=1.5)), UpdatePlan()).batch_stage(batch)
     weights = batch.rollouts.importance_weights
     assert weights is not None
     assert torch.equal(weights, torch.full_like(weights, 1.5))
-    with pytest.raises(SettingsError, match="cap"):
-        DistillationSettings(cap=0.5)
+
+
+def test_distillation_of_stale_data_is_corrected_or_refused() -> None:
+    uncorrected = DistillationSettings(correction=CorrectionSettings(mode="none"))
+    with pytest.raises(SettingsError, match="corrects for nothing"):
+        Distillation(uncorrected, UpdatePlan(max_staleness=2))
+    Distillation(uncorrected, UpdatePlan(max_staleness=0))
 
 
 def test_discounted_distillation_gives_earlier_tokens_the_later_judgements() -> None:
