@@ -1,1 +1,23 @@
 """Off-policy correction: what is done about tokens that another policy sampled."""
+
+from learner.algorithms.correction.apply import anchor_and_weights, correct_batch, drift_metrics
+from learner.algorithms.correction.figures import diagnostics, kept_figures, rule_figures, weight_figures
+from learner.algorithms.correction.ratios import importance_weights, interpolated_proximal
+from learner.algorithms.correction.rejection import rejections
+from learner.algorithms.correction.settings import CorrectionSettings, check_corrects, needs_proximal
+
+__all__ = [
+    "CorrectionSettings",
+    "anchor_and_weights",
+    "check_corrects",
+    "correct_batch",
+    "diagnostics",
+    "drift_metrics",
+    "importance_weights",
+    "interpolated_proximal",
+    "kept_figures",
+    "needs_proximal",
+    "rejections",
+    "rule_figures",
+    "weight_figures",
+]
