@@ -1,13 +1,14 @@
-"""The FSDP2 engine.
+"""What the FSDP2 engines of all kinds of models have in common.
 
 Invariants: gradients are sums of the micro-batches' shares over all ranks (FSDP averages, so shares are multiplied by
 the number of ranks); all ranks run the same number of micro-batches, short ones fill up with a share of zero; a step
-whose gradient is not finite changes nothing.
+whose gradient is not finite changes nothing; making an engine leaves the random numbers of the others alone.
 """
 
 from __future__ import annotations
 
 import gc
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,24 +16,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
 
-from learner.algorithms.metrics import Metrics, summarize
-from learner.algorithms.types import GlobalCounts
+from learner.algorithms.base import Loss
+from learner.algorithms.metrics import Metrics
+from learner.algorithms.types import GlobalCounts, ModelOutput
 from learner.batching.pack import pack
 from learner.batching.types import PackedBatch, TrainSequence
-from learner.engines.base import Engine, EngineSpec, LossFunction, StepResult
-from learner.engines.fsdp2.layout import build_layout
+from learner.engines.base import Engine, EngineSpec, StepResult
+from learner.engines.fsdp2.figures import step_figures
+from learner.engines.fsdp2.layout import AttentionLayout, build_layout
 from learner.engines.fsdp2.loading import load_model, load_tokenizer
-from learner.engines.fsdp2.logprobs import token_log_probs
 from learner.engines.fsdp2.schedule import learning_rate
 from learner.engines.fsdp2.sharding import plain_name, prepare
 from learner.engines.fsdp2.state import load_state, save_state
-from learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen
+from learner.engines.fsdp2.varlen import VarlenLayout, build_varlen_layout, has_varlen
 from learner.engines.fsdp2.world import World
+from mesh.config.models import OptimizerSection
+from mesh.errors import ConfigError
 
 
 class Fsdp2Engine(Engine):
-    """A causal language model under AdamW, sharded over the ranks where there are several."""
+    """A Hugging Face model under AdamW, sharded over the ranks where there are several."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -40,79 +46,105 @@ class Fsdp2Engine(Engine):
         shard_alone = self._param_dtype != torch.float32
         self._world = World(spec.device, need_group=shard_alone)
         self.rank, self.world_size, self.device = self._world.rank, self._world.size, self._world.device
-        torch.manual_seed(spec.seed)
-        self._model = load_model(spec.model)
+        self.trained = spec.optimizer is not None
+        if self._world.first:
+            torch.manual_seed(spec.seed)
+        with torch.random.fork_rng(devices=[]):
+            # On the CPU, where models are built; nothing draws from the device's generator.
+            torch.default_generator.manual_seed(spec.seed)
+            # Configuration and conversions for `export_hf`; its weights are those of `_model`.
+            self._shell = load_model(spec.model)
+            self._model = self._build(self._shell)
         nn.Module.to(self._model, self.device)
         prepare(
             self._model,
             shard=self.world_size > 1 or shard_alone,
             param_dtype=self._param_dtype,
-            recompute=spec.activation_checkpointing,
+            recompute=spec.activation_checkpointing and self.trained,
+            trained=self.trained,
         )
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
-        section = spec.optimizer
-        self._optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=section.lr,
-            betas=section.betas,
-            eps=section.eps,
-            weight_decay=section.weight_decay,
-            fused=True,
-        )
+        self._optimizer = None if spec.optimizer is None else _optimizer(spec.optimizer, self._parameters)
         self._steps = 0
         self._varlen = has_varlen(self.device, self._param_dtype)
+        if spec.offload:
+            self.offload()
+
+    @abstractmethod
+    def _build(self, shell: PreTrainedModel) -> nn.Module:
+        """The module to train, with parameters named as in a Hugging Face folder."""
+
+    @abstractmethod
+    def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
+        """What the model says of the trained tokens, and the differentiable part of it, float32 [R]."""
+
+    @abstractmethod
+    def _nothing(self, *, sum_pi_squared: bool) -> ModelOutput:
+        """The output for no tokens."""
 
     def train_batch(
         self,
         batches: Sequence[PackedBatch],
-        loss: LossFunction,
+        loss: Loss,
         counts: GlobalCounts,
         before_update: Callable[[], None] | None = None,
     ) -> StepResult:
-        self._optimizer.zero_grad()
+        section, optimizer = self._training()
+        optimizer.zero_grad()
         parts: list[Metrics] = []
         value = torch.zeros((), device=self.device)
-        for batch, real in self._even(batches):
-            log_probs, entropies = self._forward(batch)
-            output = loss(log_probs, entropies, batch.tokens, counts)
-            share = output.loss if real else log_probs.sum() * 0.0
+        real, filling = self._even(batches)
+        for batch in real:
+            output, differentiable = self._forward(batch)
+            result = loss(output, batch.tokens, counts)
+            # A loss of which nothing depends on the model has a gradient all the same: zero.
+            share = result.loss if result.loss.requires_grad else result.loss + _zero(differentiable)
             (share * self.world_size).backward()
             value += share.detach()
-            parts.append(output.metrics.scaled(float(real)))
+            parts.append(result.metrics)
+        for batch in filling:
+            _zero(self._forward(batch)[1]).backward()
         if before_update is not None:
             before_update()
         if not counts.tokens:
             return StepResult({}, skipped=True)
-        if not parts:
+        if not real and not filling:
             # Nothing had an advantage on any rank: a gradient of zero, which the optimizer's moments still follow.
             for parameter in self._parameters:
                 parameter.grad = torch.zeros_like(parameter)
-        norm = self._clip()
-        rate = learning_rate(self._spec.optimizer, self._steps, self._spec.total_steps)
+        norm = self._clip(section.max_grad_norm)
+        rate = learning_rate(section, self._steps, self._spec.total_steps)
         skipped = not np.isfinite(norm)
         if not skipped:
-            for group in self._optimizer.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = rate
-            self._optimizer.step()
+            optimizer.step()
             self._steps += 1
-        return StepResult(self._figures(parts, batches, value) | {"grad_norm": norm, "lr": rate}, skipped)
+        seen = sum(batch.tokens.num_tokens for batch in real)
+        figures = step_figures(self._world, parts, seen, value)
+        return StepResult(figures | {"grad_norm": norm, "lr": rate}, skipped)
 
     @torch.no_grad()
-    def infer_batch(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
-        results: list[Tensor] = []
-        for batch, real in self._even(batches):
-            log_probs, _ = self._forward(batch)
-            if real:
-                results.append(log_probs)
-        empty = [torch.zeros(0, device=self.device) for batch in batches if not batch.tokens.num_tokens]
-        if not empty:
-            return results
-        filled = iter(results)
-        return [next(filled) if batch.tokens.num_tokens else empty[0] for batch in batches]
+    def infer_batch(self, batches: Sequence[PackedBatch], *, sum_pi_squared: bool = False) -> list[ModelOutput]:
+        if self._spec.offload:
+            self.onload()
+        real, filling = self._even(batches)
+        outputs = iter([self._forward(batch, sum_pi_squared=sum_pi_squared)[0] for batch in real])
+        for batch in filling:
+            self._forward(batch)
+        if self._spec.offload:
+            self.offload()
+        return [
+            next(outputs) if batch.tokens.num_tokens else self._nothing(sum_pi_squared=sum_pi_squared)
+            for batch in batches
+        ]
 
     def global_counts(self, batches: Sequence[PackedBatch]) -> GlobalCounts:
         counts = sum((batch.counts for batch in batches), GlobalCounts(0, 0))
         return GlobalCounts(*self._world.sum_ints((counts.tokens, counts.sequences)))
+
+    def all_gather(self, values: Tensor) -> list[Tensor]:
+        return self._world.gather(values)
 
     def export_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         wanted = dtype or getattr(torch, self._spec.model.dtype)
@@ -122,10 +154,10 @@ class Fsdp2Engine(Engine):
             yield name, full.contiguous()
 
     def save_checkpoint(self, folder: Path, extra: dict[str, object]) -> None:
-        save_state(folder, self._world, self._model, self._optimizer, self._steps, extra)
+        save_state(folder, self._world, self._model, self._training()[1], self._steps, extra)
 
     def load_checkpoint(self, folder: Path) -> dict[str, object]:
-        self._steps, extra = load_state(folder, self._world, self._model, self._optimizer)
+        self._steps, extra = load_state(folder, self._world, self._model, self._training()[1])
         return extra
 
     def barrier(self) -> None:
@@ -135,8 +167,8 @@ class Fsdp2Engine(Engine):
         state = {name: tensor.clone() for name, tensor in self.export_weights()}
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
-            self._model.config.dtype = getattr(torch, self._spec.model.dtype)
-            self._model.save_pretrained(folder, state_dict=state)
+            self._shell.config.dtype = getattr(torch, self._spec.model.dtype)
+            self._shell.save_pretrained(folder, state_dict=state)
             tokenizer = load_tokenizer(self._spec.model)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
@@ -151,41 +183,31 @@ class Fsdp2Engine(Engine):
     def close(self) -> None:
         # The sharded model refers to the process group, whose threads end only with the last reference: it goes first.
         self._parameters = []
-        del self._model, self._optimizer
+        self._model = self._shell = self._optimizer = None  # type: ignore[assignment]  # of no use any more
         gc.collect()
         self._world.close()
 
-    def _forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies of the trained tokens, float32 [R]."""
+    def _layout(self, batch: PackedBatch) -> AttentionLayout | VarlenLayout:
         build = build_varlen_layout if self._varlen else build_layout
-        logits = self._model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.predictors,
-            layout=build(batch.segments, self.device),
-        ).logits.squeeze(0)
-        return token_log_probs(logits, batch.labels, batch.temperatures)
+        return build(batch.segments, self.device)
 
-    def _even(self, batches: Sequence[PackedBatch]) -> list[tuple[PackedBatch, bool]]:
-        """Micro-batches with trained tokens, filled up to the same number on every rank; False marks the filling."""
-        real = [(batch, True) for batch in batches if batch.tokens.num_tokens]
+    def _training(self) -> tuple[OptimizerSection, Optimizer]:
+        if self._spec.optimizer is None or self._optimizer is None:
+            raise ConfigError(
+                f"model {self._spec.model.path!r} was made without an optimizer", hint="declare its role as trained"
+            )
+        return self._spec.optimizer, self._optimizer
+
+    def _even(self, batches: Sequence[PackedBatch]) -> tuple[list[PackedBatch], list[PackedBatch]]:
+        """Micro-batches with trained tokens, and what fills them up to the same number on every rank."""
+        real = [batch for batch in batches if batch.tokens.num_tokens]
         # Agreed on before the first forward pass, whose own collectives must line up between ranks.
         missing = self._world.max_int(len(real)) - len(real)
-        return real + [(_filling(self.device), False) for _ in range(missing)]
+        return real, [_filling(self.device)] * missing
 
-    def _figures(self, parts: Sequence[Metrics], batches: Sequence[PackedBatch], loss: Tensor) -> dict[str, float]:
-        """Loss and metrics over all micro-batches and ranks."""
-        figures = {"loss": float(self._world.sum(loss))}
-        if not parts:
-            return figures
-        seen = sum(batch.tokens.num_tokens for batch in batches)
-        reduce = {"reduce_sum": self._world.sum, "reduce_max": self._world.max} if self.world_size > 1 else {}
-        return figures | summarize(parts, seen, **reduce)
-
-    def _clip(self) -> float:
-        """Clips the gradient to the section's global norm; gives the norm before."""
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._spec.optimizer.max_grad_norm)
+    def _clip(self, most: float) -> float:
+        """Clips the gradient to a global norm; gives the norm before."""
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, most)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def _named_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -196,10 +218,26 @@ class Fsdp2Engine(Engine):
 
     def _move(self, device: torch.device) -> None:
         nn.Module.to(self._model, device)
-        for state in self._optimizer.state.values():
+        for state in self._optimizer.state.values() if self._optimizer is not None else ():
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     state[key] = value.to(device)
+
+
+def _optimizer(section: OptimizerSection, parameters: list[nn.Parameter]) -> Optimizer:
+    return torch.optim.AdamW(
+        parameters,
+        lr=section.lr,
+        betas=section.betas,
+        eps=section.eps,
+        weight_decay=section.weight_decay,
+        fused=True,
+    )
+
+
+def _zero(output: Tensor) -> Tensor:
+    """0 with a gradient of zeros, whatever the values are."""
+    return output.nan_to_num(neginf=0.0).sum() * 0.0
 
 
 def _filling(device: torch.device) -> PackedBatch:

@@ -13,9 +13,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from learner.engines.fsdp2.loading import transformer_blocks
 
 _WRAPPED = "_checkpoint_wrapped_module."
+# Children of a model that compute in float32 whatever the rest does.
+_FLOAT32 = ("value_head",)
 
 
-def prepare(model: nn.Module, *, shard: bool, param_dtype: torch.dtype, recompute: bool) -> None:
+def prepare(model: nn.Module, *, shard: bool, param_dtype: torch.dtype, recompute: bool, trained: bool) -> None:
     """Shards every transformer block and then the rest, in place.
 
     Args:
@@ -23,12 +25,19 @@ def prepare(model: nn.Module, *, shard: bool, param_dtype: torch.dtype, recomput
         shard: apply FSDP2; master weights stay float32, computation is in `param_dtype`, gradients reduce in float32.
         param_dtype: compute dtype.
         recompute: recompute each block's activations in the backward pass.
+        trained: False: no gradients, and no master weights beside those in `param_dtype`.
     """
+    exact = [module for name, module in model.named_children() if name in _FLOAT32]
+    if not trained:
+        model.requires_grad_(False)
+        _cast_parameters(model, param_dtype, apart=exact)
     if recompute:
         _recompute_blocks(model)
     if not shard:
         return
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
+    for module in exact:
+        fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32))
     for block in transformer_blocks(model):
         fully_shard(block, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
@@ -37,6 +46,14 @@ def prepare(model: nn.Module, *, shard: bool, param_dtype: torch.dtype, recomput
 def plain_name(name: str) -> str:
     """A parameter's name as the model has it without wrappers."""
     return name.replace(_WRAPPED, "")
+
+
+def _cast_parameters(model: nn.Module, dtype: torch.dtype, apart: list[nn.Module]) -> None:
+    # Buffers (rotary frequencies) stay as they are: the sharded model does not cast them either.
+    kept = {id(parameter) for module in apart for parameter in module.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in kept:
+            parameter.data = parameter.data.to(dtype)
 
 
 def _recompute_blocks(model: nn.Module) -> None:

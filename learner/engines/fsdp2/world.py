@@ -1,6 +1,7 @@
-"""The process group of the learner's ranks, and the few collectives the engine needs.
+"""The process group of the learner's ranks, and the few collectives the engines need.
 
 One rank needs no group. Under torchrun the group is gloo on CPU and nccl on CUDA; every collective has a deadline.
+The engines of a process share one group: the first that needs it forms it, the last that needed it ends it.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import ClassVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 _TIMEOUT = timedelta(minutes=10)
 
@@ -22,7 +26,14 @@ class World:
     Args:
         device_type: `cpu` or `cuda`.
         need_group: form a process group also for a single rank.
+
+    Attributes:
+        first: no other world was open in this process when this one was made.
     """
+
+    # A process group belongs to the process, so does the knowledge of who still needs it.
+    _open: ClassVar[WeakSet[World]] = WeakSet()
+    _formed: ClassVar[bool] = False
 
     def __init__(self, device_type: str, *, need_group: bool) -> None:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -31,11 +42,14 @@ class World:
         if device_type == "cuda":
             self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(self.device)
-        self._owns_group = (self.size > 1 or need_group) and not dist.is_initialized()
-        if self._owns_group:
+        self._needs_group = self.size > 1 or need_group
+        if self._needs_group and not dist.is_initialized():
             backend = "nccl" if device_type == "cuda" else "gloo"
             store = dist.HashStore() if self.size == 1 else None
             dist.init_process_group(backend, timeout=_TIMEOUT, rank=self.rank, world_size=self.size, store=store)
+            World._formed = True
+        self.first = not World._open
+        World._open.add(self)
 
     def sum(self, values: Tensor) -> Tensor:
         """Element-wise sum over ranks."""
@@ -53,17 +67,42 @@ class World:
         """Sums of the ranks' numbers."""
         return list(values) if self.size == 1 else [int(total) for total in self.sum(torch.tensor(values)).tolist()]
 
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """Every rank's values [N] on this rank's device, in the order of the ranks; N may differ."""
+        values = values.to(self.device)
+        if self.size == 1:
+            return [values]
+        lengths = values.new_zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = values.numel()
+        sizes = [int(length) for length in self.sum(lengths).tolist()]
+        longest = max(sizes)
+        if not longest:
+            return [values] * self.size
+        # Bytes travel whatever the dtype: backends differ in the types they know.
+        padded = functional.pad(values.contiguous().view(torch.uint8), (0, (longest - len(values)) * values.itemsize))
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        return [part.view(values.dtype)[:size] for part, size in zip(parts, sizes, strict=True)]
+
+    def gather_bytes(self, message: bytes) -> list[bytes]:
+        """Every rank's message, in the order of the ranks."""
+        sent = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.zeros(0, dtype=torch.uint8)
+        return [part.cpu().numpy().tobytes() for part in self.gather(sent)]
+
     def barrier(self) -> None:
         """Waits until every rank is here."""
         if self.size > 1:
             dist.barrier()
 
     def close(self) -> None:
-        """Leaves the process group, if it was formed here; collective."""
-        if self._owns_group and dist.is_initialized():
+        """Leaves the process group; collective where it is the last to leave. Repeating it is harmless."""
+        if self not in World._open:
+            return
+        World._open.discard(self)
+        if World._formed and self._needs_group and not any(other._needs_group for other in World._open):
             self.barrier()
             dist.destroy_process_group()
-            self._owns_group = False
+            World._formed = False
 
     def _reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         if self.size == 1:
