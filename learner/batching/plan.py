@@ -7,10 +7,11 @@ their prompt is computed once; minibatches hold whole groups, in order.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from learner.batching.partition import partition, sequence_cost
 
 MicroBatchPlan = tuple[int, ...]
 """Indices of items, groups side by side."""
@@ -40,10 +41,11 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Members of one group that are computed together."""
+    """Members of one group that are computed together: their number of tokens, and what they cost."""
 
     indices: tuple[int, ...]
     tokens: int
+    cost: int
 
 
 def plan_batch(items: Sequence[Item], *, token_budget: int, ranks: int = 1, minibatches: int = 1) -> BatchPlan:
@@ -61,37 +63,9 @@ def plan_batch(items: Sequence[Item], *, token_budget: int, ranks: int = 1, mini
     for m in range(count):
         share = groups[m * len(groups) // count : (m + 1) * len(groups) // count]
         units = [unit for group in share for unit in _units(items, group, token_budget)]
-        by_rank = partition([unit.tokens for unit in units], ranks)
+        by_rank = partition([unit.cost for unit in units], ranks)
         steps.append(tuple(_micro_batches([units[i] for i in chosen], token_budget) for chosen in by_rank))
     return BatchPlan(tuple(steps))
-
-
-def partition(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Divides items into parts of nearly equal cost: the largest differencing method.
-
-    Karmarkar and Karp, "The differencing method of set partitioning", 1982. Parts may be empty; the indices in each
-    ascend.
-
-    Args:
-        costs: cost per item.
-        parts: number of parts.
-    """
-    if parts == 1:
-        return [list(range(len(costs)))]
-    # A heap entry is a partial partition: sums and members per part, the largest sum first.
-    heap = [(-cost, index, [(cost, (index,)), *(((0, ()),) * (parts - 1))]) for index, cost in enumerate(costs)]
-    heapq.heapify(heap)
-    tie = len(costs)
-    while len(heap) > 1:
-        _, _, first = heapq.heappop(heap)
-        _, _, second = heapq.heappop(heap)
-        merged = sorted(
-            ((a + b, left + right) for (a, left), (b, right) in zip(first, reversed(second), strict=True)),
-            key=lambda entry: -entry[0],
-        )
-        heapq.heappush(heap, (merged[-1][0] - merged[0][0], tie, merged))
-        tie += 1
-    return [sorted(members) for _, members in heap[0][2]] if heap else [[] for _ in range(parts)]
 
 
 def _units(items: Sequence[Item], group: Sequence[int], budget: int) -> list[_Unit]:
@@ -101,13 +75,20 @@ def _units(items: Sequence[Item], group: Sequence[int], budget: int) -> list[_Un
     for index in group:
         item = items[index]
         if members and tokens + item.response_tokens > budget:
-            units.append(_Unit(tuple(members), tokens))
+            units.append(_unit(items, members))
             members = []
         tokens = tokens + item.response_tokens if members else item.prompt_tokens + item.response_tokens
         members.append(index)
     if members:
-        units.append(_Unit(tuple(members), tokens))
+        units.append(_unit(items, members))
     return units
+
+
+def _unit(items: Sequence[Item], members: Sequence[int]) -> _Unit:
+    prompt = items[members[0]].prompt_tokens
+    responses = [items[index].response_tokens for index in members]
+    cost = sequence_cost(prompt) + sum(sequence_cost(tokens, prompt) for tokens in responses)
+    return _Unit(tuple(members), prompt + sum(responses), cost)
 
 
 def _micro_batches(units: Sequence[_Unit], budget: int) -> tuple[MicroBatchPlan, ...]:

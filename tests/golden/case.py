@@ -20,13 +20,18 @@ MASKS = ("in_response_mask", "in_mask", "in_loss_mask")
 
 @dataclass(frozen=True)
 class AtMost:
-    """An output that may be smaller than the recorded one."""
+    """An output whose largest element may be smaller than the recorded one's."""
 
     value: NDArray[Any]
 
 
+@dataclass(frozen=True)
+class Valid:
+    """An output without one right value: the adapter has asserted what must hold of it."""
+
+
 Outputs = Mapping[str, Any]
-"""Output name (`out_loss`, or a metric's name) -> array, number or `AtMost`."""
+"""Output name (`out_loss`, or a metric's name) -> array, number, `AtMost` or `Valid`."""
 Adapter = Callable[["Case"], Outputs]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.batching.plan import Item, partition, plan_batch
+from learner.batching.partition import sequence_cost
+from learner.batching.plan import Item, plan_batch
 
 
 @given(
@@ -33,18 +34,14 @@ def test_plans_keep_their_promises(groups, budget, ranks, minibatches):
     assert flat == sorted(set(flat))
 
 
-@given(costs=st.lists(st.integers(1, 100), min_size=0, max_size=30), parts=st.integers(1, 5))
-def test_partition_covers_and_balances(costs, parts):
-    division = partition(costs, parts)
-    assert len(division) == parts
-    assert sorted(i for part in division for i in part) == list(range(len(costs)))
-    sums = [sum(costs[i] for i in part) for part in division]
-    assert max(sums, default=0) - min(sums, default=0) <= max(costs, default=0)
-
-
-def test_the_differencing_method_beats_greedy_where_it_should():
-    sums = [sum(part) for part in ([[8, 7, 6, 5, 4][i] for i in part] for part in partition([8, 7, 6, 5, 4], 2))]
-    assert sorted(sums) == [14, 16]
+def test_ranks_are_balanced_by_cost_rather_than_by_tokens():
+    # The long sequence holds a third of the tokens, but takes longer than all others together.
+    items = [Item(0, 0, 65536)] + [Item(g, 0, 1024) for g in range(1, 129)]
+    plan = plan_batch(items, token_budget=1 << 20, ranks=2)
+    costs = [
+        sum(sequence_cost(items[i].response_tokens) for micro in rank for i in micro) for rank in plan.minibatches[0]
+    ]
+    assert max(costs) == sequence_cost(65536)
 
 
 def test_a_group_stays_together_where_the_budget_allows():

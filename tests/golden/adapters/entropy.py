@@ -1,0 +1,25 @@
+"""The entropy term of the loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from learner.algorithms.aggregation import aggregate, read_aggregation
+from learner.algorithms.entropy import entropy_from_logits
+from tests.golden.adapters import adapter
+from tests.golden.case import Case, Outputs
+
+
+@adapter("B_entropy", "verl", "entropy_loss")
+def entropy_loss(case: Case) -> Outputs:
+    mask = case.mask
+    assert mask is not None
+    logits = case.rows("logits").requires_grad_()
+    rows = logits.flatten(0, 1)
+    per_token = entropy_from_logits(rows)
+    trained = per_token[torch.from_numpy(mask.ravel())]
+    mode = read_aggregation(case.settings["loss_agg_mode"])
+    loss = aggregate(trained, case.tokens(advantages=trained.detach()), case.counts, mode)
+    loss.backward()
+    return {"out_entropy": per_token.reshape(mask.shape), "out_loss": loss, "out_grad_logits": np.asarray(logits.grad)}
