@@ -36,7 +36,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "vapo": {},
     "decoupled_ppo": {"learner": {"batch": {"minibatches": 2}}},
 }
-"""Name -> changes to the demonstration's configuration; `params` are changes to the preset."""
+"""Name -> changes to the demonstration's configuration; those below `algorithm` are laid over the preset."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,9 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def study_config(name: str, seed: int, data: Path, folder: Path, *, steps: int) -> dict[str, Any]:
     """The configuration of one run."""
     changes = dict(ALGORITHMS[name])
-    params = changes.pop("params", {})
+    algorithm = {"name": name, **changes.pop("algorithm", {})}
     limit = {"learner": {"steps": steps}, "eval": {"every_steps": 25, "stop_at": GOAL}}
-    return demo_config(data, folder, "run", seed, limit, {"algorithm": {"name": name, "params": params}}, changes)
+    return demo_config(data, folder, "run", seed, limit, {"algorithm": algorithm}, changes)
 
 
 def measure(run: MeshRun) -> dict[str, Any]:

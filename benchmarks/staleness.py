@@ -74,7 +74,7 @@ def study_config(
         },
         "buffer": {"max_staleness": bound, "seed_ahead": bound + 4},
         "eval": {"every_steps": 50, "stop_at": None},
-        "algorithm": {"name": "grpo", "params": {"correction": CORRECTIONS[correction]}},
+        "algorithm": {"name": "grpo", "correction": CORRECTIONS[correction]},
     }
     return demo_config(data, folder, "run", seed, changes)
 
