@@ -1,4 +1,4 @@
-"""From the configuration to the learner's algorithm and engine."""
+"""From the configuration to the learner's algorithm and the engines of its roles."""
 
 from __future__ import annotations
 
@@ -9,49 +9,113 @@ import torch
 from learner.algorithms.base import Algorithm
 from learner.algorithms.load import load_algorithm
 from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import UpdatePlan
+from learner.algorithms.types import Role, UpdatePlan
 from learner.engines.base import Engine, EngineSpec
-from learner.engines.registry import create_engine
-from mesh.config.models import Config
+from learner.engines.registry import ModelType, create_engine
+from learner.model_folder import resolve_model
+from learner.provisions import check_needs
+from learner.rollout_batch import ACTOR
+from mesh.config.models import Config, ModelSection, OptimizerSection, RoleSection
 from mesh.errors import ConfigError
+
+_MODEL_TYPES: tuple[ModelType, ...] = ("language_model", "value_model")
 
 
 def build_algorithm(config: Config) -> Algorithm:
     """The algorithm of a run.
 
     Raises:
-        ConfigError: unknown name or setting, or a run that corrects for nothing although its data can be stale.
+        ConfigError: unknown name or setting, a run that corrects for nothing although its data can be stale, or a
+            need of the algorithm that the configuration does not provide.
     """
     plan = UpdatePlan(
         minibatches=config.learner.batch.minibatches,
         epochs=config.learner.batch.epochs,
         max_staleness=config.buffer.max_staleness,
         max_response_tokens=config.rollout.max_response_tokens,
+        group_size=config.rollout.n,
+        steps=config.learner.steps,
+        seed=config.run.seed,
     )
     try:
-        return load_algorithm(config.algorithm.name, config.algorithm.params, plan)
+        algorithm = load_algorithm(config.algorithm.name, config.algorithm.params, plan)
     except SettingsError as error:
         raise ConfigError(str(error), hint=error.hint) from error
+    check_needs(config, algorithm.needs)
+    return algorithm
 
 
-def build_engine(config: Config) -> Engine:
-    """The engine of this rank; collective under torchrun.
+def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
+    """The engines of this rank by role, the actor first; collective under torchrun.
+
+    A role without a model of its own starts from the actor's initial weights, also where the actor goes on from a
+    checkpoint: that is what a reference policy is.
+
+    Args:
+        config: of the run; the model's path is a local folder.
+        algorithm: names the roles.
 
     Raises:
         ConfigError: no such engine, or CUDA was asked for and is absent.
-        DataError: the model cannot be loaded.
+        DataError: a model cannot be loaded.
     """
+    needs = algorithm.needs
+    models = {role.name: _model(config, role) for role in needs.roles}
+    engines = {
+        ACTOR: _engine(
+            config, config.model, config.learner.optimizer, "language_model", entropy_gradient=needs.entropy_gradient
+        )
+    }
+    for role in needs.roles:
+        optimizer = None
+        if role.trained:
+            optimizer = _section(config, role).optimizer or config.learner.optimizer
+        engines[role.name] = _engine(config, models[role.name], optimizer, _model_type(role))
+    return engines
+
+
+def _engine(
+    config: Config,
+    model: ModelSection,
+    optimizer: OptimizerSection | None,
+    model_type: ModelType,
+    *,
+    entropy_gradient: bool = False,
+) -> Engine:
     batch = config.learner.batch
     spec = EngineSpec(
-        model=config.model,
-        optimizer=config.learner.optimizer,
+        model=model,
+        optimizer=optimizer,
         total_steps=config.learner.steps * batch.minibatches * batch.epochs,
         device=_device(config.learner.device),
         param_dtype=config.learner.param_dtype,
         activation_checkpointing=config.learner.activation_checkpointing,
         seed=config.run.seed,
+        entropy_gradient=entropy_gradient,
     )
-    return create_engine(spec, backend=config.learner.engine)
+    return create_engine(spec, model_type=model_type, backend=config.learner.engine)
+
+
+def _section(config: Config, role: Role) -> RoleSection:
+    return config.learner.roles.get(role.name) or RoleSection()
+
+
+def _model(config: Config, role: Role) -> ModelSection:
+    section = _section(config, role)
+    if section.path is None:
+        return config.model
+    own = {"path": section.path, "revision": section.revision}
+    return resolve_model(config.model.model_copy(update=own), f"learner.roles.{role.name}")
+
+
+def _model_type(role: Role) -> ModelType:
+    for known in _MODEL_TYPES:
+        if role.kind == known:
+            return known
+    raise ConfigError(
+        f"role {role.name!r} of the algorithm is of the unknown kind {role.kind!r}",
+        hint=f"known: {', '.join(_MODEL_TYPES)}",
+    )
 
 
 def _device(wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:

@@ -1,4 +1,4 @@
-"""Getting a batch that may be trained: leased, weighed by the algorithm, claimed.
+"""Getting a batch that may be trained: leased, screened by the algorithm, claimed.
 
 Invariants: a batch that is claimed has exactly the configured number of groups, fewer only at the end of the data;
 every group that is not trained is given back with a reason and replaced at the same version; replacements are bounded
@@ -17,8 +17,8 @@ from buffer.client import BufferClient
 from learner.algorithms.base import Algorithm
 from learner.consumption import ConsumptionLog, Use
 from learner.groups import SampledGroup
+from learner.screening import screen
 from learner.source import GroupSource
-from learner.weighing import WeighedGroup, weigh
 from mesh.errors import StarvedError
 from mesh.service import AsyncBridge
 from protos import buffer_pb2
@@ -37,12 +37,12 @@ class Candidate:
 
     Attributes:
         version: policy version that they will train.
-        groups: weighed, in the order in which they came.
+        groups: those kept, in the order in which they came.
         dropped: groups given back so far for this version, by reason.
     """
 
     version: int
-    groups: list[WeighedGroup] = field(default_factory=list)
+    groups: list[SampledGroup] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
 
 
@@ -53,7 +53,7 @@ class BatchClaimer:
         bridge: the event loop.
         client: of the buffer.
         source: leased groups.
-        algorithm: weighs them.
+        algorithm: keeps or drops them.
         log: records claims.
         incarnation, resumed_at: of this learner.
         batch: groups per batch.
@@ -93,10 +93,11 @@ class BatchClaimer:
             Interrupted: groups are still missing after `timeout_s`, or the wait was interrupted; the candidate keeps
                 what it has.
             StarvedError: too many groups were dropped.
+            RewardError: a response lacks a reward component that the algorithm needs.
         """
         while (missing := self._batch - len(candidate.groups)) > 0:
             arrived = self._bridge.call(self._source.take(candidate.version, missing, timeout_s), timeout_s + _ANSWER_S)
-            kept, dropped = weigh(self._algorithm, arrived)
+            kept, dropped = screen(self._algorithm, arrived)
             candidate.groups.extend(kept)
             for reason, groups in dropped.items():
                 self._drop(candidate, groups, reason)
@@ -113,7 +114,7 @@ class BatchClaimer:
         Raises:
             FencedError: another learner has taken over.
         """
-        leases = [weighed.group.lease for weighed in candidate.groups]
+        leases = [group.lease for group in candidate.groups]
         response = await self._client.claim("train", self._incarnation, candidate.version, leases)
         if not response.claimed:
             for refusal in response.refused:
@@ -125,7 +126,7 @@ class BatchClaimer:
             self._incarnation,
             candidate.version,
             self._resumed_at,
-            [(weighed.group_id, _trained_members(weighed.group)) for weighed in candidate.groups],
+            [(group.group_id, _trained_members(group)) for group in candidate.groups],
         )
         await asyncio.to_thread(self._consumption.append, use)
         self._on_claimed(candidate.version)

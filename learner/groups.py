@@ -18,12 +18,14 @@ from protos import buffer_pb2, trajectory_pb2
 class SampledGroup:
     """One leased group.
 
+    Its members are those that can be trained. Greedy responses, which only give a baseline, are apart.
+
     Attributes:
-        leased: the lease, the prompt task and the members' metadata, as the buffer sent them (payloads dropped).
+        leased: the lease, the prompt task and all metadata, as the buffer sent them (payloads dropped).
         prompt_ids: int32 [P].
-        trajectories: by position in `leased.members`; None for members that are not scored, and for all members
-            where the payloads are fetched by the ranks that train them.
-        scored: by position: whether the member has a reward.
+        trajectories: by position in `members`; None for members that are not scored, and for all members where the
+            payloads are fetched by the ranks that train them.
+        scored: by position in `members`: whether the member has a reward.
     """
 
     leased: buffer_pb2.LeasedGroup
@@ -41,7 +43,25 @@ class SampledGroup:
 
     @property
     def members(self) -> Sequence[trajectory_pb2.MemberMeta]:
-        return self.leased.members
+        """Metadata of the sampled responses."""
+        return sampled_members(self.leased)
+
+    @property
+    def baseline_reward(self) -> float | None:
+        """Reward of the greedy response; None without one that is scored."""
+        task = self.leased.task
+        if not task.greedy:
+            return None
+        greedy = (member for member in self.leased.members if member.member >= task.n - task.greedy)
+        return next((member.reward for member in greedy if is_scored(member)), None)
+
+
+def sampled_members(leased: buffer_pb2.LeasedGroup) -> Sequence[trajectory_pb2.MemberMeta]:
+    """Members without the greedy ones, which have the highest indices."""
+    task = leased.task
+    if not task.greedy:
+        return leased.members
+    return [member for member in leased.members if member.member < task.n - task.greedy]
 
 
 def is_scored(member: trajectory_pb2.MemberMeta) -> bool:
@@ -58,16 +78,19 @@ def open_group(leased: buffer_pb2.LeasedGroup, *, with_payloads: bool) -> Sample
     if not leased.task.prompt_ids:
         raise PayloadError("task.prompt_ids", f"group {leased.group_id} has no prompt")
     prompt_ids = np.frombuffer(leased.task.prompt_ids, dtype="<i4")
-    scored = [is_scored(member) for member in leased.members]
-    if not any(scored):
+    if not any(is_scored(member) for member in leased.members):
         raise PayloadError("members", f"group {leased.group_id} has no scored member")
-    opened: list[Trajectory | None] = [None] * len(leased.members)
+    members = sampled_members(leased)
+    scored = [is_scored(member) for member in members]
+    opened: list[Trajectory | None] = [None] * len(members)
     if with_payloads:
         if len(leased.payloads) != len(leased.members):
             raise PayloadError("payloads", f"{len(leased.payloads)} for {len(leased.members)} members")
-        for position, member in enumerate(leased.members):
-            if scored[position]:
-                opened[position] = open_member(member, leased.payloads[position])
+        payloads = {meta.member: data for meta, data in zip(leased.members, leased.payloads, strict=True)}
+        opened = [
+            open_member(member, payloads[member.member]) if has_reward else None
+            for member, has_reward in zip(members, scored, strict=True)
+        ]
         del leased.payloads[:]
     return SampledGroup(leased, prompt_ids, opened, scored)
 

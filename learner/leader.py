@@ -58,7 +58,7 @@ class Leader:
         bridge: the event loop.
         team: all ranks.
         held: where one rank keeps its payloads.
-        algorithm: weighs groups.
+        algorithm: screens groups, and says whether they need a greedy baseline.
         controls: from signals and the control service.
     """
 
@@ -82,7 +82,9 @@ class Leader:
         folder = Path(config.model.path)
         self._tokenizer = load_tokenizer(folder)
         self._check_context(folder)
-        self._prompts, self._eval_tasks = _open_data(config, self._tokenizer)
+        self._prompts, self._eval_tasks = _open_data(
+            config, self._tokenizer, greedy=int(algorithm.needs.greedy_baseline)
+        )
         weights = config.weights
         self._publisher = WeightPublisher(
             config.run.name,
@@ -309,9 +311,14 @@ class Leader:
 
 
 def _open_data(
-    config: Config, tokenizer: PreTrainedTokenizerBase
+    config: Config, tokenizer: PreTrainedTokenizerBase, *, greedy: int
 ) -> tuple[PromptStream, list[trajectory_pb2.PromptTask] | None]:
     """The training prompts, and the tasks of an evaluation round where there is held-out data.
+
+    Args:
+        config: of the run.
+        tokenizer: of the model.
+        greedy: further responses per training prompt, decoded greedily.
 
     Raises:
         DataError: see `learner.data`.
@@ -327,6 +334,7 @@ def _open_data(
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         stop=tuple(rollout.stop),
+        greedy=greedy,
     )
     source = open_dataset(data.train, data.prompt_key)
     order = DataOrder(len(source), seed=config.run.seed, shuffle=data.shuffle, epochs=data.epochs)
@@ -335,5 +343,5 @@ def _open_data(
     if data.eval is None:
         return prompts, None
     held_out = open_dataset(data.eval, data.prompt_key)
-    greedy = dataclasses.replace(shape, n=evaluation.n, temperature=evaluation.temperature)
-    return prompts, evaluation_tasks(held_out, encoder, greedy, rows=evaluation.rows)
+    eval_shape = dataclasses.replace(shape, n=evaluation.n, temperature=evaluation.temperature, greedy=0)
+    return prompts, evaluation_tasks(held_out, encoder, eval_shape, rows=evaluation.rows)

@@ -175,7 +175,7 @@ class TrainingLoop:
                 step=self._figures.steps + 1,
                 incarnation=self._lineage.resumed[-1][0],
                 trained_version=batch.version,
-                groups=[weighed.group for weighed in batch.groups],
+                groups=batch.groups,
                 dropped=dict(batch.dropped),
                 metrics=result.metrics,
                 skipped=result.skipped,

@@ -12,8 +12,12 @@ from mesh.errors import DataError
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def resolve_model(model: ModelSection) -> ModelSection:
+def resolve_model(model: ModelSection, setting: str = "model") -> ModelSection:
     """The same model as a local folder; a hub id is downloaded (or found in the local cache) at its revision.
+
+    Args:
+        model: as configured.
+        setting: where, for errors.
 
     Raises:
         DataError: no such folder, no model in it, or the hub id cannot be had.
@@ -23,17 +27,17 @@ def resolve_model(model: ModelSection) -> ModelSection:
         if folder.is_absolute() or model.path.startswith(".") or not _HUB_ID.fullmatch(model.path):
             raise DataError(
                 f"model folder {model.path} does not exist",
-                hint="set model.path to a Hugging Face folder, or to a hub id like org/name",
+                hint=f"set {setting}.path to a Hugging Face folder, or to a hub id like org/name",
             )
-        folder = _download(model)
-    _check(folder)
+        folder = _download(model, setting)
+    _check(folder, setting)
     return model.model_copy(update={"path": str(folder), "revision": None})
 
 
-def _check(folder: Path) -> None:
+def _check(folder: Path, setting: str) -> None:
     config = folder / "config.json"
     if not config.is_file():
-        raise DataError(f"{folder} has no config.json", hint="model.path must be a Hugging Face model folder")
+        raise DataError(f"{folder} has no config.json", hint=f"{setting}.path must be a Hugging Face model folder")
     try:
         json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -42,7 +46,7 @@ def _check(folder: Path) -> None:
         raise DataError(f"{folder} has no weights", hint="expected *.safetensors beside config.json")
 
 
-def _download(model: ModelSection) -> Path:
+def _download(model: ModelSection, setting: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -57,7 +61,7 @@ def _download(model: ModelSection) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise DataError(
             f"model {model.path!r} is neither a local folder nor to be had from the hub: {error}",
-            hint="check model.path and model.revision; without network the hub's local cache must hold it",
+            hint=f"check {setting}.path and {setting}.revision; without network the hub's local cache must hold it",
         ) from error
 
 

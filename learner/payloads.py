@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from buffer.client import BufferClient
+from learner.groups import SampledGroup
 from learner.plan import PlannedMember
-from learner.weighing import WeighedGroup
 from mesh import trajectory
 from mesh.errors import PayloadError
 from mesh.service import AsyncBridge
@@ -33,12 +33,12 @@ class HeldPayloads:
     def __init__(self) -> None:
         self._held: dict[tuple[str, int], Trajectory] = {}
 
-    def hold(self, groups: Sequence[WeighedGroup]) -> None:
+    def hold(self, groups: Sequence[SampledGroup]) -> None:
         """Takes the groups of a batch in place of those of the batch before."""
         self._held = {
-            (weighed.group_id, meta.member): found
-            for weighed in groups
-            for meta, found in zip(weighed.group.members, weighed.group.trajectories, strict=True)
+            (group.group_id, meta.member): found
+            for group in groups
+            for meta, found in zip(group.members, group.trajectories, strict=True)
             if found is not None
         }
 

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.batching.plan import BatchPlan, Item, plan_batch
+from learner.groups import SampledGroup
 from learner.lineage import Lineage
-from learner.weighing import WeighedGroup
+from learner.screening import is_truncated
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +24,21 @@ class PlannedMember:
     """One response to train.
 
     Attributes:
-        prompt: index in `TrainPlan.prompts`.
+        prompt: index in `TrainPlan.prompts`, which is its group's.
         group_id, member: name the payload.
         response_tokens: length of the response.
-        advantages: float32 little-endian bytes, one value for all tokens or one per trained token.
+        reward: of the whole response.
+        truncated: the token budget ended it.
+        components: reward components, in the order of `TrainPlan.components`.
     """
 
     prompt: int
     group_id: str
     member: int
     response_tokens: int
-    advantages: bytes
+    reward: float
+    truncated: bool
+    components: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +48,12 @@ class Prompt:
     Attributes:
         ids: token ids, int32 little-endian.
         temperature: of the sampling.
+        baseline_reward: of the group's greedy response; None without one.
     """
 
     ids: bytes
     temperature: float
+    baseline_reward: float | None = None
 
     def array(self) -> NDArray[np.int32]:
         """int32 [P]."""
@@ -61,7 +68,8 @@ class TrainPlan:
         version: policy version that is trained.
         lineage: to tell the staleness of tokens.
         prompts: of the groups.
-        members: all responses that are trained.
+        members: all responses that are trained, those of a group side by side.
+        components: names of the reward components.
         division: minibatches, ranks and micro-batches, as indices of `members`.
     """
 
@@ -69,6 +77,7 @@ class TrainPlan:
     lineage: Lineage
     prompts: Sequence[Prompt]
     members: Sequence[PlannedMember]
+    components: Sequence[str]
     division: BatchPlan
 
     def to_bytes(self) -> bytes:
@@ -77,8 +86,12 @@ class TrainPlan:
             {
                 "version": self.version,
                 "lineage": self.lineage.to_wire(),
-                "prompts": [[prompt.ids, prompt.temperature] for prompt in self.prompts],
-                "members": [[m.prompt, m.group_id, m.member, m.response_tokens, m.advantages] for m in self.members],
+                "prompts": [[p.ids, p.temperature, p.baseline_reward] for p in self.prompts],
+                "members": [
+                    [m.prompt, m.group_id, m.member, m.response_tokens, m.reward, m.truncated, m.components]
+                    for m in self.members
+                ],
+                "components": self.components,
                 "division": self.division.minibatches,
             }
         )
@@ -91,8 +104,9 @@ class TrainPlan:
         return cls(
             version=wire["version"],
             lineage=Lineage.from_wire(wire["lineage"]),
-            prompts=[Prompt(ids, temperature) for ids, temperature in wire["prompts"]],
+            prompts=[Prompt(*prompt) for prompt in wire["prompts"]],
             members=[PlannedMember(*member) for member in wire["members"]],
+            components=wire["components"],
             division=BatchPlan(
                 tuple(
                     tuple(tuple(tuple(micro) for micro in rank) for rank in minibatch) for minibatch in wire["division"]
@@ -102,7 +116,7 @@ class TrainPlan:
 
 
 def plan_training(
-    groups: Sequence[WeighedGroup],
+    groups: Sequence[SampledGroup],
     *,
     version: int,
     lineage: Lineage,
@@ -120,14 +134,25 @@ def plan_training(
         minibatches: optimizer steps per pass.
         ranks: data-parallel ranks.
     """
+    names = sorted({name for group in groups for member in group.members for name in member.components})
     prompts, members, items = [], [], []
-    for index, weighed in enumerate(groups):
-        group = weighed.group
-        prompts.append(Prompt(group.leased.task.prompt_ids, group.leased.task.sampling.temperature))
-        for position, (meta, scored) in enumerate(zip(group.members, group.scored, strict=True)):
+    for index, group in enumerate(groups):
+        task = group.leased.task
+        prompts.append(Prompt(task.prompt_ids, task.sampling.temperature, group.baseline_reward))
+        for meta, scored in zip(group.members, group.scored, strict=True):
             if scored:
-                advantages = weighed.advantages[position].numpy().astype("<f4").tobytes()
-                members.append(PlannedMember(index, group.group_id, meta.member, meta.response_tokens, advantages))
+                components = [meta.components.get(name, 0.0) for name in names]
+                members.append(
+                    PlannedMember(
+                        index,
+                        group.group_id,
+                        meta.member,
+                        meta.response_tokens,
+                        meta.reward,
+                        is_truncated(meta),
+                        components,
+                    )
+                )
                 items.append(Item(index, len(group.prompt_ids), meta.response_tokens))
     division = plan_batch(items, token_budget=token_budget, ranks=ranks, minibatches=minibatches)
-    return TrainPlan(version, lineage, prompts, members, division)
+    return TrainPlan(version, lineage, prompts, members, names, division)

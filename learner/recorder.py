@@ -9,7 +9,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from learner.evaluation import EvalResult
@@ -28,10 +28,10 @@ class StepTimings:
     """Where the training thread's time went in one step, in seconds.
 
     Attributes:
-        wait_s: for groups, and weighing them.
-        prepare_s: planning and packing.
+        wait_s: for groups, and screening them.
+        prepare_s: planning, and getting the payloads.
         claim_s: for the claim's answer, beyond what ran beside it (packing, forward and backward).
-        train_s: forward, backward and optimizer.
+        train_s: the batch stage, packing, forward, backward and optimizer.
         publish_s: storing the weights and waiting for the announcement before.
         checkpoint_s: writing a checkpoint.
     """
@@ -45,10 +45,20 @@ class StepTimings:
     began: float = field(default_factory=time.perf_counter)
 
     def as_metrics(self) -> dict[str, float]:
-        """`timing/...` metrics, with the whole step."""
+        """`timing_s/...` metrics, with the whole step; verl's names where it has one."""
         now = time.perf_counter()
-        timings = {f"timing/{name}": value for name, value in asdict(self).items() if name != "began"}
-        return {**timings, "timing/step_s": now - self.began}
+        timings = {f"timing_s/{phase}": getattr(self, name) for name, phase in _PHASES.items()}
+        return {**timings, "timing_s/step": now - self.began}
+
+
+_PHASES = {
+    "wait_s": "gen",
+    "prepare_s": "prepare",
+    "claim_s": "claim",
+    "train_s": "update_actor",
+    "publish_s": "update_weights",
+    "checkpoint_s": "save_checkpoint",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +129,7 @@ class Recorder:
             samples=sum(sum(group.scored) for group in finished.groups),
             tokens=tokens,
             staleness=histogram,
-            wait_s=finished.timings["timing/wait_s"],
+            wait_s=finished.timings["timing_s/gen"],
         )
         self._state.steps = self._figures.steps
         totals = {"total/tokens": self._figures.tokens, "total/samples": self._figures.samples}
@@ -144,16 +154,19 @@ class Recorder:
 
     def _record_step(self, finished: FinishedStep, histogram: Counter[int], totals: Mapping[str, int]) -> None:
         pushes = self._pushes.summary()
-        tokens = sum(histogram.values())
+        tokens, step_s = sum(histogram.values()), finished.timings["timing_s/step"]
+        of_groups = group_metrics(finished.groups)
         record: dict[str, Any] = {
             "time": time.time(),
             "wall_s": finished.wall_s,
             "version": finished.trained_version + 1,
             "incarnation": finished.incarnation,
-            **group_metrics(finished.groups),
+            **of_groups,
             **staleness_metrics(histogram),
             "tokens": tokens,
-            "tokens_per_second": tokens / finished.timings["timing/step_s"],
+            "tokens_per_second": tokens / step_s,
+            "perf/throughput": of_groups["perf/total_num_tokens"] / step_s,
+            "perf/time_per_step": step_s,
             **totals,
             **{f"dropped/{reason}": count for reason, count in finished.dropped.items()},
             "skipped_updates": finished.skipped,

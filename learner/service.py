@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 
 from buffer.client import BufferClient
-from learner.build import build_algorithm, build_engine
+from learner.build import build_algorithm, build_engines
 from learner.checkpoint.store import CheckpointStore
 from learner.controls import Controls
 from learner.leader import Leader
 from learner.model_folder import resolve_model
 from learner.payloads import FetchedPayloads, HeldPayloads, Payloads
+from learner.rollout_batch import ACTOR
 from learner.team import Link, Team, follow
 from learner.worker import Worker
 from mesh.config import Config
@@ -73,17 +74,26 @@ def _run(
     _set_threads(config)
     config = config.model_copy(update={"model": resolve_model(config.model)})
     algorithm = build_algorithm(config)
-    engine = build_engine(config)
+    engines = build_engines(config, algorithm)
     bridge = AsyncBridge()
     try:
-        link = Link() if engine.world_size > 1 else None
+        link = Link() if engines[ACTOR].world_size > 1 else None
         held = HeldPayloads()
         payloads: Payloads = held
         if link is not None:
             payloads = FetchedPayloads(bridge, _fetch_client(config, mesh, bridge), timeout_s=config.network.retry_s)
         # The checkpoint before the newest stays until the newest is committed.
         store = CheckpointStore(config.run.folder / "checkpoints", keep=max(2, config.checkpoint.keep))
-        worker = Worker({"actor": engine}, algorithm, payloads, store, epochs=config.learner.batch.epochs)
+        batch = config.learner.batch
+        worker = Worker(
+            engines,
+            algorithm,
+            payloads,
+            store,
+            epochs=batch.epochs,
+            token_budget=batch.tokens_per_micro_batch,
+            seed=config.run.seed,
+        )
         if link is None or rank == 0:
             team = Team(worker, link)
             leader = Leader(config, mesh, bridge, team, held, algorithm, controls)

@@ -8,10 +8,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from learner.algorithms.metrics import Metrics
-from learner.algorithms.types import GlobalCounts, LossOutput, TokenBatch
+from learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
 from learner.batching.pack import pack
 from learner.batching.plan import Item, plan_batch
 from learner.batching.types import TrainSequence
@@ -24,17 +23,18 @@ Pair = tuple[Sequence[int], Sequence[int]]
 """Token ids of a prompt and of its response (end token included)."""
 
 
-def cross_entropy(log_probs: Tensor, entropy: Tensor, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
+def cross_entropy(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
     """Mean negative log-likelihood of the response tokens: sum_t -log pi(y_t) / N.
 
     Args:
-        log_probs: float32 [R], with gradient.
-        entropy: float32 [R], reported.
+        output: of the language model, with gradient.
         tokens: not used: every trained token counts the same.
         counts: sizes of the whole batch.
     """
     del tokens
-    return LossOutput(-log_probs.sum() / max(counts.tokens, 1), Metrics(sums={"policy/entropy": entropy.sum()}))
+    log_probs, entropy = output.policy()
+    metrics = Metrics(sums={"actor/entropy": entropy.detach().sum()})
+    return LossOutput(-log_probs.sum() / max(counts.tokens, 1), metrics)
 
 
 def warm_start(

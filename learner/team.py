@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from learner.plan import TrainPlan
-from learner.worker import TrainResult, Worker
+from learner.worker import TrainResult, UpdateRefused, Worker
 from mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Team:
         return 1 if self._link is None else self._link.size
 
     def prepare(self, plan: TrainPlan) -> None:
-        """Every rank gets and packs its share."""
+        """Every rank gets its share."""
         if self._link is not None:
             self._tell("prepare", plan=plan.to_bytes())
         self._worker.prepare(plan)
@@ -76,7 +76,7 @@ class Team:
         """Every rank trains on what it prepared.
 
         Args:
-            may_update: asked between the first backward pass and the first update.
+            may_update: asked once, when the first update is ready.
 
         Returns:
             None where the answer was no; then nothing has changed.
@@ -88,11 +88,11 @@ class Team:
             if self._link is not None:
                 self._link.send(_YES if allowed else _NO)
             if not allowed:
-                raise _UpdateRefused
+                raise UpdateRefused
 
         try:
             return self._worker.train(ask)
-        except _UpdateRefused:
+        except UpdateRefused:
             return None
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
@@ -123,16 +123,12 @@ class Team:
             self._link.send(msgpack.packb({"order": order, **arguments}))
 
 
-class _UpdateRefused(Exception):  # noqa: N818  # an ordinary turn of events: the batch could not be claimed
-    """The prepared batch must not be used."""
-
-
 def _train_if_allowed(worker: Worker, link: Link) -> None:
     def ask() -> None:
         if link.receive() != _YES:
-            raise _UpdateRefused
+            raise UpdateRefused
 
-    with contextlib.suppress(_UpdateRefused):
+    with contextlib.suppress(UpdateRefused):
         worker.train(ask)
 
 

@@ -1,32 +1,40 @@
 """One rank's part of the training: its share of a plan becomes packed micro-batches, then optimizer steps.
 
-Invariant: every method is collective. All ranks call the same methods in the same order with the same plan, so that
+Invariants: every method is collective. All ranks call the same methods in the same order with the same plan, so that
 each optimizer step and each checkpoint sees all of them; a rank without a share of a minibatch takes part with nothing.
+A batch that is refused has changed neither weights nor algorithm.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from learner.algorithms.base import Algorithm
-from learner.batching.pack import pack
-from learner.batching.types import PackedBatch, TrainSequence
-from learner.checkpoint.store import CheckpointStore
-from learner.engines.base import Engine, RoleBatch, StepResult
+from learner.batching.pack import check
+from learner.batching.types import TrainSequence
+from learner.checkpoint.store import CheckpointStore, load_checkpoint
+from learner.engines.base import Engine
+from learner.micro_batches import Share
 from learner.payloads import Payloads
-from learner.plan import PlannedMember, TrainPlan
-from mesh.errors import PayloadError
-from mesh.trajectory import Trajectory
+from learner.plan import TrainPlan
+from learner.rollout_batch import ACTOR, RolloutBatch
+from mesh.errors import DataError
 from mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
     import torch
+
+# Names of the engine's own metrics where the field has its own word for them.
+_METRIC_NAMES = {"critic": {"loss": "vf_loss"}}
+_ENGINE_METRICS = ("loss", "grad_norm", "lr")
+
+
+class UpdateRefused(Exception):  # noqa: N818  # an ordinary turn of events: the batch could not be claimed
+    """The prepared batch must not be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class TrainResult:
     """What training on one batch did; the same on every rank.
 
     Attributes:
-        metrics: of engine and algorithm, averaged over the optimizer steps.
+        metrics: of engines and algorithm, averaged over the optimizer steps.
         skipped: optimizer steps whose gradient was not finite.
     """
 
@@ -46,11 +54,13 @@ class Worker:
     """Trains with the engines of this rank.
 
     Args:
-        engines: by role; `actor` is the one that is trained.
-        algorithm: stages and loss.
+        engines: by role; `actor` is the policy.
+        algorithm: stages and losses.
         payloads: this rank's trajectories.
         store: of the checkpoints.
         epochs: passes over a batch.
+        token_budget: tokens per micro-batch.
+        seed: of the run.
     """
 
     def __init__(
@@ -61,17 +71,23 @@ class Worker:
         store: CheckpointStore,
         *,
         epochs: int,
+        token_budget: int,
+        seed: int,
     ) -> None:
         self._engines = engines
-        self._actor = engines["actor"]
+        self._actor = engines[ACTOR]
         self._algorithm = algorithm
         self._payloads = payloads
         self._store = store
         self._epochs = epochs
-        self._minibatches: list[list[PackedBatch]] = []
+        self._token_budget = token_budget
+        self._seed = seed
+        self._needs = algorithm.needs
+        self._kinds = {ACTOR: "language_model"} | {role.name: role.kind for role in self._needs.roles}
+        self._prepared: tuple[TrainPlan, Share] | None = None
 
     def prepare(self, plan: TrainPlan) -> None:
-        """Packs this rank's share; a plan that was not trained is replaced.
+        """Gets this rank's share; a plan that was not trained is replaced.
 
         Raises:
             PayloadError: a trajectory is malformed or contradicts the plan.
@@ -80,57 +96,119 @@ class Worker:
         own = sorted({i for minibatch in plan.division.minibatches for micro in minibatch[rank] for i in micro})
         members = [plan.members[index] for index in own]
         prompts = [prompt.array() for prompt in plan.prompts]
-        sequences = [
-            _sequence(plan, prompts[member.prompt], member, found)
-            for member, found in zip(members, self._payloads.get(members), strict=True)
-        ]
-        place = {index: position for position, index in enumerate(own)}
-        silent = self._algorithm.silent_without_advantage
-        self._minibatches = [
-            [
-                pack(sequences, [place[i] for i in micro], self._actor.device, leave_out_silent=silent)
-                for micro in minibatch[rank]
-            ]
-            for minibatch in plan.division.minibatches
-        ]
+        sequences = {}
+        for index, member, found in zip(own, members, self._payloads.get(members), strict=True):
+            sequences[index] = TrainSequence(
+                prompt_ids=prompts[member.prompt],
+                response_ids=found.response_ids,
+                response_mask=found.response_mask,
+                behaviour_log_probs=found.log_probs,
+                staleness=plan.lineage.per_token(found.versions, plan.version),
+                temperature=plan.prompts[member.prompt].temperature,
+            )
+            check(index, sequences[index])
+        self._prepared = plan, Share(plan, rank, sequences, self._actor.device, self._token_budget)
 
     def train(self, before_first_update: Callable[[], None]) -> TrainResult:
-        """All optimizer steps on the prepared batch.
+        """The batch stage, then all optimizer steps on the prepared batch.
 
         Args:
-            before_first_update: called when everything is ready for the first update; what it raises ends the
-                training with nothing changed.
+            before_first_update: called exactly once, when everything is ready for the first update of any role; where
+                it raises `UpdateRefused`, nothing has changed.
+
+        Raises:
+            UpdateRefused: passed on.
+            ConfigError: the algorithm does what it must not.
         """
-        minibatches, self._minibatches = self._minibatches, []
-        everything = [batch for minibatch in minibatches for batch in minibatch]
-        self._algorithm.batch_stage(RoleBatch(everything, self._engines))
-        counts = [self._actor.global_counts(minibatch) for minibatch in minibatches]
-        results: list[StepResult] = []
-        for _ in range(self._epochs):
-            for minibatch, count in zip(minibatches, counts, strict=True):
-                before = None if results else before_first_update
-                results.append(self._actor.train_batch(minibatch, self._algorithm.loss, count, before))
-        return TrainResult(_mean([result.metrics for result in results]), sum(result.skipped for result in results))
+        if self._prepared is None:
+            raise RuntimeError("no batch is prepared")
+        (plan, share), self._prepared = self._prepared, None
+        gate = _Gate(before_first_update)
+        before = copy.deepcopy(self._algorithm.state())
+        try:
+            batch = RolloutBatch(plan, share, self._engines, self._kinds, gate, seed=self._seed)
+            self._algorithm.batch_stage(batch)
+            self._update(batch, share.minibatches)
+            # An algorithm may train nothing on a batch; it is claimed like any other.
+            gate()
+        except UpdateRefused:
+            self._algorithm.restore(before)
+            raise
+        results = [result for role in batch.results.values() for result in role]
+        metrics: dict[str, float] = {}
+        for role, done in batch.results.items():
+            metrics |= _named(role, _mean([result.metrics for result in done]))
+        return TrainResult(metrics | batch.figures, sum(result.skipped for result in results))
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The actor's weights under Hugging Face names; every rank has to exhaust the iterator."""
         return self._actor.export_weights()
 
     def save(self, version: PolicyVersion, extra: dict[str, object]) -> Path:
-        """Writes a checkpoint of the actor; it is durable when this returns.
+        """Writes a checkpoint of all that is trained; it is durable when this returns.
 
         Raises:
             DataError: the disk refuses.
         """
-        return self._store.save(self._actor, version, extra)
+        algorithm = {"name": self._algorithm_name, "state": self._algorithm.state()}
+        return self._store.save(self._engines, version, extra | {"algorithm": algorithm})
 
     def load(self, folder: Path) -> dict[str, object]:
-        """Goes back to a checkpoint of the actor; gives what was stored beside it."""
-        return self._actor.load_checkpoint(folder)
+        """Goes back to a checkpoint; gives what was stored beside it.
+
+        Raises:
+            DataError: it is not one of this model, or of this algorithm and its roles.
+        """
+        extra = load_checkpoint(self._engines, folder)
+        stored = extra.get("algorithm")
+        found = stored.get("name") if isinstance(stored, dict) else None
+        if not isinstance(stored, dict) or found != self._algorithm_name:
+            raise DataError(
+                f"checkpoint {folder} holds the state of the algorithm {found}, not of {self._algorithm_name}",
+                hint="resume with the algorithm that wrote it, or start a run under another name",
+            )
+        self._algorithm.restore(stored["state"])
+        return extra
 
     def close(self) -> None:
         for engine in self._engines.values():
             engine.close()
+
+    def _update(self, batch: RolloutBatch, minibatches: int) -> None:
+        losses = self._algorithm.losses(batch.version)
+        silent = self._algorithm.silent_without_advantage
+        steps = {role: batch.steps(role, leave_out_silent=silent and role == ACTOR) for role in losses}
+        for _ in range(self._epochs):
+            for minibatch in range(minibatches):
+                for role, loss in losses.items():
+                    step = steps[role][minibatch]
+                    if role == ACTOR and self._needs.selection:
+                        batch.select(self._algorithm, minibatch, step)
+                    batch.update(role, loss, step)
+
+    @property
+    def _algorithm_name(self) -> str:
+        return type(self._algorithm).__qualname__
+
+
+class _Gate:
+    """Asks once."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        self._ask: Callable[[], None] | None = ask
+
+    def __call__(self) -> None:
+        ask, self._ask = self._ask, None
+        if ask is not None:
+            ask()
+
+
+def _named(role: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """The engine's metrics under the role's name; those of the algorithm have their own."""
+    names = _METRIC_NAMES.get(role, {})
+    return {
+        f"{role}/{names.get(name, name)}" if name in _ENGINE_METRICS else name: value for name, value in metrics.items()
+    }
 
 
 def _mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -142,30 +220,3 @@ def _mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in part.items():
             values.setdefault(name, []).append(value)
     return {name: sum(found) / len(found) for name, found in values.items()}
-
-
-def _sequence(plan: TrainPlan, prompt: NDArray[np.int32], member: PlannedMember, found: Trajectory) -> TrainSequence:
-    return TrainSequence(
-        prompt_ids=prompt,
-        response_ids=found.response_ids,
-        response_mask=found.response_mask,
-        behaviour_log_probs=found.log_probs,
-        advantages=_spread(member, found.response_mask),
-        staleness=plan.lineage.per_token(found.versions, plan.version),
-        temperature=plan.prompts[member.prompt].temperature,
-    )
-
-
-def _spread(member: PlannedMember, mask: NDArray[np.uint8]) -> NDArray[np.float32] | float:
-    """Advantages per response token: one value for all, or one per trained token put where the mask is 1."""
-    values = np.frombuffer(member.advantages, dtype="<f4")
-    if len(values) == 1:
-        return float(values[0])
-    places = np.flatnonzero(mask)
-    if len(values) != len(places):
-        raise PayloadError(
-            "advantages", f"{member.group_id}/{member.member}: {len(values)} values for {len(places)} trained tokens"
-        )
-    spread = np.zeros(len(mask), dtype=np.float32)
-    spread[places] = values
-    return spread

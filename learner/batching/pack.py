@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithms.types import GlobalCounts, TokenBatch
-from learner.batching.types import PackedBatch, Segments, TrainSequence
+from learner.batching.types import PackedBatch, Row, Segments, TrainSequence
 from mesh.errors import PayloadError
 
 _CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def pack(
     *,
     leave_out_silent: bool = False,
 ) -> PackedBatch:
-    """Packs sequences into a micro-batch.
+    """Packs sequences, with the values that they bring themselves, into a micro-batch.
 
     Args:
         sequences: the batch.
@@ -37,55 +37,112 @@ def pack(
     Raises:
         PayloadError: an empty prompt, or arrays of different lengths; names the field.
     """
-    sources = tuple(range(len(sequences)) if indices is None else indices)
+    sources = range(len(sequences)) if indices is None else indices
     chosen = [sequences[index] for index in sources]
     for source, sequence in zip(sources, chosen, strict=True):
-        _check(source, sequence)
-    response_lengths = _lengths([sequence.response_ids for sequence in chosen])
-    mask = _join([sequence.response_mask for sequence in chosen], np.uint8).astype(bool)
-    counts = _counts(mask, response_lengths)
-    advantages = _spread([sequence.advantages for sequence in chosen], response_lengths, np.float32)
+        check(source, sequence)
+    lengths = response_lengths(chosen)
+    mask = trained_mask(chosen)
+    counts = GlobalCounts(int(mask.sum()), int(_any(mask, lengths).sum()))
+    advantages = _spread([sequence.advantages for sequence in chosen], lengths, np.float32)
     if leave_out_silent:
-        mask &= np.repeat(_any(advantages != 0, response_lengths), response_lengths)
-    ends = response_lengths.cumsum()
+        mask &= np.repeat(_any(advantages != 0, lengths), lengths)
+    row = lay_out(chosen, mask, device)
+    behaviour, staleness = sampled_values(chosen, mask)
+    tokens = TokenBatch(
+        sequence_ids=row.sequence_ids,
+        sequence_lengths=row.sequence_lengths,
+        behaviour_log_probs=torch.from_numpy(behaviour).to(device),
+        advantages=torch.from_numpy(advantages[mask]).to(device),
+        staleness=torch.from_numpy(staleness).to(device),
+        sequence_rewards=torch.tensor([s.reward for s in chosen], dtype=torch.float32, device=device),
+    )
+    return row.with_tokens(tokens, counts)
+
+
+def lay_out(chosen: Sequence[TrainSequence], mask: NDArray[np.bool_], device: torch.device = _CPU) -> Row:
+    """Places checked sequences side by side.
+
+    Args:
+        chosen: the sequences, members of a group side by side.
+        mask: bool [T], which of their response tokens are trained, sequence after sequence.
+        device: where the tensors go.
+    """
+    lengths = response_lengths(chosen)
+    ends = lengths.cumsum()
     # Position of each response token in its response, and the sequence it belongs to.
-    owner = np.repeat(np.arange(len(chosen)), response_lengths)
-    offset = np.arange(len(mask)) - (ends - response_lengths)[owner]
+    owner = np.repeat(np.arange(len(chosen)), lengths)
+    offset = np.arange(len(mask)) - (ends - lengths)[owner]
     trained_offset, trained_owner = offset[mask], owner[mask]
     # Tokens of each response that go into the model: those before its last trained one.
     inputs = np.zeros(len(chosen), dtype=np.int64)
     np.maximum.at(inputs, trained_owner, trained_offset)
-    lengths = np.bincount(trained_owner, minlength=len(chosen))
-    segments, ids, prompt_ends, response_starts = _lay_out(chosen, inputs, lengths > 0)
+    trained = np.bincount(trained_owner, minlength=len(chosen))
+    segments, ids, prompt_ends, response_starts = _place(chosen, inputs, trained > 0)
     predictors = np.where(
         trained_offset == 0, prompt_ends[trained_owner] - 1, response_starts[trained_owner] + trained_offset - 1
     )
     response_ids = _join([sequence.response_ids for sequence in chosen], np.int32)
 
-    def to(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(array).to(device=device, dtype=dtype)
+    def to(array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(device=device, dtype=torch.int64)
 
     positions = np.arange(len(ids)) - np.repeat(segments.starts - segments.prefix_lengths, segments.lengths)
-    return PackedBatch(
-        input_ids=to(ids, torch.int64)[None],
-        position_ids=to(positions, torch.int64)[None],
+    return Row(
+        input_ids=to(ids)[None],
+        position_ids=to(positions)[None],
         segments=segments,
-        predictors=to(predictors, torch.int64),
-        labels=to(response_ids[mask], torch.int64),
+        predictors=to(predictors),
+        labels=to(response_ids[mask]),
         temperatures=_temperatures([s.temperature or 1.0 for s in chosen], trained_owner, device),
-        tokens=TokenBatch(
-            sequence_ids=to(trained_owner, torch.int64),
-            sequence_lengths=to(lengths, torch.int64),
-            behaviour_log_probs=to(_join([s.behaviour_log_probs for s in chosen], np.float32)[mask], torch.float32),
-            advantages=to(advantages[mask], torch.float32),
-            staleness=to(_spread([s.staleness for s in chosen], response_lengths, np.int32)[mask], torch.int32),
-        ),
-        sources=sources,
-        counts=counts,
+        sequence_ids=to(trained_owner),
+        sequence_lengths=to(trained),
     )
 
 
-def _lay_out(
+def response_lengths(sequences: Sequence[TrainSequence]) -> NDArray[np.int64]:
+    """Response tokens per sequence, int64 [S]."""
+    return np.fromiter((len(s.response_ids) for s in sequences), dtype=np.int64, count=len(sequences))
+
+
+def trained_mask(sequences: Sequence[TrainSequence]) -> NDArray[np.bool_]:
+    """Response masks side by side, bool [T]; a copy."""
+    return _join([sequence.response_mask for sequence in sequences], np.uint8).astype(bool)
+
+
+def sampled_values(
+    sequences: Sequence[TrainSequence], mask: NDArray[np.bool_]
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """Behaviour log-probs and staleness of the trained tokens.
+
+    Args:
+        sequences: checked ones.
+        mask: bool [T] over their response tokens.
+
+    Returns:
+        float32 [R], int32 [R].
+    """
+    behaviour = _join([sequence.behaviour_log_probs for sequence in sequences], np.float32)
+    staleness = _spread([sequence.staleness for sequence in sequences], response_lengths(sequences), np.int32)
+    return behaviour[mask], staleness[mask]
+
+
+def check(index: int, sequence: TrainSequence) -> None:
+    """Checks the shapes of a sequence.
+
+    Raises:
+        PayloadError: an empty prompt, or arrays of different lengths; names the field.
+    """
+    count = len(sequence.response_ids)
+    if len(sequence.prompt_ids) == 0:
+        raise PayloadError(f"sequences[{index}].prompt_ids", "the prompt is empty")
+    for name in ("response_mask", "behaviour_log_probs", "advantages", "staleness"):
+        value = getattr(sequence, name)
+        if not isinstance(value, float | int) and len(value) != count:
+            raise PayloadError(f"sequences[{index}].{name}", f"{len(value)} entries for {count} response tokens")
+
+
+def _place(
     chosen: Sequence[TrainSequence], inputs: NDArray[np.int64], trained: NDArray[np.bool_]
 ) -> tuple[Segments, NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
     """Places prompts and responses; gives segments, token ids, end of each prompt, start of each response."""
@@ -119,30 +176,12 @@ def _lay_out(
     )
 
 
-def _counts(mask: NDArray[np.bool_], lengths: NDArray[np.int64]) -> GlobalCounts:
-    return GlobalCounts(int(mask.sum()), int(_any(mask, lengths).sum()))
-
-
 def _any(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Per sequence: whether any of its response tokens has the flag."""
     if not len(flags):
         return np.zeros(len(lengths), dtype=bool)
     owner = np.repeat(np.arange(len(lengths)), lengths)
     return np.bincount(owner, weights=flags, minlength=len(lengths)) > 0
-
-
-def _check(index: int, sequence: TrainSequence) -> None:
-    count = len(sequence.response_ids)
-    if len(sequence.prompt_ids) == 0:
-        raise PayloadError(f"sequences[{index}].prompt_ids", "the prompt is empty")
-    for name in ("response_mask", "behaviour_log_probs", "advantages", "staleness"):
-        value = getattr(sequence, name)
-        if not isinstance(value, float | int) and len(value) != count:
-            raise PayloadError(f"sequences[{index}].{name}", f"{len(value)} entries for {count} response tokens")
-
-
-def _lengths(arrays: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
-    return np.fromiter((len(array) for array in arrays), dtype=np.int64, count=len(arrays))
 
 
 def _join(arrays: Sequence[NDArray[Any]], dtype: type[Scalar]) -> NDArray[Scalar]:

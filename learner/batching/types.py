@@ -32,6 +32,7 @@ class TrainSequence:
         advantages: float32 [T], or a float for all tokens.
         staleness: int32 [T], or an int for all tokens: versions between sampling and training.
         temperature: softmax temperature of the sampling; log-probs are computed at it (0 counts as 1).
+        reward: of the whole response.
     """
 
     prompt_ids: NDArray[np.int32]
@@ -41,6 +42,7 @@ class TrainSequence:
     advantages: NDArray[np.float32] | float = 0.0
     staleness: NDArray[np.int32] | int = 0
     temperature: float = 1.0
+    reward: float = 0.0
 
     def __len__(self) -> int:
         """Prompt and response tokens."""
@@ -64,9 +66,9 @@ class Segments:
     prefix_lengths: NDArray[np.int64]
 
 
-@dataclass(slots=True, eq=False)
-class PackedBatch:
-    """A micro-batch as the model takes it; tensors on the device it was packed for.
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """What the model takes of a micro-batch, without the values that a loss sees; tensors on the micro-batch's device.
 
     Attributes:
         input_ids: int64 [1, N].
@@ -75,8 +77,40 @@ class PackedBatch:
         predictors: int64 [R], place of the hidden state that predicts each trained token.
         labels: int64 [R], ids of the trained tokens.
         temperatures: float32 [R], or one float where all agree (0 became 1).
+        sequence_ids: int64 [R], the sequence of every trained token.
+        sequence_lengths: int64 [S], trained tokens per sequence.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    segments: Segments
+    predictors: Tensor
+    labels: Tensor
+    temperatures: Tensor | float
+    sequence_ids: Tensor
+    sequence_lengths: Tensor
+
+    def with_tokens(self, tokens: TokenBatch, counts: GlobalCounts) -> PackedBatch:
+        """The micro-batch with the values of its trained tokens."""
+        return PackedBatch(
+            input_ids=self.input_ids,
+            position_ids=self.position_ids,
+            segments=self.segments,
+            predictors=self.predictors,
+            labels=self.labels,
+            temperatures=self.temperatures,
+            tokens=tokens,
+            counts=counts,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class PackedBatch:
+    """A micro-batch as the engine takes it; tensors on the device it was packed for.
+
+    Attributes:
+        input_ids, position_ids, segments, predictors, labels, temperatures: see `Row`.
         tokens: what algorithms see of the trained tokens.
-        sources: index of each sequence in the list it was packed from.
         counts: this micro-batch's share of the global counts, sequences left out for their advantage included.
     """
 
@@ -87,7 +121,6 @@ class PackedBatch:
     labels: Tensor
     temperatures: Tensor | float
     tokens: TokenBatch
-    sources: tuple[int, ...]
     counts: GlobalCounts
 
     @property

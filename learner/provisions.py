@@ -1,0 +1,52 @@
+"""What an algorithm needs, against what the configuration can provide: refused at start, by name."""
+
+from __future__ import annotations
+
+from learner.algorithms.types import Needs
+from mesh.config.models import Config, RewardSection
+from mesh.errors import ConfigError
+
+
+def check_needs(config: Config, needs: Needs) -> None:
+    """Checks that a run can provide what its algorithm needs.
+
+    Raises:
+        ConfigError: names the setting that contradicts.
+    """
+    name = config.algorithm.name
+    if config.rollout.n < needs.group_size:
+        raise ConfigError(
+            f"algorithm {name} compares the responses of a group and needs at least {needs.group_size}, but rollout.n "
+            f"is {config.rollout.n}",
+            hint=f"set rollout.n to {needs.group_size} or more",
+        )
+    roles = {role.name: role for role in needs.roles}
+    for section in config.learner.roles:
+        if section not in roles:
+            raise ConfigError(
+                f"learner.roles.{section}: algorithm {name} has no such role",
+                hint=f"its roles: {', '.join(roles) or 'none beside the actor, which is `model`'}",
+            )
+        if config.learner.roles[section].optimizer is not None and not roles[section].trained:
+            raise ConfigError(
+                f"learner.roles.{section}.optimizer: algorithm {name} does not train this role",
+                hint="leave the optimizer out",
+            )
+    known = _component_names(config.reward)
+    for component in needs.components:
+        if known is not None and component.partition("/")[0] not in known:
+            raise ConfigError(
+                f"algorithm {name} needs the reward component {component!r}, but no function of reward.functions "
+                "has this name",
+                hint=f"components: {', '.join(sorted(known))}, and the parts they report as function/part",
+            )
+
+
+def _component_names(reward: RewardSection) -> set[str] | None:
+    """Names of the reward functions; None where components may have other names, which show with the first group.
+
+    A single function's parts have names of its own, and so have those of other hosts' services.
+    """
+    if len(reward.functions) < 2 or reward.endpoints or reward.by_data_source:
+        return None
+    return {spec.rpartition(":")[2] for spec in reward.functions}
