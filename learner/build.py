@@ -61,17 +61,27 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
     """
     needs = algorithm.needs
     models = {role.name: _model(config, role) for role in needs.roles}
-    engines = {
-        ACTOR: _engine(
-            config, config.model, config.learner.optimizer, "language_model", entropy_gradient=needs.entropy_gradient
-        )
-    }
+    engines = {ACTOR: build_actor(config, entropy_gradient=needs.entropy_gradient)}
     for role in needs.roles:
         optimizer = None
         if role.trained:
             optimizer = _section(config, role).optimizer or config.learner.optimizer
         engines[role.name] = _engine(config, models[role.name], optimizer, _model_type(role))
     return engines
+
+
+def build_actor(config: Config, *, entropy_gradient: bool = False) -> Engine:
+    """The actor's engine of this rank; collective under torchrun.
+
+    Args:
+        config: of the run; the model's path is a local folder.
+        entropy_gradient: losses differentiate the entropy.
+
+    Raises:
+        ConfigError: as `build_engines`.
+        DataError: as `build_engines`.
+    """
+    return _engine(config, config.model, config.learner.optimizer, "language_model", entropy_gradient=entropy_gradient)
 
 
 def _engine(

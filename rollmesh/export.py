@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from learner.build import build_engine
+from learner.build import build_actor
 from learner.checkpoint.store import CheckpointStore
 from learner.model_folder import resolve_model
 from mesh.config.models import Config
@@ -39,7 +39,7 @@ def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:
         raise DataError(f"{checkpoint} is not a checkpoint", hint="give a folder below RUN/checkpoints")
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty", hint="choose a new folder")
-    engine = build_engine(config.model_copy(update={"model": resolve_model(config.model)}))
+    engine = build_actor(config.model_copy(update={"model": resolve_model(config.model)}))
     try:
         engine.load_checkpoint(checkpoint)
         engine.export_hf(out)
