@@ -79,7 +79,7 @@ def read_run(folder: Path) -> MeshRun:
     """Reads what a finished run left in its folder."""
     with (folder / "metrics.jsonl").open(encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines]
-    steps = [record for record in records if "timing/step_s" in record]
+    steps = [record for record in records if "timing_s/step" in record]
     return MeshRun(folder, steps, json.loads((folder / "summary.json").read_text(encoding="utf-8")))
 
 
@@ -97,8 +97,8 @@ def window(run: MeshRun, warmup: int) -> Window:
         seconds=rest[-1]["wall_s"] - run.steps[warmup - 1]["wall_s"],
         batches=len(rest),
         mean_length=sum(lengths) / len(lengths),
-        wait_s=sum(step["timing/wait_s"] for step in rest),
-        train_s=sum(step["timing/train_s"] for step in rest),
+        wait_s=sum(step["timing_s/gen"] for step in rest),
+        train_s=sum(step["timing_s/update_actor"] for step in rest),
     )
 
 

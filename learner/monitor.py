@@ -132,5 +132,12 @@ class Monitor:
         self._agent.set_status(serving=state.published, gauges=figures, waiting_reason=reason)
 
 
-_GAUGES = ("reward/mean", "eval/reward", "tokens_per_second", "staleness/mean", "loss", "response_length/mean")
+_GAUGES = (
+    "critic/score/mean",
+    "eval/reward",
+    "tokens_per_second",
+    "staleness/mean",
+    "actor/loss",
+    "response_length/mean",
+)
 _PHASES = ("starting", "waiting_for_groups", "training", "publishing", "checkpointing", "evaluating", "ending")

@@ -162,7 +162,6 @@ class Recorder:
             "version": finished.trained_version + 1,
             "incarnation": finished.incarnation,
             **of_groups,
-            **staleness_metrics(histogram),
             "tokens": tokens,
             "tokens_per_second": tokens / step_s,
             "perf/throughput": of_groups["perf/total_num_tokens"] / step_s,
@@ -171,6 +170,8 @@ class Recorder:
             **{f"dropped/{reason}": count for reason, count in finished.dropped.items()},
             "skipped_updates": finished.skipped,
             **finished.metrics,
+            # Behind the algorithm's, which do not see responses that were left out for want of a signal.
+            **staleness_metrics(histogram),
             **finished.timings,
             **{f"clock/waiting_for_{name}": value for name, value in self._clocks().items()},
             "push/count": pushes.count,

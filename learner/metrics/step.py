@@ -1,7 +1,6 @@
 """The record of one step, from the metadata of its groups.
 
-Names follow the field: `reward/mean`, `response_length/mean`, `staleness/mean`, `tokens_per_second`, `timing/*_s`,
-`zero_variance_share`, and whatever engine and algorithm report under their own names.
+Names are those of `learner.metrics.catalogue`: verl's and TRL's where they have one. Engine and algorithm add theirs.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from learner.groups import SampledGroup, is_scored
 from learner.lineage import Lineage
@@ -30,19 +30,21 @@ def group_metrics(groups: Sequence[SampledGroup]) -> dict[str, Any]:
     lengths = np.array([member.response_tokens for member in scored])
     prompts = np.array([member.prompt_tokens for member in scored])
     by_group = [[m.reward for m in group.members if is_scored(m)] for group in groups]
-    capped = [member.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH for member in scored]
+    capped = np.array([member.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH for member in scored])
     metrics: dict[str, Any] = {
         "groups": len(groups),
         "samples": len(scored),
-        "reward/mean": float(rewards.mean()),
-        "reward/std": float(rewards.std()),
-        "reward/min": float(rewards.min()),
-        "reward/max": float(rewards.max()),
-        "response_length/mean": float(lengths.mean()),
-        "response_length/max": int(lengths.max()),
-        "response_length/capped_share": float(np.mean(capped)),
-        "prompt_length/mean": float(prompts.mean()),
-        "zero_variance_share": float(np.mean([max(r) == min(r) for r in by_group])),
+        "critic/score/mean": float(rewards.mean()),
+        "critic/score/std": float(rewards.std()),
+        "critic/score/min": float(rewards.min()),
+        "critic/score/max": float(rewards.max()),
+        "reward_std": float(np.mean([_sample_std(group) for group in by_group])),
+        "frac_reward_zero_std": float(np.mean([max(group) == min(group) for group in by_group])),
+        **_extremes("response_length/{}", lengths),
+        "response_length/clip_ratio": float(capped.mean()),
+        **_extremes("completions/{}_terminated_length", lengths[~capped]),
+        **_extremes("prompt_length/{}", prompts),
+        "perf/total_num_tokens": int(lengths.sum() + prompts.sum()),
         "unscored_members": len(members) - len(scored),
         "attempts/max": max(group.leased.attempt for group in groups),
         "delay/generating_s": float(np.mean([group.leased.generating_ms for group in groups])) / 1e3,
@@ -51,8 +53,28 @@ def group_metrics(groups: Sequence[SampledGroup]) -> dict[str, Any]:
     names = {name for member in scored for name in member.components}
     for name in sorted(names):
         values = [member.components[name] for member in scored if name in member.components]
-        metrics[f"reward/component/{name}"] = float(np.mean(values))
+        metrics[f"rewards/{name}/mean"] = float(np.mean(values))
+        metrics[f"rewards/{name}/std"] = _sample_std(values)
+    greedy = [group.baseline_reward for group in groups if group.baseline_reward is not None]
+    if greedy:
+        metrics["reward/greedy/mean"] = float(np.mean(greedy))
     return metrics
+
+
+def _extremes(form: str, values: NDArray[np.int64]) -> dict[str, float]:
+    """Mean, maximum and minimum under the names that `form` makes; nothing for no values."""
+    if not values.size:
+        return {}
+    return {
+        form.format("mean"): float(values.mean()),
+        form.format("max"): int(values.max()),
+        form.format("min"): int(values.min()),
+    }
+
+
+def _sample_std(values: Sequence[float]) -> float:
+    """Standard deviation of a sample (n - 1), as TRL reports it; 0 for a single value."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def staleness_histogram(groups: Sequence[SampledGroup], lineage: Lineage, now: int) -> Counter[int]:

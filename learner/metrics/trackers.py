@@ -1,7 +1,7 @@
 """Trackers: where the records of a run go.
 
-A record is flat: metric name -> value, names with slashes (`reward/mean`). Values that are no numbers (histograms as
-maps, texts) are kept by the jsonl file and left out by trackers that draw curves.
+A record is flat: metric name -> value, names with slashes (`critic/score/mean`). Values that are no numbers
+(histograms as maps, texts) are kept by the jsonl file and left out by trackers that draw curves.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ class ConsoleTracker:
     def log(self, step: int, record: Record) -> None:
         if "eval/reward" in record:
             _log.info("step %d: held-out reward %.3f", step, record["eval/reward"])
-        elif "reward/mean" in record and (step % self._every == 0 or step == 1):
+        elif "critic/score/mean" in record and (step % self._every == 0 or step == 1):
             _log.info(
                 "step %d: reward %.3f, response length %.1f, staleness %.2f, %.0f tokens/s, waited %.0f of %.0f ms",
                 step,
-                record["reward/mean"],
+                record["critic/score/mean"],
                 record["response_length/mean"],
                 record["staleness/mean"],
                 record["tokens_per_second"],
-                1e3 * record["timing/wait_s"],
-                1e3 * record["timing/step_s"],
+                1e3 * record["timing_s/gen"],
+                1e3 * record["timing_s/step"],
             )
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The thread that hands records to the trackers, so that no tracker's I/O is on the training path.
 
 Invariants: records arrive in order; `log` never blocks and never raises; a tracker that fails is reported once and
-left out from then on, the others go on.
+left out from then on, the others go on; every record is written under its second names too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
+from learner.metrics.names import with_aliases
 from learner.metrics.trackers import Record, Tracker
 
 _log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class MetricsWriter:
             self._guard(tracker, tracker.close)
 
     def _fan_out(self, step: int, record: Record) -> None:
+        record = with_aliases(record)
         for tracker in tuple(self._trackers):
             self._guard(tracker, functools.partial(tracker.log, step, record))
 

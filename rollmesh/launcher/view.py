@@ -18,7 +18,7 @@ from rich.text import Text
 from protos import membership_pb2
 from rollmesh.launcher.logs import readable
 from rollmesh.launcher.monitor import Snapshot
-from rollmesh.report.metrics import Record, is_evaluation, is_training
+from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training
 
 _ROLES = {
     membership_pb2.ROLE_LEARNER: "learner",
@@ -130,7 +130,7 @@ def training_line(record: Record, snapshot: Snapshot) -> str:
     """A training step in one line."""
     trained = _number(record, "tokens_per_second", ".0f")
     return (
-        f"step {record['step']}: reward {_number(record, 'reward/mean', '.3f')}, "
+        f"step {record['step']}: reward {_number(record, REWARD, '.3f')}, "
         f"staleness {_number(record, 'staleness/mean', '.2f')}, "
         f"tokens/s {snapshot.generated_per_second():.0f} generated {trained} trained"
     )
@@ -157,7 +157,7 @@ def figures(snapshot: Snapshot) -> Table:
     """The run's figures, one per row."""
     table = Table(box=None, show_header=False, padding=(0, 2))
     record, described = snapshot.training, snapshot.table
-    table.add_row("reward", f"{_number(record, 'reward/mean', '.3f')} in training")
+    table.add_row("reward", f"{_number(record, REWARD, '.3f')} in training")
     table.add_row("held-out", f"{_number(snapshot.evaluation, 'eval/reward', '.3f')}")
     if described is not None:
         policy = described.policy

@@ -1,7 +1,7 @@
 """Reading `metrics.jsonl`: as a whole, and as it grows.
 
-A line is one flat record with `step`, `time` (Unix seconds) and named figures: a training step has `reward/mean`, an
-evaluation has `eval/reward`. A last line that is still being written is left for the next reading.
+A line is one flat record with `step`, `time` (Unix seconds) and named figures: a training step has `critic/score/mean`,
+an evaluation has `eval/reward`. A last line that is still being written is left for the next reading.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 Record = Mapping[str, Any]
+REWARD = "critic/score/mean"
+"""Mean reward of a training step: what tells its record from others."""
 
 
 def is_training(record: Record) -> bool:
     """Whether the record is of a training step."""
-    return "reward/mean" in record
+    return REWARD in record
 
 
 def is_evaluation(record: Record) -> bool:

@@ -6,10 +6,17 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollmesh.report.metrics import Record, is_evaluation, is_training
+from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training
 
-# What the learner's time went to, in the order in which the shares are stacked.
-_PHASES = ("wait", "prepare", "claim", "train", "publish", "checkpoint")
+# What the learner's time went to, in the order in which the shares are stacked: name in the report -> metric.
+_PHASES = {
+    "wait": "timing_s/gen",
+    "prepare": "timing_s/prepare",
+    "claim": "timing_s/claim",
+    "train": "timing_s/update_actor",
+    "publish": "timing_s/update_weights",
+    "checkpoint": "timing_s/save_checkpoint",
+}
 
 
 @dataclass(frozen=True)
@@ -51,14 +58,14 @@ def curves(records: Sequence[Record], looks: Sequence[Record] = ()) -> Curves:
     evaluations = sorted((record for record in records if is_evaluation(record)), key=lambda item: int(item["step"]))
     pairs = [(old, new) for old, new in itertools.pairwise(looks) if new["time"] > old["time"]]
     phases = {
-        phase: [number(record, f"timing/{phase}_s") or 0.0 for record in training]
-        for phase in _PHASES
-        if any(f"timing/{phase}_s" in record for record in training)
+        phase: [number(record, metric) or 0.0 for record in training]
+        for phase, metric in _PHASES.items()
+        if any(metric in record for record in training)
     }
     return Curves(
         seconds=[_seconds(record, start) for record in training],
         steps=[int(record["step"]) for record in training],
-        reward=[number(record, "reward/mean") for record in training],
+        reward=[number(record, REWARD) for record in training],
         staleness_mean=[number(record, "staleness/mean") for record in training],
         staleness_max=[number(record, "staleness/max") for record in training],
         trained_per_s=[number(record, "tokens_per_second") for record in training],

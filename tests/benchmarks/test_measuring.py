@@ -51,7 +51,7 @@ def test_floor_counts_the_models_matrices() -> None:
 
 def test_window_leaves_the_warm_up_out(tmp_path: Path) -> None:
     steps = [
-        {"wall_s": 10.0 + index, "timing/wait_s": 0.25, "timing/train_s": 0.5, "response_length/mean": 8.0}
+        {"wall_s": 10.0 + index, "timing_s/gen": 0.25, "timing_s/update_actor": 0.5, "response_length/mean": 8.0}
         for index in range(6)
     ]
     measured = window(MeshRun(tmp_path, steps, {}), warmup=2)

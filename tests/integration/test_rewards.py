@@ -18,7 +18,7 @@ def test_a_third_party_server_scores_a_run(start_mesh, third_party_server: str) 
     audit(run)
     assert not (run.folder / "services" / "reward.json").exists(), "no reward service of ours was started"
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert any("reward/component/brevity" in row for row in steps)
+    assert any("rewards/brevity/mean" in row for row in steps)
     check = subprocess.run(
         [sys.executable, "-m", "rollmesh.cli", "reward", "check", third_party_server],
         capture_output=True,
@@ -43,6 +43,6 @@ def test_scorers_that_raise_or_answer_nan_never_become_a_zero(start_mesh, tmp_pa
     audit(run)
     counters = run.summary()["ledger"]["train"]
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    rewards = [row for row in steps if "reward/mean" in row]
+    rewards = [row for row in steps if "critic/score/mean" in row]
     assert {row["reward/min"] for row in rewards} == {1.0}, "what failed is in no statistic"
     assert sum(row["unscored_members"] for row in rewards) > 0 or counters["counters"]["failed"] > 0

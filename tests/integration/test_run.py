@@ -54,7 +54,7 @@ def test_a_run_writes_what_it_promises(start_mesh) -> None:
     assert rollmesh("report", str(run.folder)).returncode == 0
     assert (run.folder / "report.html").read_text().count("<svg") >= 4
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in steps if "reward/mean" in row] == list(range(1, 301))
+    assert [row["step"] for row in steps if "critic/score/mean" in row] == list(range(1, 301))
     exported = rollmesh("export", str(run.folder), str(run.folder / "hf"), timeout=120)
     assert exported.returncode == 0, exported.stderr
     assert (run.folder / "hf" / "model.safetensors").exists()

@@ -17,6 +17,7 @@ import pytest
 
 from buffer.client import BufferClient
 from learner.consumption import Use, read_log, surviving
+from learner.metrics.catalogue import describe
 from mesh.config import Config
 from mesh.config.models import SecuritySection
 from mesh.errors import FencedError, StarvedError, TakeoverRefusedError
@@ -72,6 +73,13 @@ def wait_for_line(path: Path, wanted: Callable[[dict[str, Any]], bool], timeout_
     raise AssertionError(f"{path} never held the line")
 
 
+def _is_described(name: str, record: dict[str, Any]) -> bool:
+    """Whether the catalogue knows a name, itself or as the second name of another in the record."""
+    if describe(name) is not None:
+        return True
+    return any(metric and name in metric.aliases_of(other) for other in record for metric in (describe(other),))
+
+
 def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     config = make_config(tmp_path, {"learner.steps": 8, "eval.every_steps": 4, "logging.tensorboard": True})
     with mesh_of(config) as mesh:
@@ -80,10 +88,18 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
         assert counts.trained == 8 * 4
         assert counts.consumed == counts.leased == 0
         assert ledger(mesh, "eval").recounted.trained >= 2 * 8
-    steps = [r for r in records(config) if "reward/mean" in r]
+    steps = [r for r in records(config) if "critic/score/mean" in r]
     assert [r["step"] for r in steps] == list(range(1, 9))
-    for name in ("tokens_per_second", "timing/wait_s", "loss", "staleness/histogram", "clock/waiting_for_inserts_s"):
+    for name in (
+        "tokens_per_second",
+        "timing_s/gen",
+        "actor/loss",
+        "staleness/histogram",
+        "clock/waiting_for_inserts_s",
+    ):
         assert name in steps[-1]
+    undescribed = {name for record in records(config) for name in record if not _is_described(name, record)}
+    assert undescribed == set(), "learner/metrics/catalogue.py describes whatever a run writes"
     assert max(r["staleness/max"] for r in steps) <= config.buffer.max_staleness
     # At the version that sampled them, the learner computes the same log-probs as the generator.
     assert steps[0]["staleness/max"] == 0
@@ -121,7 +137,7 @@ def test_other_contracts_end_as_well(tmp_path: Path, overrides: dict[str, Any]) 
     with mesh_of(config) as mesh:
         assert run_learner(config, mesh) == 0
         assert ledger(mesh).recounted.trained == 6 * 4
-    steps = [r for r in records(config) if "reward/mean" in r]
+    steps = [r for r in records(config) if "critic/score/mean" in r]
     assert max(r["staleness/max"] for r in steps) <= config.buffer.max_staleness
     assert summary(config)["eval_last"]["version"] == 6
 
@@ -223,7 +239,7 @@ def test_control_checkpoint_status_and_stop(tmp_path: Path) -> None:
     assert Path(written.path).is_dir()
     assert status.committed_version >= written.version >= 2
     assert status.total_steps >= 2
-    assert status.metrics["reward/mean"] >= 0
+    assert status.metrics["critic/score/mean"] >= 0
     assert summary(config)["stop_reason"] == "request"
 
 
@@ -292,7 +308,7 @@ def test_two_ranks_train_the_same_run(tmp_path: Path) -> None:
         learner = start_learner(config, mesh, tmp_path, ranks=2)
         assert learner.wait() == 0, learner.text()
         assert ledger(mesh).recounted.trained == 4 * 4
-    steps = [r for r in records(config) if "reward/mean" in r]
+    steps = [r for r in records(config) if "critic/score/mean" in r]
     assert [r["step"] for r in steps] == [1, 2, 3, 4]
     assert summary(config)["eval_last"]["version"] == 4
     assert_nothing_twice(config)

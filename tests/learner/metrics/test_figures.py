@@ -60,11 +60,15 @@ V3, V4 = PolicyVersion(1, 3), PolicyVersion(1, 4)
 
 def test_group_metrics_leave_out_what_is_not_scored() -> None:
     metrics = group_metrics([group([1.0, 0.0, None], [V3, V4]), group([1.0, 1.0], [V3])])
-    assert metrics["reward/mean"] == 0.75
-    assert metrics["reward/component/match"] == 0.75
-    assert (metrics["samples"], metrics["unscored_members"], metrics["zero_variance_share"]) == (4, 1, 0.5)
-    assert metrics["response_length/mean"] == 1.5
-    assert metrics["response_length/capped_share"] == 1.0
+    assert metrics["critic/score/mean"] == 0.75
+    assert metrics["rewards/match/mean"] == 0.75
+    assert metrics["rewards/match/std"] == pytest.approx(0.5)
+    assert metrics["reward_std"] == pytest.approx((0.5**0.5 + 0.0) / 2)
+    assert (metrics["samples"], metrics["unscored_members"], metrics["frac_reward_zero_std"]) == (4, 1, 0.5)
+    assert (metrics["response_length/mean"], metrics["response_length/min"]) == (1.5, 1)
+    assert metrics["response_length/clip_ratio"] == 1.0
+    assert "completions/mean_terminated_length" not in metrics, "the budget ended all of them"
+    assert metrics["perf/total_num_tokens"] == 6 + 8
     assert metrics["delay/generating_s"] == 0.5
 
 

@@ -14,12 +14,12 @@ from learner.metrics.trackers import ConsoleTracker, JsonlTracker
 from mesh.config import Config, load_config
 
 STEP = {
-    "reward/mean": 0.5,
+    "critic/score/mean": 0.5,
     "response_length/mean": 3.0,
     "staleness/mean": 0.0,
     "tokens_per_second": 9.0,
-    "timing/wait_s": 0.1,
-    "timing/step_s": 0.2,
+    "timing_s/gen": 0.1,
+    "timing_s/step": 0.2,
 }
 
 
@@ -101,7 +101,7 @@ def test_tensorboard_holds_the_curves(tmp_path: Path) -> None:
     writer.close()
     events = EventAccumulator(str(tmp_path / "r" / "tensorboard"))
     events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(1, 0.5), (2, 0.5)]
+    assert [(e.step, e.value) for e in events.Scalars("critic/score/mean")] == [(1, 0.5), (2, 0.5)]
     assert len(lines(tmp_path / "r" / "metrics.jsonl")) == 2
 
 
@@ -113,4 +113,4 @@ def test_wandb_offline_keeps_everything_in_the_run_folder(tmp_path: Path, monkey
     writer.log(1, {"eval/reward": 0.5})
     writer.close()
     (kept,) = (tmp_path / "r" / "wandb").glob("offline-run-*/run-*.wandb")
-    assert b"reward/mean" in kept.read_bytes()
+    assert b"critic/score/mean" in kept.read_bytes()

@@ -1,0 +1,241 @@
+"""Every metric of a run: what it means, in which unit, and under which names users of verl and TRL know it.
+
+Invariants: whatever a run writes is described here (a part in angle brackets stands for any text without a slash, so
+`rewards/<function>/mean` describes the mean of every reward function); a metric has its peers' name wherever one of
+them has a name for the same figure, and a name here never means another figure there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric, or a family of metrics.
+
+    Attributes:
+        name: as written; `<...>` stands for any text without a slash.
+        meaning: in a sentence.
+        unit: tokens, s, nats, share (0 .. 1) ...; empty: a plain number or a count.
+        aliases: further names under which the same value is written, with the same placeholders.
+        verl, trl: the name in that project's logs; empty: it has none.
+    """
+
+    name: str
+    meaning: str
+    unit: str = ""
+    aliases: tuple[str, ...] = ()
+    verl: str = ""
+    trl: str = ""
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Matches the names that it describes."""
+        parts = re.split(r"<(\w+)>", self.name)
+        return re.compile("".join(re.escape(p) if i % 2 == 0 else f"(?P<{p}>[^/]+)" for i, p in enumerate(parts)))
+
+    def aliases_of(self, name: str) -> Iterator[str]:
+        """The aliases of a name that it describes."""
+        match = self.pattern.fullmatch(name)
+        if match is None:
+            return
+        for alias in self.aliases:
+            yield re.sub(r"<(\w+)>", lambda part: match[part[1]], alias)
+
+
+def _verl(name: str, meaning: str, unit: str = "", trl: str = "") -> Metric:
+    """A metric under verl's name; where TRL has another for the same figure, it is written under both."""
+    return Metric(name, meaning, unit, (trl,) if trl and trl != name else (), name, trl)
+
+
+def _trl(name: str, meaning: str, unit: str = "") -> Metric:
+    """A metric that only TRL has a name for."""
+    return Metric(name, meaning, unit, trl=name)
+
+
+def _distribution(name: str, meaning: str, unit: str = "", verl: tuple[str, ...] = ()) -> list[Metric]:
+    """What `learner.algorithms.metrics.distribution` gives; `verl`: those of its figures that verl has too."""
+    words = {"mean": "mean", "std": "standard deviation", "min": "smallest", "max": "largest"}
+    figures = [
+        Metric(f"{name}/{key}", f"{meaning}: {word}.", unit, verl=f"{name}/{key}" if key in verl else "")
+        for key, word in words.items()
+    ]
+    return [*figures, *(Metric(f"{name}/p{q}", f"{meaning}: {q} % are below.", unit) for q in (25, 50, 75))]
+
+
+_EXTREMES = ("mean", "min", "max")
+
+REWARDS = [
+    _verl("critic/score/mean", "Mean reward of the responses, as scored.", trl="reward"),
+    Metric("critic/score/std", "Standard deviation of the rewards over the batch."),
+    _verl("critic/score/max", "Largest reward."),
+    _verl("critic/score/min", "Smallest reward."),
+    _trl("rewards/<function>/mean", "Mean of one reward function or component."),
+    _trl("rewards/<function>/std", "Its standard deviation over the batch, of a sample (n - 1)."),
+    _trl("reward_std", "Standard deviation of the rewards in a group, of a sample (n - 1): mean over the groups."),
+    _trl(
+        "frac_reward_zero_std", "Groups in which all rewards are equal: without a signal for most algorithms.", "share"
+    ),
+    Metric("reward/greedy/mean", "Mean reward of the greedy responses, where an algorithm has them as baselines."),
+    *_distribution("reward/<kind>", "Rewards by stage (`raw`, `shaped`) and every penalty in use"),
+    Metric("reward/clipped", "Rewards that `algorithm.reward.clip` cut.", "share"),
+    Metric("reward/running_mean", "Running mean of `algorithm.reward.normalize`."),
+    Metric("reward/running_std", "Running standard deviation of the same."),
+    *_distribution("critic/rewards", "Rewards that the estimator sees, shaped", verl=_EXTREMES),
+    *_distribution("critic/advantages", "Advantages per token", verl=_EXTREMES),
+]
+
+LENGTHS = [
+    _verl("response_length/mean", "Mean length of the responses.", "tokens", "completions/mean_length"),
+    _verl("response_length/max", "Longest response.", "tokens", "completions/max_length"),
+    _verl("response_length/min", "Shortest response.", "tokens", "completions/min_length"),
+    _verl("response_length/clip_ratio", "Responses that the token budget ended.", "share", "completions/clipped_ratio"),
+    _trl("completions/mean_terminated_length", "Mean length of the responses that ended by themselves.", "tokens"),
+    _trl("completions/max_terminated_length", "Longest of them.", "tokens"),
+    _trl("completions/min_terminated_length", "Shortest of them.", "tokens"),
+    _verl("prompt_length/mean", "Mean length of the prompts.", "tokens"),
+    _verl("prompt_length/max", "Longest prompt.", "tokens"),
+    _verl("prompt_length/min", "Shortest prompt.", "tokens"),
+]
+
+ACTOR = [
+    Metric("actor/loss", "Loss that was differentiated, over the whole batch.", "", ("loss",), "actor/loss", "loss"),
+    _verl("actor/pg_loss", "Policy loss per token, weights included, before aggregation."),
+    _verl("actor/grad_norm", "Norm of the gradient before clipping.", trl="grad_norm"),
+    _verl("actor/lr", "Learning rate.", trl="learning_rate"),
+    _verl("actor/entropy", "Entropy of the policy at the trained tokens.", "nats", "entropy"),
+    Metric("actor/entropy_coef", "Coefficient of the entropy bonus, where it adapts."),
+    _verl(
+        "actor/ppo_kl",
+        "k1 estimate of KL(anchor || current): how far the policy has moved from the clip's anchor.",
+        "nats",
+    ),
+    Metric("actor/k3_kl", "k3 estimate of the same: never negative.", "nats"),
+    Metric("actor/ppo_kl_abs", "Mean absolute log-ratio (`kl_cov`).", "nats"),
+    Metric("actor/log_ratio_squared", "Mean squared log-ratio (`dro`)."),
+    *(
+        Metric(f"actor/ratio/p{q}", f"Ratio current / anchor: {int(q)} % of the tokens are below.")
+        for q in ("01", "50", "99")
+    ),
+    _verl("actor/pg_clipfrac", "Tokens whose gradient the clip takes away.", "share"),
+    _verl("actor/pg_clipfrac_lower", "Tokens that the bound for negative advantages (dual clip) holds.", "share"),
+    _trl("clip_ratio/low_mean", "Tokens below the lower bound, with a negative advantage.", "share"),
+    _trl("clip_ratio/high_mean", "Tokens above the upper bound, with a positive advantage.", "share"),
+    _trl("clip_ratio/region_mean", "Both.", "share"),
+    Metric("actor/kl_cov_selected", "Tokens that `kl_cov` penalizes.", "share"),
+    _verl("actor/kl_loss", "KL estimate against the reference policy, where it is in the loss.", "nats", "kl"),
+    _verl("actor/kl_coef", "Its coefficient."),
+    _verl("actor/reward_kl_penalty", "KL estimate against the reference policy, where it is in the reward.", "nats"),
+    Metric("actor/positive_lm_loss", "Negative log-likelihood of correct responses (VAPO).", "nats"),
+    Metric("masked/<reason>", "Tokens that are not trained, by reason (`truncated`, `off_policy`, ...).", "share"),
+    Metric("skipped_updates", "Optimizer steps left out because their gradient was not finite."),
+]
+
+CRITIC = [
+    Metric("<role>/loss", "Loss of a role beside the actor."),
+    Metric("<role>/grad_norm", "Norm of its gradient before clipping.", verl="critic/grad_norm"),
+    Metric("<role>/lr", "Its learning rate.", verl="critic/lr"),
+    _verl("critic/vf_loss", "Value loss per token."),
+    _verl("critic/vf_clipfrac", "Tokens whose value the clip holds.", "share"),
+    Metric("critic/vf_outside", "Tokens whose value has left the clip's range.", "share"),
+    _verl("critic/vpred_mean", "Mean value under the critic that is trained."),
+    *_distribution("critic/values", "Values before the batch", verl=_EXTREMES),
+    *_distribution("critic/returns", "Targets of the critic", verl=_EXTREMES),
+    _verl("critic/vf_explained_var", "1 - Var(returns - values) / Var(returns)."),
+]
+
+OFF_POLICY = [
+    Metric("staleness/mean", "Age of the trained tokens: mean.", "versions"),
+    Metric("staleness/max", "Age of the oldest.", "versions"),
+    Metric("staleness/histogram", "Trained tokens by age (only in `metrics.jsonl`).", "tokens"),
+]
+
+TIMING = [
+    _verl("timing_s/step", "The whole step.", "s", "step_time"),
+    _verl("timing_s/gen", "Waiting for groups: generation itself goes on beside the training.", "s"),
+    Metric("timing_s/prepare", "Planning and packing.", "s"),
+    Metric("timing_s/claim", "Waiting for the claim's answer, beyond what ran beside it.", "s"),
+    _verl("timing_s/update_actor", "Forward, backward and optimizer, of all roles.", "s"),
+    _verl("timing_s/update_weights", "Storing the new weights, and waiting for the announcement before.", "s"),
+    _verl("timing_s/save_checkpoint", "Writing a checkpoint.", "s"),
+    Metric("timing_s/<phase>", "Further phases of the training thread.", "s"),
+    _verl("perf/time_per_step", "The same as `timing_s/step`.", "s"),
+    _verl("perf/total_num_tokens", "Prompt and response tokens of the batch.", "tokens"),
+    Metric("perf/throughput", "Those per second, over all ranks (verl: per GPU).", "tokens/s", verl="perf/throughput"),
+    Metric("tokens_per_second", "Trained response tokens per second.", "tokens/s"),
+]
+
+MESH = [
+    Metric("step", "Batches trained (verl: `training/global_step`)."),
+    Metric("time", "Unix time of the record.", "s"),
+    Metric("wall_s", "Time since the first version of the run, time between learners left out.", "s"),
+    Metric("version", "Policy version that the step made."),
+    Metric("incarnation", "Which learner of the run made it."),
+    Metric("groups", "Groups of the batch."),
+    Metric("samples", "Scored responses of the batch."),
+    Metric("tokens", "Trained response tokens of the batch.", "tokens"),
+    Metric("total/<what>", "Trained `tokens` and `samples` of the run so far."),
+    Metric("unscored_members", "Responses without a reward: left out of baselines and of training."),
+    Metric("attempts/max", "How often a group of the batch was handed out at most."),
+    Metric("dropped/<reason>", "Groups given back on the way to this batch, by reason."),
+    Metric("delay/generating_s", "Mean time from admission to the last response of a group.", "s"),
+    Metric("delay/queued_s", "Mean time that a complete group waited to be trained.", "s"),
+    Metric("clock/waiting_for_inserts_s", "Cumulative: the learner waited, and no group was ready.", "s"),
+    Metric("clock/waiting_for_samples_s", "Cumulative: generators had free slots, and the gate was shut.", "s"),
+    Metric("push/count", "Weights taken into service by generators so far."),
+    Metric("push/errors", "Failed transfers so far."),
+    Metric("push/total_ms_<quantile>", "From the announcement of a version to its service.", "ms"),
+    Metric("push/pause_ms_<quantile>", "Pause in decoding while weights change.", "ms"),
+    Metric("peak_rss_bytes", "Largest resident memory of the learner so far.", "bytes"),
+]
+
+EVALUATION = [
+    Metric("eval/reward", "Mean held-out reward over scored responses.", "", ("eval_reward",), "", "eval_reward"),
+    Metric("eval/reward/<source>", "The same per data source (verl: `val-core/<source>/reward/mean@n`)."),
+    Metric("eval/version", "Version that was evaluated."),
+    Metric("eval/scored", "Scored responses."),
+    Metric("eval/failed", "Others: never counted as a zero."),
+    Metric("eval/response_length/mean", "Mean length of held-out responses.", "tokens"),
+    Metric("eval/seconds", "From the first prompt to the last response.", "s"),
+]
+
+CATALOGUE: dict[str, list[Metric]] = {
+    "Rewards and advantages": REWARDS,
+    "Lengths": LENGTHS,
+    "Policy": ACTOR,
+    "Critic and other roles": CRITIC,
+    "Staleness and its correction": OFF_POLICY,
+    "Time and throughput": TIMING,
+    "Mesh": MESH,
+    "Evaluation": EVALUATION,
+}
+"""Section of the documentation -> its metrics. Where two describe a name, the first does."""
+
+
+def describe(name: str) -> Metric | None:
+    """What a metric of a record is; None for an unknown one and for an alias."""
+    found = (metric for section in CATALOGUE.values() for metric in section if metric.pattern.fullmatch(name))
+    return next(found, None)
+
+
+def catalogue_markdown() -> str:
+    """The catalogue as Markdown: a table per section."""
+    lines: list[str] = []
+    for title, metrics in CATALOGUE.items():
+        lines += [f"### {title}", "", "| metric | meaning | unit | verl | TRL |", "|---|---|---|---|---|"]
+        for metric in metrics:
+            peers = (_peer(metric, metric.verl), _peer(metric, metric.trl))
+            meaning = metric.meaning.replace("|", "\\|")
+            lines.append(f"| `{metric.name}` | {meaning} | {metric.unit} | {peers[0]} | {peers[1]} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _peer(metric: Metric, name: str) -> str:
+    if not name:
+        return ""
+    return "same" if name == metric.name else f"`{name}`"
