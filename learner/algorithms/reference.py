@@ -34,13 +34,13 @@ class Documentation:
 
     Attributes:
         summary: the first paragraph, on one line.
-        body: the paragraphs up to the first section: formulas and sources.
+        prose: all paragraphs up to the first section: formulas and sources, as they stand.
         items: argument or attribute -> its meaning, on one line.
         sources: arXiv numbers, in the order in which they are named.
     """
 
     summary: str
-    body: str
+    prose: str
     items: Mapping[str, str]
     sources: Sequence[str]
 
@@ -50,12 +50,11 @@ def read_documentation(described: object) -> Documentation:
     text = inspect.getdoc(described) or ""
     parts = _SECTION.split(text)
     prose = parts[0].strip()
-    summary, _, body = prose.partition("\n\n")
     items: dict[str, str] = {}
     for kind, section in zip(parts[1::2], parts[2::2], strict=True):
         if kind in ("Args", "Attributes"):
             items |= _items(section)
-    return Documentation(_line(summary), body.strip(), items, list(dict.fromkeys(_ARXIV.findall(text))))
+    return Documentation(_line(prose.split("\n\n")[0]), prose, items, list(dict.fromkeys(_ARXIV.findall(text))))
 
 
 def _items(section: str) -> dict[str, str]:
@@ -166,7 +165,7 @@ def _entries(registry: Any, header: Sequence[str], remarks: Callable[[Any], str]
         shown = ", ".join(f"`{key}` ({_value(default)})" for key, default in keywords.items())
         rows.append((f"`{name}`", about.summary, remarks(entry.traits), shown, _links(about.sources)))
         details.append(f"#### `{name}`\n")
-        details.append(_text_block(about.body or about.summary))
+        details.append(_text_block(about.prose))
         if keywords:
             meanings = [(f"`{key}`", _value(value), about.items.get(key, "")) for key, value in keywords.items()]
             details.append("\n" + markdown_table(("setting", "default", "meaning"), meanings))
@@ -193,6 +192,10 @@ def _settings() -> str:
     head = ("setting", "type", "default", "meaning")
     base = dict(_fields(PolicyGradientSettings, ""))
     parts = [markdown_table(head, [(f"`{key}`", *row) for key, row in base.items()])]
+    for name, kind in _nested(PolicyGradientSettings).items():
+        prose = read_documentation(kind).prose
+        if "\n\n" in prose:
+            parts.append(f"\n`{name}`:\n\n{_text_block(prose)}")
     seen: set[type[Settings]] = {PolicyGradientSettings}
     for name in ALGORITHMS.names:
         kind = ALGORITHMS.get(name, "").target.settings_type
@@ -206,20 +209,26 @@ def _settings() -> str:
     return "\n".join(parts)
 
 
+def _nested(kind: type[Settings]) -> dict[str, type[Settings]]:
+    """Fields that hold settings of their own."""
+    hints = typing.get_type_hints(kind)
+    names = [item.name for item in dataclasses.fields(kind)]
+    return {name: hints[name] for name in names if isinstance(hints[name], type) and issubclass(hints[name], Settings)}
+
+
 def _fields(kind: type[Settings], prefix: str) -> Iterator[tuple[str, tuple[str, str, str]]]:
     """Dotted name -> type, default, meaning; nested settings in place of the field that holds them."""
-    hints = typing.get_type_hints(kind)
+    hints, nested = typing.get_type_hints(kind), _nested(kind)
     meanings: dict[str, str] = {}
     for ancestor in reversed(kind.__mro__):
         if issubclass(ancestor, Settings):
             meanings |= read_documentation(ancestor).items
     for item in dataclasses.fields(kind):
-        hint = hints[item.name]
-        if isinstance(hint, type) and issubclass(hint, Settings):
-            yield from _fields(hint, f"{prefix}{item.name}.")
+        if item.name in nested:
+            yield from _fields(nested[item.name], f"{prefix}{item.name}.")
             continue
         default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
-        yield f"{prefix}{item.name}", (_kind(hint), _value(default), meanings.get(item.name, ""))
+        yield f"{prefix}{item.name}", (_kind(hints[item.name]), _value(default), meanings.get(item.name, ""))
 
 
 def _kind(hint: Any) -> str:
