@@ -41,8 +41,9 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY) ## Generate the configuration reference
+docs: $(READY) ## Generate the references of the configuration and of the algorithms
 	$(BIN)/python -c "from mesh.config.reference import reference; print(reference(), end='')" > docs/configuration.md
+	$(BIN)/python -m learner.reference docs/algorithms.md --exceptions tests/golden/exceptions.json
 
 protos: $(READY) ## Generate the protobuf modules and descriptors from protos/*.proto
 	$(BIN)/python -m protos.generate
