@@ -26,7 +26,14 @@ def main() -> int:
     _print(verdicts)
     if arguments.json is not None:
         records = [
-            {"id": v.case.id, "status": v.status, "mismatches": v.mismatches, "reasons": v.reasons} for v in verdicts
+            {
+                "id": v.case.id,
+                "status": v.status,
+                "mismatches": v.mismatches,
+                "reasons": v.reasons,
+                "unrecorded": v.unrecorded,
+            }
+            for v in verdicts
         ]
         arguments.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     return int(not verdicts or any(verdict.status == "FAILED" for verdict in verdicts))

@@ -30,8 +30,15 @@ class Valid:
     """An output without one right value: the adapter has asserted what must hold of it."""
 
 
+@dataclass(frozen=True)
+class Unrecorded:
+    """An output that is a function of something which the case does not record: nothing to compare."""
+
+    missing: str
+
+
 Outputs = Mapping[str, Any]
-"""Output name (`out_loss`, or a metric's name) -> array, number, `AtMost` or `Valid`."""
+"""Output name (`out_loss`, or a metric's name) -> array, number, `AtMost`, `Valid` or `Unrecorded`."""
 Adapter = Callable[["Case"], Outputs]
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.golden.adapters import load_adapters
-from tests.golden.case import AtMost, Case, Valid
+from tests.golden.case import AtMost, Case, Unrecorded, Valid
 
 EXCEPTIONS = Path(__file__).parent / "exceptions.json"
 
@@ -27,11 +27,13 @@ class Verdict:
         case: which one.
         mismatches: output -> what is wrong with it.
         reasons: output -> why it differs on purpose (`exceptions.json`).
+        unrecorded: output -> the input that it needs and that the case does not record.
     """
 
     case: Case
     mismatches: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    unrecorded: dict[str, str] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
@@ -61,7 +63,11 @@ def check(case: Case, exceptions: list[Mapping[str, Any]]) -> Verdict:
         verdict.mismatches["*"] = f"{type(error).__name__}: {error}"
     expected: Mapping[str, Any] = case.expected or {"scores": None}
     for name, recorded in expected.items():
-        wrong = _compare(case, recorded, outputs.get(name))
+        found = outputs.get(name)
+        if isinstance(found, Unrecorded):
+            verdict.unrecorded[name] = found.missing
+            continue
+        wrong = _compare(case, recorded, found)
         if wrong is None:
             continue
         reason = _reason(case, name, exceptions)
