@@ -151,7 +151,7 @@ class PolicyGradient(Algorithm):
             rollouts, settings.reward, self._moments, max_response_tokens=self.plan.max_response_tokens
         )
         batch.report(figures)
-        if self._looks_at_policy:
+        if self.looks_at_policy:
             self._look_at_policy(batch)
         if any(role.name == "reference" for role in self.needs.roles):
             self._look_at_reference(batch)
@@ -201,8 +201,8 @@ class PolicyGradient(Algorithm):
         self._moments = RunningMoments.from_wire(state["reward_moments"])
 
     @property
-    def _looks_at_policy(self) -> bool:
-        """Whether one more forward pass of the actor is made before the first optimizer step."""
+    def looks_at_policy(self) -> bool:
+        """Whether one more forward pass of the actor is made before the first optimizer step of a batch."""
         settings = self.settings
         return (
             needs_proximal(settings.correction, self.plan)
