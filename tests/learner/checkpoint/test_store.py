@@ -15,6 +15,7 @@ class Engine:
     """Writes one file, or fails half-way."""
 
     rank = 0
+    trained = True
 
     def __init__(self) -> None:
         self.fails = False
@@ -35,10 +36,10 @@ def test_a_failed_save_leaves_nothing_behind_that_looks_complete(tmp_path):
     store, engine = CheckpointStore(tmp_path, keep=2), Engine()
     engine.fails = True
     with pytest.raises(DataError, match="No space left"):
-        store.save(engine, PolicyVersion(1, 1), {})
+        store.save({"actor": engine}, PolicyVersion(1, 1), {})
     assert store.list() == []
     engine.fails = False
-    path = store.save(engine, PolicyVersion(1, 1), {"cursor": 3})
+    path = store.save({"actor": engine}, PolicyVersion(1, 1), {"cursor": 3})
     assert json.loads((path / "state.json").read_text()) == {"cursor": 3, "incarnation": 1, "version": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["i0001-v00000001"]
 
@@ -46,15 +47,17 @@ def test_a_failed_save_leaves_nothing_behind_that_looks_complete(tmp_path):
 def test_the_newest_are_kept_by_age_not_by_number(tmp_path):
     store, engine = CheckpointStore(tmp_path, keep=2), Engine()
     for version in (10, 20, 30):
-        store.save(engine, PolicyVersion(1, version), {})
+        store.save({"actor": engine}, PolicyVersion(1, version), {})
     assert [v.version for v, _ in store.list()] == [20, 30]
     # A new incarnation resumed at 20 and is at 21 now.
-    store.save(engine, PolicyVersion(2, 21), {})
+    store.save({"actor": engine}, PolicyVersion(2, 21), {})
     assert PolicyVersion(2, 21) in [v for v, _ in store.list()]
     assert len(store.list()) == 2
 
 
 def test_saving_a_version_again_keeps_what_is_there(tmp_path):
     store, engine = CheckpointStore(tmp_path, keep=2), Engine()
-    assert store.save(engine, PolicyVersion(1, 1), {}) == store.save(engine, PolicyVersion(1, 1), {})
+    assert store.save({"actor": engine}, PolicyVersion(1, 1), {}) == store.save(
+        {"actor": engine}, PolicyVersion(1, 1), {}
+    )
     assert engine.saved == 1

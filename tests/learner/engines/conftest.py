@@ -44,7 +44,7 @@ def two_rank_results(tmp_path_factory, model_folder) -> TwoRankRun:
     out = tmp_path_factory.mktemp("two_ranks")
     engine = make_engine(model_folder)
     train_step(engine, seed=9)
-    checkpoint = CheckpointStore(out / "one_rank", keep=1).save(engine, PolicyVersion(2, 5), {"cursor": 11})
+    checkpoint = CheckpointStore(out / "one_rank", keep=1).save({"actor": engine}, PolicyVersion(2, 5), {"cursor": 11})
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

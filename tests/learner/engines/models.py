@@ -76,8 +76,18 @@ def make_spec(folder: Path, **changes: object) -> EngineSpec:
 
 
 def make_engine(folder: Path, **changes: object):
-    """An engine from `make_spec`."""
+    """A language model's engine from `make_spec`."""
     return create_engine(make_spec(folder, **changes))
+
+
+def make_critic(folder: Path, **changes: object):
+    """A value model's engine from `make_spec`."""
+    return create_engine(make_spec(folder, **changes), model_type="value_model")
+
+
+def make_frozen(folder: Path, **changes: object):
+    """A language model that is not trained."""
+    return create_engine(make_spec(folder, optimizer=None, **changes))
 
 
 def make_sequences(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from learner.batching.pack import pack
-from tests.learner.engines.models import make_engine, make_model, make_sequences
-from tests.learner.engines.training import train_step, weights
+from tests.learner.engines.models import make_critic, make_engine, make_model, make_sequences
+from tests.learner.engines.training import critic_loss, log_probs, train_step, values, weights
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -17,8 +17,8 @@ CUDA = torch.device("cuda")
 def test_log_probs_agree_with_the_cpu(tmp_path, architecture):
     folder = make_model(tmp_path / "model", architecture)
     sequences = make_sequences(1)
-    (on_cpu,) = make_engine(folder).infer_batch([pack(sequences)])
-    (on_cuda,) = make_engine(folder, device="cuda").infer_batch([pack(sequences, device=CUDA)])
+    on_cpu = log_probs(make_engine(folder), pack(sequences))
+    on_cuda = log_probs(make_engine(folder, device="cuda"), pack(sequences, device=CUDA))
     torch.testing.assert_close(on_cuda.cpu(), on_cpu, atol=1e-4, rtol=1e-4)
 
 
@@ -26,10 +26,10 @@ def test_log_probs_agree_with_the_cpu(tmp_path, architecture):
 def test_the_kernels_of_bfloat16_agree_with_float32(tmp_path, architecture):
     folder = make_model(tmp_path / "model", architecture)
     sequences = make_sequences(2)
-    (exact,) = make_engine(folder).infer_batch([pack(sequences)])
+    exact = log_probs(make_engine(folder), pack(sequences))
     engine = make_engine(folder, device="cuda", param_dtype="bfloat16")
-    (kernels,) = engine.infer_batch([pack(sequences, device=CUDA)])
-    torch.testing.assert_close(kernels.cpu().float(), exact, atol=5e-2, rtol=5e-2)
+    kernels = log_probs(engine, pack(sequences, device=CUDA))
+    torch.testing.assert_close(kernels.cpu(), exact, atol=5e-2, rtol=5e-2)
 
 
 def test_a_training_step_gives_the_cpus_weights(tmp_path):
@@ -40,3 +40,16 @@ def test_a_training_step_gives_the_cpus_weights(tmp_path):
     on_cpu, on_cuda = (weights(engine) for engine in engines)
     for name, tensor in on_cpu.items():
         torch.testing.assert_close(on_cuda[name], tensor, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
+def test_values_agree_with_the_cpu_after_a_step(tmp_path, param_dtype):
+    folder = make_model(tmp_path / "model", "qwen3")
+    sequences = make_sequences(4)
+    on_cpu, on_cuda = make_critic(folder), make_critic(folder, device="cuda", param_dtype=param_dtype)
+    for engine in (on_cpu, on_cuda):
+        train_step(engine, seed=3, loss=critic_loss)
+    found = values(on_cuda, pack(sequences, device=CUDA))
+    assert found.dtype == torch.float32
+    tolerance = 1e-3 if param_dtype == "float32" else 1e-1
+    torch.testing.assert_close(found.cpu(), values(on_cpu, pack(sequences)), atol=tolerance, rtol=tolerance)

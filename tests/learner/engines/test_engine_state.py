@@ -9,13 +9,13 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from learner.batching.pack import pack
-from learner.checkpoint.store import CheckpointStore
+from learner.checkpoint.store import CheckpointStore, load_checkpoint
 from mesh.config.models import ModelSection, OptimizerSection
 from mesh.errors import DataError
 from mesh.versions import PolicyVersion
 from tests.learner.engines.models import make_engine, make_model, make_sequences
 from tests.learner.engines.test_gradients import assert_same
-from tests.learner.engines.training import train_step, weights
+from tests.learner.engines.training import log_probs, train_step, weights
 
 torch.set_num_threads(1)
 
@@ -24,11 +24,11 @@ def test_resume_continues_exactly(model_folder, tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
     first = make_engine(model_folder, optimizer=OptimizerSection(lr=1e-2, schedule="cosine", warmup_steps=2))
     train_step(first, seed=1)
-    path = store.save(first, PolicyVersion(1, 1), {"cursor": {"epoch": 3}})
+    path = store.save({"actor": first}, PolicyVersion(1, 1), {"cursor": {"epoch": 3}})
     expected = train_step(first, seed=2)
 
     second = make_engine(model_folder, optimizer=OptimizerSection(lr=1e-2, schedule="cosine", warmup_steps=2))
-    extra = second.load_checkpoint(path)
+    extra = load_checkpoint({"actor": second}, path)
     assert extra == {"cursor": {"epoch": 3}, "incarnation": 1, "version": 1}
     assert train_step(second, seed=2) == expected
     assert_same(weights(second), weights(first), 0.0)
@@ -57,7 +57,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(model_folder, tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_refused(model_folder, tmp_path):
-    path = CheckpointStore(tmp_path / "c", keep=1).save(make_engine(model_folder), PolicyVersion(1, 0), {})
+    path = CheckpointStore(tmp_path / "c", keep=1).save({"actor": make_engine(model_folder)}, PolicyVersion(1, 0), {})
     other = make_engine(make_model(tmp_path / "gpt2", "gpt2"))
     with pytest.raises(DataError, match="cannot load checkpoint"):
         other.load_checkpoint(path)
@@ -70,7 +70,7 @@ def test_exported_folder_gives_the_same_log_probs(tmp_path, architecture):
     engine.export_hf(tmp_path / "exported")
     again = make_engine(tmp_path / "exported")
     batch = pack(make_sequences(2))
-    torch.testing.assert_close(again.infer_batch([batch]), engine.infer_batch([batch]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(log_probs(again, batch), log_probs(engine, batch), atol=1e-6, rtol=0)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "exported").config.architectures
 
 
@@ -116,8 +116,7 @@ def test_bfloat16_compute_keeps_float32_masters(model_folder):
     engine = make_engine(model_folder, param_dtype="bfloat16")
     try:
         batch = pack(make_sequences(1))
-        (exact,) = make_engine(model_folder).infer_batch([batch])
-        (rounded,) = engine.infer_batch([batch])
+        exact, rounded = log_probs(make_engine(model_folder), batch), log_probs(engine, batch)
         assert 0 < float((exact - rounded).abs().max()) < 0.5
         train_step(engine, seed=1)
         assert {tensor.dtype for tensor in weights(engine).values()} == {torch.float32}

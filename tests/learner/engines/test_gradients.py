@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from learner.algorithms.aggregation import AGGREGATIONS
-from learner.algorithms.load import load_algorithm
-from learner.algorithms.types import GlobalCounts, LossOutput, UpdatePlan
+from learner.algorithms.types import GlobalCounts, LossOutput
 from learner.batching.pack import pack
 from tests.learner.engines.models import ARCHITECTURES, make_engine, make_model, make_sequences
-from tests.learner.engines.training import gradients, train_step, weights
+from tests.learner.engines.training import gradients, policy_loss, train_step, weights
 
 torch.set_num_threads(1)
 
@@ -31,7 +30,7 @@ def test_micro_batches_do_not_change_the_gradient(model_folder, aggregation):
     found = []
     for budget in (1 << 20, 64, 1):
         engine = make_engine(model_folder)
-        result = train_step(engine, seed=1, token_budget=budget, params={"aggregation": aggregation})
+        result = train_step(engine, seed=1, token_budget=budget, loss=policy_loss(aggregation))
         found.append((gradients(engine), result.metrics))
     for gradient, metrics in found[1:]:
         assert_same(gradient, found[0][0])
@@ -47,8 +46,7 @@ def test_shared_prompts_do_not_change_the_gradient(tmp_path, architecture):
     train_step(packed, seed=0, sequences=sequences, token_budget=1 << 20)
     alone = make_engine(folder)
     apart = [pack([sequence]) for sequence in sequences]
-    algorithm = load_algorithm("grpo", {}, UpdatePlan(max_staleness=4))
-    alone.train_batch(apart, algorithm.loss, alone.global_counts(apart))
+    alone.train_batch(apart, policy_loss(), alone.global_counts(apart))
     assert_same(gradients(packed), gradients(alone))
     assert architecture in ARCHITECTURES
 
@@ -80,9 +78,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model_folder):
     before = weights(engine)
     batch = pack(make_sequences(1))
 
-    def broken(log_probs, entropy, tokens, counts: GlobalCounts) -> LossOutput:
-        output = load_algorithm("grpo", {}, UpdatePlan()).loss(log_probs, entropy, tokens, counts)
-        return dataclasses.replace(output, loss=output.loss * float("nan"))
+    def broken(output, tokens, counts: GlobalCounts) -> LossOutput:
+        result = policy_loss()(output, tokens, counts)
+        return dataclasses.replace(result, loss=result.loss * float("nan"))
 
     result = engine.train_batch([batch], broken, engine.global_counts([batch]))
     assert result.skipped
@@ -99,13 +97,11 @@ def test_leaving_silent_sequences_out_changes_nothing(model_folder):
     sequences = make_sequences(1, groups=4)
     sequences = [dataclasses.replace(s, advantages=0.0) if i % 3 else s for i, s in enumerate(sequences)]
     sequences[:3] = [dataclasses.replace(s, advantages=0.0) for s in sequences[:3]]
-    algorithm = load_algorithm("grpo", {}, UpdatePlan(max_staleness=4))
-    assert algorithm.silent_without_advantage
     engines, losses = [], []
     for leave_out in (False, True):
         engine = make_engine(model_folder)
         batch = pack(sequences, leave_out_silent=leave_out)
-        losses.append(engine.train_batch([batch], algorithm.loss, engine.global_counts([batch])).metrics["loss"])
+        losses.append(engine.train_batch([batch], policy_loss(), engine.global_counts([batch])).metrics["loss"])
         engines.append(engine)
     assert pack(sequences, leave_out_silent=True).num_tokens < pack(sequences).num_tokens / 2
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
@@ -118,8 +114,7 @@ def test_a_batch_without_any_advantage_steps_with_a_gradient_of_zero(model_folde
         engine = make_engine(model_folder)
         train_step(engine, seed=1)
         batch = pack([dataclasses.replace(s, advantages=0.0) for s in make_sequences(2)], leave_out_silent=leave_out)
-        algorithm = load_algorithm("grpo", {}, UpdatePlan(max_staleness=4))
-        result = engine.train_batch([batch], algorithm.loss, engine.global_counts([batch]))
+        result = engine.train_batch([batch], policy_loss(), engine.global_counts([batch]))
         assert not result.skipped
         assert result.metrics["grad_norm"] == 0.0
         stepped.append(weights(engine))

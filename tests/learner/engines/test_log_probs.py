@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from learner.batching.pack import pack
 from learner.batching.types import TrainSequence
 from tests.learner.engines.models import ARCHITECTURES, make_engine, make_model, make_sequences
+from tests.learner.engines.training import log_probs
 
 torch.set_num_threads(1)
 
@@ -25,8 +26,8 @@ def plain_log_probs(folder, sequences: list[TrainSequence]) -> torch.Tensor:
         with torch.no_grad():
             logits = model(ids[None], use_cache=False).logits[0].float() / sequence.temperature
         prompt = len(sequence.prompt_ids)
-        log_probs = torch.log_softmax(logits, -1)[prompt - 1 : -1].gather(1, ids[prompt:, None])[:, 0]
-        results.append(log_probs[torch.from_numpy(sequence.response_mask.astype(bool))])
+        per_token = torch.log_softmax(logits, -1)[prompt - 1 : -1].gather(1, ids[prompt:, None])[:, 0]
+        results.append(per_token[torch.from_numpy(sequence.response_mask.astype(bool))])
     return torch.cat(results)
 
 
@@ -34,7 +35,7 @@ def plain_log_probs(folder, sequences: list[TrainSequence]) -> torch.Tensor:
 def test_packed_log_probs_agree_with_plain_forward(tmp_path, architecture):
     folder = make_model(tmp_path / "model", architecture)
     sequences = make_sequences(1)
-    (packed,) = make_engine(folder).infer_batch([pack(sequences)])
+    packed = log_probs(make_engine(folder), pack(sequences))
     torch.testing.assert_close(packed, plain_log_probs(folder, sequences), atol=1e-5, rtol=1e-5)
 
 
@@ -44,14 +45,14 @@ def test_temperatures_apply_per_sequence(tmp_path):
         dataclasses.replace(sequence, temperature=temperature)
         for sequence, temperature in zip(make_sequences(2), [0.5, 1.0, 1.7] * 4, strict=True)
     ]
-    (packed,) = make_engine(folder).infer_batch([pack(sequences)])
+    packed = log_probs(make_engine(folder), pack(sequences))
     torch.testing.assert_close(packed, plain_log_probs(folder, sequences), atol=1e-5, rtol=1e-5)
 
 
 def test_long_and_short_sequences_together(tmp_path):
     folder = make_model(tmp_path / "model", "gemma3_text")
     sequences = make_sequences(3, groups=2, longest=50) + make_sequences(4, groups=3, longest=2)
-    (packed,) = make_engine(folder).infer_batch([pack(sequences)])
+    packed = log_probs(make_engine(folder), pack(sequences))
     torch.testing.assert_close(packed, plain_log_probs(folder, sequences), atol=1e-5, rtol=1e-5)
 
 
@@ -61,5 +62,5 @@ def test_sequences_without_trained_tokens_are_harmless(tmp_path):
     sequences = [silent, *make_sequences(6), silent]
     engine = make_engine(folder)
     together, alone = engine.infer_batch([pack(sequences), pack([silent])])
-    torch.testing.assert_close(together, plain_log_probs(folder, sequences), atol=1e-5, rtol=1e-5)
-    assert alone.shape == (0,)
+    torch.testing.assert_close(together.log_probs, plain_log_probs(folder, sequences), atol=1e-5, rtol=1e-5)
+    assert [field.shape for field in alone.policy()] == [(0,), (0,)]

@@ -5,10 +5,15 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor
 
-from learner.algorithms.load import load_algorithm
-from learner.algorithms.types import UpdatePlan
+from learner.algorithms.aggregation import Aggregation, aggregate
+from learner.algorithms.base import Loss
+from learner.algorithms.losses.ppo import ppo
+from learner.algorithms.metrics import Metrics, log_ratio_histogram, weight_moments
+from learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
+from learner.algorithms.value import value_loss
 from learner.batching.pack import pack
 from learner.batching.plan import Item, plan_batch
+from learner.batching.types import PackedBatch
 from learner.engines.base import Engine, StepResult
 from tests.learner.engines.models import make_sequences
 
@@ -16,22 +21,71 @@ GROUPS = 6
 MEMBERS = 3
 
 
-def train_step(
-    engine: Engine,
-    seed: int,
-    groups: int = GROUPS,
-    token_budget: int = 48,
-    params: dict[str, object] | None = None,
-    sequences=None,
-) -> StepResult:
-    """One optimizer step on random groups, planned for the engine's ranks."""
+def policy_loss(mode: Aggregation = "token_mean", entropy_bonus: float = 0.0) -> Loss:
+    """The clipped surrogate against the behaviour policy, with metrics of every kind."""
+
+    def loss(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
+        log_probs, entropy = output.policy()
+        per_token, metrics = ppo(log_probs, tokens.behaviour_log_probs, tokens)
+        if entropy_bonus:
+            per_token = per_token - entropy_bonus * entropy
+        ratios = (log_probs - tokens.behaviour_log_probs).detach()
+        own = Metrics(
+            sums={"entropy": entropy.detach().sum()},
+            weights={"ratio": weight_moments(ratios.exp())},
+            log_ratios={"drift": log_ratio_histogram(ratios)},
+            maxima={"largest_ratio": ratios.max()},
+        )
+        return LossOutput(aggregate(per_token, tokens, counts, mode, 12.0), metrics | own)
+
+    return loss
+
+
+def critic_loss(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
+    """Regression on the returns, see `with_returns`."""
+    assert output.values is not None
+    assert tokens.old_values is not None
+    assert tokens.returns is not None
+    per_token, metrics = value_loss(output.values, tokens.old_values, tokens.returns)
+    return LossOutput(aggregate(per_token, tokens, counts, "token_mean"), metrics)
+
+
+def with_returns(batch: PackedBatch) -> PackedBatch:
+    """Fills in what a batch stage would: targets and old values that depend on the token alone."""
+    tokens = batch.tokens
+    tokens.returns = tokens.advantages + tokens.behaviour_log_probs.sin()
+    tokens.old_values = 0.3 * tokens.advantages
+    return batch
+
+
+def make_batches(
+    engine: Engine, seed: int, groups: int = GROUPS, token_budget: int = 48, sequences=None
+) -> list[PackedBatch]:
+    """The micro-batches of the engine's rank."""
     if sequences is None:
         sequences = make_sequences(seed, groups=groups, members=MEMBERS)
     items = [Item(i // MEMBERS, len(s.prompt_ids), len(s.response_ids)) for i, s in enumerate(sequences)]
     plan = plan_batch(items, token_budget=token_budget, ranks=engine.world_size)
-    batches = [pack(sequences, indices, device=engine.device) for indices in plan.minibatches[0][engine.rank]]
-    algorithm = load_algorithm("grpo", params or {}, UpdatePlan(max_staleness=4, max_response_tokens=12))
-    return engine.train_batch(batches, algorithm.loss, engine.global_counts(batches))
+    return [with_returns(pack(sequences, indices, engine.device)) for indices in plan.minibatches[0][engine.rank]]
+
+
+def train_step(engine: Engine, seed: int, loss: Loss | None = None, **how) -> StepResult:
+    """One optimizer step on random groups, planned for the engine's ranks; `how`: see `make_batches`."""
+    batches = make_batches(engine, seed, **how)
+    return engine.train_batch(batches, loss or policy_loss(), engine.global_counts(batches))
+
+
+def log_probs(engine: Engine, batch: PackedBatch) -> torch.Tensor:
+    """Log-probs of one micro-batch."""
+    (output,) = engine.infer_batch([batch])
+    return output.policy()[0]
+
+
+def values(engine: Engine, batch: PackedBatch) -> torch.Tensor:
+    """Values of one micro-batch."""
+    (output,) = engine.infer_batch([batch])
+    assert output.values is not None
+    return output.values
 
 
 def gradients(engine) -> dict[str, torch.Tensor]:

@@ -28,7 +28,7 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     seen["uneven"] = gradients(engine)
     train_step(engine, seed=3, groups=1, token_budget=1 << 20)
     seen["idle_rank"] = gradients(engine)
-    CheckpointStore(out / "checkpoints", keep=2).save(engine, PolicyVersion(1, 3), {"cursor": 7})
+    CheckpointStore(out / "checkpoints", keep=2).save({"actor": engine}, PolicyVersion(1, 3), {"cursor": 7})
     train_step(engine, seed=4)
     seen["after_checkpoint"] = weights(engine)
     extra = engine.load_checkpoint(checkpoint)
