@@ -14,8 +14,9 @@ abs                  \\|x\\|           biased; the scale of x
 A `+` behind a name (`k3+`) keeps the value and takes the gradient of k2: straight-through. The gradient of k2 under
 samples of pi is the gradient of the KL divergence; those of k1 and k3 are not.
 
-Everything is finite: log-probs of -inf count as `numerics.MIN_LOG_PROB`, and k3, which grows exponentially, has its
-log-ratio cut at +-20 and its value at 10. Where a cut is active the gradient is 0 (that of a `+` is not cut).
+Everything is finite: log-ratios are cut at `numerics.MIN_LOG_PROB` and its negative (-inf counts as it), and k3, which
+grows exponentially, has its log-ratio cut at +-20 and its value at 10. Where a cut is active the gradient is 0; that of
+a `+` knows only the first cut.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.numerics import MAX_LOG_RATIO, finite_log_probs
+from learner.algorithms.numerics import MAX_LOG_RATIO, MIN_LOG_PROB, finite_log_probs
 from learner.algorithms.settings import Settings, SettingsError
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
@@ -118,6 +119,7 @@ def kl_estimate(
     """
     kind, straight_through = read_estimator(estimator)
     difference = finite_log_probs(log_probs) - finite_log_probs(reference_log_probs)
+    difference = difference.clamp(MIN_LOG_PROB, -MIN_LOG_PROB)
     half_square = 0.5 * difference.square()
     if kind == "k1":
         value = difference
