@@ -103,7 +103,7 @@ def interpolated_proximal(current: Tensor, behaviour: Tensor, age: Tensor, kind:
     current one, so the proximal stands at alpha = (age - 1) / age of the way from behaviour to current:
 
     - `loglinear`: (1 - alpha) log pi_behaviour + alpha log pi_current;
-    - `linear`: log((1 - alpha) pi_behaviour + alpha pi_current);
+    - `linear`: log((1 - alpha) pi_behaviour + alpha pi_current + 1e-10);
     - `behaviour`: log pi_behaviour.
 
     Args:

@@ -93,7 +93,7 @@ def within_second_moment(squares: Tensor, bound: float) -> Tensor:
     ascending, order = torch.sort(squares, stable=True)
     ranks = torch.arange(1, squares.numel() + 1, device=squares.device)
     # Means over growing prefixes never fall, so those below the bound are a prefix themselves.
-    below = (ascending.cumsum(0) / ranks.to(squares.dtype)) < bound
+    below = (ascending.double().cumsum(0) / ranks) < bound
     kept = torch.empty_like(below)
     kept[order] = ranks <= below.sum().clamp_min(1)
     return kept

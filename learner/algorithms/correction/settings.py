@@ -63,7 +63,9 @@ class CorrectionSettings(Settings):
     verl's `rollout_correction` in these words: `rollout_is` is `level`; `rollout_is_threshold: 2.0` is `cap` with mode
     `truncated_is`, `"0.5_2.0"` is `floor` and `cap` with mode `masked_is`; `rollout_is_batch_normalize` is `normalize`;
     `rollout_rs` and `rollout_rs_threshold` are the keys and values of `reject`; `bypass_mode` with `ppo_clip` is mode
-    `behaviour`.
+    `behaviour`. TRL's `token_truncate`, `token_mask`, `sequence_truncate` and `sequence_mask` name `level` and `mode`.
+    AReaL's `rejection_sampling` with action `clamp` is `cap` and `floor`, with action `mask` it is `cap: .inf` and a
+    rule of `reject` (AReaL measures from proximal to behaviour: its bounds of a ratio are the reciprocals of ours).
 
     Attributes:
         mode: see above.
