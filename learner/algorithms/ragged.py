@@ -5,8 +5,13 @@ Vectorized over sequences and groups by scatter; nothing loops over rows. A segm
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+# Tokens that a scan solves one after the other; all blocks of that many are solved side by side.
+_BLOCK = 128
 
 
 def segment_sum(values: Tensor, segments: Tensor, count: int) -> Tensor:
@@ -54,6 +59,29 @@ def segment_std(values: Tensor, segments: Tensor, count: int, *, correction: int
     return torch.where(sizes > correction, (squares / freedom).sqrt(), 0.0)
 
 
+def expand(values: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
+    """One value per sequence [S] at each of its tokens, [R]; with gradient where they have one.
+
+    Args:
+        values: [S].
+        lengths: int64 [S].
+        total: R, where it is known: saves a device its synchronization.
+    """
+    return torch.repeat_interleave(values, lengths, output_size=total)
+
+
+def sequence_sum(values: Tensor, lengths: Tensor) -> Tensor:
+    """Sums of [R] over the tokens of each sequence, [S]; 0 for an empty one. With gradient where they have one."""
+    if not values.numel() or not lengths.numel():
+        return values.new_zeros(lengths.numel()) + 0.0 * values.sum()
+    return torch.segment_reduce(values, "sum", lengths=lengths, initial=0.0)
+
+
+def sequence_mean(values: Tensor, lengths: Tensor) -> Tensor:
+    """Means of [R] over the tokens of each sequence, [S]; 0 for an empty one. With gradient where they have one."""
+    return sequence_sum(values, lengths) / lengths.clamp_min(1).to(values.dtype)
+
+
 def last_tokens(lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Places of the last token of every sequence that has one.
 
@@ -86,39 +114,28 @@ def shift_left(values: Tensor, lengths: Tensor, fill: Tensor | float = 0.0) -> T
 def reverse_scan(inputs: Tensor, decays: Tensor | float, lengths: Tensor, last: Tensor | None = None) -> Tensor:
     """Solves x_t = inputs_t + decays_t * x_{t+1} backwards in time, with x behind the last token given by `last`.
 
-    One step per time index over all sequences at once: sequences are ordered by length, so that at every time index
-    those which are still running are a prefix, and nothing is padded.
+    All sequences are one long recurrence whose decay is 0 behind each of them. It is cut into blocks of equal size,
+    whatever the lengths: all blocks are solved side by side for an unknown x behind them, the same recurrence over
+    blocks gives those, and a second pass fills them in. Nothing is padded to the longest sequence, and a token's
+    arithmetic is that of the plain loop.
 
     Args:
-        inputs: [R].
-        decays: [R], or one number.
-        lengths: int64 [S].
-        last: [S]; none: 0.
+        inputs: float [R].
+        decays: float [R], or one number.
+        lengths: int64 [S], 0 is allowed.
+        last: float [S]; none: 0.
 
     Returns:
-        [R], without gradient.
+        float [R], without gradient; results out of the dtype's range are the largest finite numbers.
     """
     with torch.no_grad():
-        if not inputs.numel():
-            return inputs.clone()
-        place, widths = _time_major(lengths)
-        ordered = inputs[place]
-        factors = decays[place] if isinstance(decays, Tensor) else None
-        carry = (
-            inputs.new_zeros(int(widths[0])) if last is None else last[_by_length(lengths)][: int(widths[0])].clone()
-        )
-        result = torch.empty_like(ordered)
-        end = ordered.numel()
-        for width in reversed(widths.tolist()):
-            begin = end - width
-            factor = factors[begin:end] if factors is not None else decays
-            step = ordered[begin:end] + factor * carry[:width]
-            result[begin:end] = step
-            carry[:width] = step
-            end = begin
-        scattered = torch.empty_like(result)
-        scattered[place] = result
-        return scattered
+        places, sequences = last_tokens(lengths)
+        factors = decays.clone() if isinstance(decays, Tensor) else torch.full_like(inputs, decays)
+        if last is not None:
+            inputs = inputs.clone()
+            inputs[places] += factors[places] * last[sequences]
+        factors[places] = 0.0
+        return _solve(inputs, factors)
 
 
 def discounted_returns(rewards: Tensor, discount: Tensor | float, lengths: Tensor) -> Tensor:
@@ -126,20 +143,32 @@ def discounted_returns(rewards: Tensor, discount: Tensor | float, lengths: Tenso
     return reverse_scan(rewards, discount, lengths)
 
 
-def _by_length(lengths: Tensor) -> Tensor:
-    """Sequences, longest first, int64 [S]."""
-    return torch.argsort(lengths, descending=True, stable=True)
+def running_sums(values: Tensor, lengths: Tensor) -> Tensor:
+    """Sums over a sequence's tokens up to and with each token, [R], without gradient."""
+    return reverse_scan(values.flip(0), 1.0, lengths.flip(0)).flip(0)
 
 
-def _time_major(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Places of all tokens in the order (time, rank by length), int64 [R], and sequences running per time, [T]."""
-    order = _by_length(lengths)
-    starts = lengths.cumsum(0) - lengths
-    longest = int(lengths.max())
-    # Sequences of at least t + 1 tokens run at time t.
-    ended = torch.bincount(lengths, minlength=longest + 1)
-    widths = lengths.numel() - ended.cumsum(0)[:longest]
-    time = torch.repeat_interleave(torch.arange(longest, device=lengths.device), widths)
-    begins = widths.cumsum(0) - widths
-    rank = torch.arange(time.numel(), device=lengths.device) - begins[time]
-    return starts[order[rank]] + time, widths
+def _solve(inputs: Tensor, decays: Tensor) -> Tensor:
+    """x_t = inputs_t + decays_t * x_{t+1} over one sequence [N], with 0 behind it."""
+    size = inputs.numel()
+    steps = min(_BLOCK, math.isqrt(max(size - 1, 0)) + 1)
+    blocks = -(-size // steps)
+    summands, factors = _by_step(inputs, steps, blocks), _by_step(decays, steps, blocks)
+    bound = torch.finfo(inputs.dtype).max
+    behind = inputs.new_zeros(blocks)
+    if blocks > 1:
+        heads = behind.clone()
+        for summand, factor in zip(reversed(summands.unbind()), reversed(factors.unbind()), strict=True):
+            torch.addcmul(summand, factor, heads, out=heads).clamp_(-bound, bound)
+        # Where a factor is 0 the product is, even if others overflow: that is the NaN of inf * 0.
+        products = factors.prod(0).nan_to_num_(nan=0.0)
+        behind[:-1] = _solve(heads, products)[1:]
+    for summand, factor in zip(reversed(summands.unbind()), reversed(factors.unbind()), strict=True):
+        behind = summand.addcmul_(factor, behind).clamp_(-bound, bound)
+    return summands.t().reshape(-1)[:size]
+
+
+def _by_step(values: Tensor, steps: int, blocks: int) -> Tensor:
+    """Cuts [N] into blocks side by side, [steps, blocks]; zeros fill the last one up."""
+    padded = torch.nn.functional.pad(values, (0, steps * blocks - values.numel()))
+    return padded.view(blocks, steps).t().contiguous()
