@@ -25,10 +25,11 @@ from learner.algorithms.correction import (
     check_corrects,
     correct_batch,
     drift_metrics,
+    interpolated_proximal,
     needs_proximal,
 )
-from learner.algorithms.entropy import EntropySettings, next_entropy_coefficient
-from learner.algorithms.filters import FilterSettings, filter_group, truncated_keep
+from learner.algorithms.entropy import EntropySettings, applied_entropy_coefficient, next_entropy_coefficient
+from learner.algorithms.filters import FilterSettings, advantage_keep, filter_group, truncated_keep
 from learner.algorithms.kl import KLSettings, kl_estimate, kl_rewards, next_coefficient
 from learner.algorithms.losses.modifiers import off_policy_sequence_keep, top_entropy_selection
 from learner.algorithms.metrics import Metrics, distribution
@@ -110,6 +111,8 @@ class PolicyGradient(Algorithm):
         self._horizon = float(settings.horizon or plan.max_response_tokens)
         self._kl_coefficient = settings.kl.coefficient
         self._entropy_coefficient = settings.entropy.coefficient
+        # What the loss of the present batch uses.
+        self._kl_weight, self._entropy_bonus = self._kl_coefficient, self._entropy_coefficient
         self._moments = RunningMoments()
         for missing in set(self._wants.needs) - self.provides:
             raise SettingsError(
@@ -130,7 +133,7 @@ class PolicyGradient(Algorithm):
             group_size=self._wants.group_size,
             greedy_baseline="baseline_rewards" in wants,
             components=tuple(weights) if isinstance(weights, Mapping) else (),
-            entropy_gradient=self._entropy_coefficient != 0.0 or settings.entropy.target is not None,
+            entropy_gradient=settings.entropy.coefficient != 0.0 or settings.entropy.target is not None,
             selection=self._selection is not None or settings.top_entropy_quantile < 1.0,
         )
 
@@ -151,10 +154,10 @@ class PolicyGradient(Algorithm):
             rollouts, settings.reward, self._moments, max_response_tokens=self.plan.max_response_tokens
         )
         batch.report(figures)
-        if self.looks_at_policy:
-            self._look_at_policy(batch)
+        policy = self._look_at_policy(batch) if self.looks_at_policy else rollouts.behaviour_log_probs
+        batch.report(correct_batch(rollouts, settings.correction))
         if any(role.name == "reference" for role in self.needs.roles):
-            self._look_at_reference(batch)
+            self._look_at_reference(batch, policy)
         self._estimate(batch)
         self._leave_out(batch)
         if settings.resample.method != "none":
@@ -181,12 +184,12 @@ class PolicyGradient(Algorithm):
             distance = kl_estimate(log_probs, tokens.reference_log_probs, settings.kl.in_loss)
             if settings.kl.unbiased:
                 distance = distance * log_ratio(log_probs, anchor).exp()
-            token_loss = token_loss + self._kl_coefficient * distance
+            token_loss = token_loss + self._kl_weight * distance
             sums["actor/kl_loss"] = distance.detach().sum()
         if self.needs.entropy_gradient:
-            token_loss = token_loss - self._entropy_coefficient * entropy
+            token_loss = token_loss - self._entropy_bonus * entropy
         share = aggregate(token_loss, tokens, counts, self._aggregation, self._horizon)
-        return LossOutput(share, drift_metrics(current, tokens) | metrics | Metrics(sums=sums))
+        return LossOutput(share, drift_metrics(current, tokens, settings.correction) | metrics | Metrics(sums=sums))
 
     def state(self) -> dict[str, Any]:
         return {
@@ -212,31 +215,43 @@ class PolicyGradient(Algorithm):
             or bool({"sum_pi_squared", "proximal_log_probs"} & set(self._wants.needs))
         )
 
-    def _look_at_policy(self, batch: Batch) -> None:
+    def _look_at_policy(self, batch: Batch) -> Tensor:
+        """The current policy's log-probs [R], before the first update: the proximal policy, or what it is made of."""
         settings, rollouts = self.settings, batch.rollouts
         seen = batch.infer("actor", sum_pi_squared="sum_pi_squared" in self._wants.needs)
         log_probs, entropy = seen.policy()
-        rollouts.proximal_log_probs, rollouts.sum_pi_squared = log_probs, seen.sum_pi_squared
-        batch.report(correct_batch(rollouts, settings.correction))
+        rollouts.sum_pi_squared = seen.sum_pi_squared
+        kind = settings.correction.proximal
+        rollouts.proximal_log_probs = log_probs
+        if kind != "recompute":
+            rollouts.proximal_log_probs = interpolated_proximal(
+                log_probs, rollouts.behaviour_log_probs, rollouts.staleness + 1, kind
+            )
         if settings.entropy.target is not None and entropy.numel():
-            batch.report({"actor/entropy_coef": self._entropy_coefficient})
             mean = float(entropy.mean())
+            self._entropy_bonus = applied_entropy_coefficient(self._entropy_coefficient, mean, settings.entropy)
+            batch.report({"actor/entropy_coef": self._entropy_bonus})
             self._entropy_coefficient = next_entropy_coefficient(self._entropy_coefficient, mean, settings.entropy)
+        return log_probs
 
-    def _look_at_reference(self, batch: Batch) -> None:
-        """Reference log-probs, KL in the reward, and the adaptive coefficient, which moves after the batch used it."""
+    def _look_at_reference(self, batch: Batch, policy: Tensor) -> None:
+        """Reference log-probs, KL in the reward, and the adaptive coefficient.
+
+        The coefficient of this batch is the one from before it.
+        """
         kl, rollouts = self.settings.kl, batch.rollouts
-        rollouts.reference_log_probs, _ = batch.infer("reference").policy()
+        if rollouts.reference_log_probs is None:
+            rollouts.reference_log_probs, _ = batch.infer("reference").policy()
         if kl.where == "none":
             return
-        proximal = rollouts.proximal_log_probs
-        policy = rollouts.behaviour_log_probs if proximal is None else proximal
-        distance = kl_estimate(policy, rollouts.reference_log_probs, kl.in_reward)
+        estimator = kl.in_reward if kl.where == "reward" else kl.in_loss
+        distance = kl_estimate(policy, rollouts.reference_log_probs, estimator)
+        self._kl_weight = self._kl_coefficient
         if kl.where == "reward":
-            penalty = kl_rewards(policy, rollouts.reference_log_probs, kl, self._kl_coefficient)
+            penalty = kl_rewards(policy, rollouts.reference_log_probs, kl, self._kl_weight)
             rollouts.token_rewards = penalty if rollouts.token_rewards is None else rollouts.token_rewards + penalty
         mean = float(distance.mean()) if distance.numel() else 0.0
-        batch.report({"actor/reward_kl_penalty": mean, "actor/kl_coef": self._kl_coefficient})
+        batch.report({"actor/reference_kl": mean, "actor/kl_coef": self._kl_weight})
         if kl.target is not None:
             self._kl_coefficient = next_coefficient(
                 self._kl_coefficient, mean, rollouts.num_sequences, target=kl.target, horizon=kl.horizon
@@ -265,6 +280,8 @@ class PolicyGradient(Algorithm):
             keeps["off_policy"] = off_policy_sequence_keep(
                 rollouts.proximal_log_probs, token_view(rollouts), settings.off_policy_mask
             )
+        if settings.filter.reject_advantages is not None:
+            keeps["advantage"] = advantage_keep(rollouts, *settings.filter.reject_advantages)
         for reason, keep in keeps.items():
             batch.report({f"masked/{reason}": float((~keep).double().mean()) if keep.numel() else 0.0})
             rollouts.keep = keep if rollouts.keep is None else rollouts.keep & keep

@@ -14,8 +14,6 @@ from learner.algorithms.policy_gradient import PolicyGradient
 from learner.algorithms.process_rewards import Prime
 from learner.algorithms.registry import register_algorithm
 
-Defaults = ClassVar[Mapping[str, Any]]
-
 
 @register_algorithm("policy_gradient")
 class Plain(PolicyGradient):
@@ -30,14 +28,14 @@ class GRPO(PolicyGradient):
     in most later work. verl aggregates by `token_mean`.
     """
 
-    defaults: Defaults = {"advantage": "grpo", "loss": "ppo", "aggregation": "seq_mean_token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "ppo", "aggregation": "seq_mean_token_mean"}
 
 
 @register_algorithm("dr_grpo")
 class DrGRPO(PolicyGradient):
     """GRPO done right: no division by the deviation, nor by the length of a response. arXiv:2503.20783, sec. 3.2."""
 
-    defaults: Defaults = {
+    defaults: ClassVar[Mapping[str, Any]] = {
         "advantage": {"name": "grpo", "normalize_by_std": False},
         "loss": "ppo",
         "aggregation": "seq_mean_token_sum_norm",
@@ -48,11 +46,11 @@ class DrGRPO(PolicyGradient):
 class DAPO(PolicyGradient):
     """Decoupled clip and dynamic sampling: a higher upper bound, groups without variance are replaced.
 
-    arXiv:2503.14476, eq. 8 to 13: clip-higher, dynamic sampling, token-level loss, soft overlong punishment over the
-    last fifth of the allowed length.
+    arXiv:2503.14476, eq. 8 to 12: clip-higher, dynamic sampling, token-level loss. The paper's soft overlong
+    punishment (eq. 13) is `reward: {overlong_buffer_tokens: ...}`, a fifth of the longest response there.
     """
 
-    defaults: Defaults = {
+    defaults: ClassVar[Mapping[str, Any]] = {
         "advantage": "grpo",
         "loss": {"name": "ppo", "clip_low": 0.2, "clip_high": 0.28},
         "aggregation": "token_mean",
@@ -64,28 +62,32 @@ class DAPO(PolicyGradient):
 class BNPO(PolicyGradient):
     """TRL's `bnpo`: GRPO whose loss is averaged over tokens. Here over the tokens of the whole batch."""
 
-    defaults: Defaults = {"advantage": "grpo", "loss": "ppo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "ppo", "aggregation": "token_mean"}
 
 
 @register_algorithm("grpo_passk")
 class GRPOPassK(PolicyGradient):
     """GRPO for pass@k: only the best response of a group is reinforced, by its lead. arXiv:2503.19595."""
 
-    defaults: Defaults = {"advantage": "grpo_passk", "loss": "ppo", "aggregation": "seq_mean_token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "grpo_passk",
+        "loss": "ppo",
+        "aggregation": "seq_mean_token_mean",
+    }
 
 
 @register_algorithm("gdpo")
 class GDPO(PolicyGradient):
     """Group reward-decoupled normalization: every reward component is normalized in its group. arXiv:2601.05242."""
 
-    defaults: Defaults = {"advantage": "gdpo", "loss": "ppo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "gdpo", "loss": "ppo", "aggregation": "token_mean"}
 
 
 @register_algorithm("gspo")
 class GSPO(PolicyGradient):
     """Group sequence policy optimization: one ratio per response, clipped tightly. arXiv:2507.18071, eq. 5 to 7."""
 
-    defaults: Defaults = {
+    defaults: ClassVar[Mapping[str, Any]] = {
         "advantage": "grpo",
         "loss": {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
         "aggregation": "seq_mean_token_mean",
@@ -96,7 +98,7 @@ class GSPO(PolicyGradient):
 class LUSPO(PolicyGradient):
     """Length-unbiased GSPO: responses count by their length. arXiv:2602.05261."""
 
-    defaults: Defaults = {
+    defaults: ClassVar[Mapping[str, Any]] = {
         "advantage": "grpo",
         "loss": {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
         "aggregation": "seq_mean_token_sum",
@@ -107,70 +109,70 @@ class LUSPO(PolicyGradient):
 class GMPO(PolicyGradient):
     """Geometric-mean policy optimization: the geometric mean of clipped token ratios. arXiv:2507.20673, eq. 4."""
 
-    defaults: Defaults = {"advantage": "grpo", "loss": "gmpo", "aggregation": "seq_mean_token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "gmpo", "aggregation": "seq_mean_token_mean"}
 
 
 @register_algorithm("cispo")
 class CISPO(PolicyGradient):
     """Clipped importance-sampling weights: every token keeps a gradient. MiniMax-M1, arXiv:2506.13585, eq. 4 and 5."""
 
-    defaults: Defaults = {"advantage": "grpo", "loss": "cispo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "cispo", "aggregation": "token_mean"}
 
 
 @register_algorithm("sapo")
 class SAPO(PolicyGradient):
     """Soft adaptive policy optimization: a smooth gate in place of the clip. arXiv:2511.20347, eq. 4 to 6."""
 
-    defaults: Defaults = {"advantage": "grpo", "loss": "sapo", "aggregation": "seq_mean_token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "sapo", "aggregation": "seq_mean_token_mean"}
 
 
 @register_algorithm("vespo")
 class VESPO(PolicyGradient):
     """Variational sequence-level soft policy optimization: a smooth kernel of the sequence ratio. arXiv:2602.10693."""
 
-    defaults: Defaults = {"advantage": "grpo", "loss": "vespo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "vespo", "aggregation": "token_mean"}
 
 
 @register_algorithm("clip_cov")
 class ClipCov(PolicyGradient):
     """GRPO that detaches tokens of high covariance, against entropy collapse. arXiv:2505.22617, eq. 11 and 12."""
 
-    defaults: Defaults = {"advantage": "grpo", "loss": "clip_cov", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "clip_cov", "aggregation": "token_mean"}
 
 
 @register_algorithm("kl_cov")
 class KLCov(PolicyGradient):
     """GRPO that penalizes the drift of tokens of high covariance. arXiv:2505.22617, eq. 13."""
 
-    defaults: Defaults = {"advantage": "grpo", "loss": "kl_cov", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "kl_cov", "aggregation": "token_mean"}
 
 
 @register_algorithm("dppo_tv")
 class DPPOTV(PolicyGradient):
     """Divergence-based PPO: a trust region in total variation in place of the ratio's clip. arXiv:2602.04879."""
 
-    defaults: Defaults = {"advantage": "grpo", "loss": "dppo_tv", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "dppo_tv", "aggregation": "token_mean"}
 
 
 @register_algorithm("dppo_kl")
 class DPPOKL(PolicyGradient):
     """Divergence-based PPO with a binary KL divergence. arXiv:2602.04879."""
 
-    defaults: Defaults = {"advantage": "grpo", "loss": "dppo_kl", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "dppo_kl", "aggregation": "token_mean"}
 
 
 @register_algorithm("dro")
 class DRO(PolicyGradient):
     """Direct reward optimization: a quadratic penalty on the log-ratio. arXiv:2405.19107, eq. 6."""
 
-    defaults: Defaults = {"advantage": "grpo", "loss": "dro", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "dro", "aggregation": "token_mean"}
 
 
 @register_algorithm("rloo")
 class RLOO(PolicyGradient):
     """REINFORCE leave-one-out: the mean of the other responses is the baseline. arXiv:2402.14740, eq. 8."""
 
-    defaults: Defaults = {"advantage": "rloo", "loss": "ppo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "rloo", "loss": "ppo", "aggregation": "token_mean"}
 
 
 @register_algorithm("remax")
@@ -180,49 +182,61 @@ class ReMax(PolicyGradient):
     Every group gets one more response, decoded greedily; it is scored and not trained.
     """
 
-    defaults: Defaults = {"advantage": "remax", "loss": "ppo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "remax", "loss": "ppo", "aggregation": "token_mean"}
 
 
 @register_algorithm("reinforce")
 class Reinforce(PolicyGradient):
     """REINFORCE, Williams 1992, without a baseline: for rewards that are centred already."""
 
-    defaults: Defaults = {"advantage": "reward", "loss": "reinforce", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "reward", "loss": "reinforce", "aggregation": "token_mean"}
 
 
 @register_algorithm("reinforce_plus_plus")
 class ReinforcePlusPlus(PolicyGradient):
     """REINFORCE++: discounted returns, whitened over the batch. arXiv:2501.03262, eq. 4 to 6."""
 
-    defaults: Defaults = {"advantage": "reinforce_plus_plus", "loss": "ppo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "reinforce_plus_plus",
+        "loss": "ppo",
+        "aggregation": "token_mean",
+    }
 
 
 @register_algorithm("reinforce_plus_plus_baseline")
 class ReinforcePlusPlusBaseline(PolicyGradient):
     """REINFORCE++ with the group's mean as baseline. arXiv:2501.03262, sec. 3.2."""
 
-    defaults: Defaults = {"advantage": "reinforce_plus_plus_baseline", "loss": "ppo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "reinforce_plus_plus_baseline",
+        "loss": "ppo",
+        "aggregation": "token_mean",
+    }
 
 
 @register_algorithm("opo")
 class OPO(PolicyGradient):
     """On-policy RL with the optimal baseline, the length-weighted mean of the group's rewards. arXiv:2505.23585."""
 
-    defaults: Defaults = {"advantage": "opo", "loss": "ppo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "opo", "loss": "ppo", "aggregation": "token_mean"}
 
 
 @register_algorithm("gpg")
 class GPG(PolicyGradient):
     """Group policy gradient: no ratio, no clip, no reference. arXiv:2504.02546, eq. 5 and 6."""
 
-    defaults: Defaults = {"advantage": "gpg", "loss": "gpg", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "gpg", "loss": "gpg", "aggregation": "token_mean"}
 
 
 @register_algorithm("optimal_token_baseline")
 class OptimalTokenBaseline(PolicyGradient):
     """A baseline per token that minimizes the gradient's variance. arXiv:2602.07078."""
 
-    defaults: Defaults = {"advantage": "optimal_token_baseline", "loss": "ppo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "optimal_token_baseline",
+        "loss": "ppo",
+        "aggregation": "token_mean",
+    }
 
 
 @register_algorithm("decoupled_ppo")
@@ -233,7 +247,7 @@ class DecoupledPPO(PolicyGradient):
     proximal policy in place of the forward pass.
     """
 
-    defaults: Defaults = {
+    defaults: ClassVar[Mapping[str, Any]] = {
         "advantage": "grpo",
         "loss": "ppo",
         "aggregation": "token_mean",
@@ -245,14 +259,14 @@ class DecoupledPPO(PolicyGradient):
 class PPO(ActorCritic):
     """Proximal policy optimization with a critic and generalized advantage estimation. arXiv:1707.06347, 1506.02438."""
 
-    defaults: Defaults = {"advantage": "gae", "loss": "ppo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "gae", "loss": "ppo", "aggregation": "token_mean"}
 
 
 @register_algorithm("pf_ppo")
 class PFPPO(ActorCritic):
     """Policy filtration for PPO: responses are resampled by the reliability of their reward. arXiv:2409.06957."""
 
-    defaults: Defaults = {
+    defaults: ClassVar[Mapping[str, Any]] = {
         "advantage": "gae",
         "loss": "ppo",
         "aggregation": "token_mean",
@@ -268,7 +282,7 @@ class VAPO(ActorCritic):
     on correct responses.
     """
 
-    defaults: Defaults = {
+    defaults: ClassVar[Mapping[str, Any]] = {
         "advantage": "vapo",
         "loss": {"name": "ppo", "clip_low": 0.2, "clip_high": 0.28},
         "aggregation": "token_mean",
@@ -281,7 +295,7 @@ class VAPO(ActorCritic):
 class PRIME(Prime):
     """Process reinforcement through implicit rewards: a reward model learns online from outcomes. arXiv:2502.01456."""
 
-    defaults: Defaults = {
+    defaults: ClassVar[Mapping[str, Any]] = {
         "advantage": "prime",
         "loss": "ppo",
         "aggregation": "token_mean",

@@ -136,8 +136,9 @@ def merge(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, A
         before = merged.get(key)
         if isinstance(before, str) and isinstance(value, Mapping) and "name" not in value:
             before = {"name": before}
-        same = isinstance(before, Mapping) and isinstance(value, Mapping)
-        if same and value.get("name", before.get("name")) == before.get("name"):
+        if not isinstance(before, Mapping) or not isinstance(value, Mapping):
+            merged[key] = value
+        elif value.get("name", before.get("name")) == before.get("name"):
             merged[key] = merge(before, value)
         else:
             merged[key] = value

@@ -26,7 +26,7 @@ def a_batch(seed: int = 0, groups: int = 3, size: int = 4, vocabulary: int = 5) 
     actor = torch.randn(total, vocabulary, generator=draw, dtype=torch.float64)
     drift = 0.3 * torch.randn(actor.shape, generator=draw, dtype=torch.float64)
     behaviour = (actor + drift).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    rewards = torch.randint(0, 2, (count,), generator=draw).double()
+    rewards = torch.randint(0, 2, (count,), generator=draw).double() + 0.1 * torch.rand(count, generator=draw)
     rollouts = Rollouts(
         group_ids=torch.arange(groups).repeat_interleave(size),
         rewards=rewards,
