@@ -8,7 +8,7 @@ name   aliases       value           as an estimate of KL(pi || pi_ref)
 k1     kl            x               unbiased, high variance; its gradient has the mean 0: for rewards
 k2     mse           x^2 / 2         biased, low variance; its gradient is that of the KL
 k3     low_var_kl    e^-x - 1 + x    unbiased, low variance, never negative
-abs                  \\|x\\|           biased; the scale of x
+abs                  abs(x)          biased; the scale of x
 ====== ============= =============== =====================================================================
 
 A `+` behind a name (`k3+`) keeps the value and takes the gradient of k2: straight-through. The gradient of k2 under
