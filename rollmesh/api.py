@@ -21,7 +21,7 @@ from reward_service.engine import ScoringEngine
 from reward_service.routing import split_routes
 from reward_service.server import RewardServer
 from rollmesh.launcher.local import LocalRun
-from rollmesh.launcher.preflight import check_inputs
+from rollmesh.launcher.preflight import check_run
 from rollmesh.launcher.view import SilentView, View, open_view
 from rollmesh.report.summary import Summary
 
@@ -50,13 +50,13 @@ def train(
         KeyboardInterrupt: after an orderly end of all services.
     """
     resolved = _resolve(config, overrides)
-    check_inputs(resolved)
-    view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
-    try:
-        with _serving(resolved, _functions(reward_fn)) as served:
+    with _serving(resolved, _functions(reward_fn)) as served:
+        check_run(served)
+        view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
+        try:
             return _run_in_thread(served, view)
-    finally:
-        view.close()
+        finally:
+            view.close()
 
 
 def _resolve(config: Config | Mapping[str, Any] | Path | str, overrides: Sequence[str]) -> Config:

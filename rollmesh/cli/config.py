@@ -1,4 +1,4 @@
-"""`rollmesh config show|schema|explain`."""
+"""`rollmesh config show|schema|explain|algorithms`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     group.command("show", context_settings=OVERRIDES)(_show)
     group.command("schema")(_schema)
     group.command("explain", context_settings=OVERRIDES)(_explain)
+    group.command("algorithms")(_algorithms)
     app.add_typer(group, name="config")
 
 
@@ -40,9 +41,18 @@ def _schema(
 
 
 def _explain(context: typer.Context, config_path: ConfigPath) -> None:
-    """Print what follows from the configuration: sizes, bounds, deadlines, threads, addresses."""
+    """Print what follows from the configuration: sizes, deadlines, threads, and all settings of the algorithm."""
     config = read_config(config_path, context)
+    from rollmesh.cli.algorithms import explain_algorithm
     from rollmesh.cli.explain import explain
 
-    for line in explain(config):
+    for line in (*explain(config), *explain_algorithm(config)):
+        typer.echo(line)
+
+
+def _algorithms() -> None:
+    """Print every algorithm that `algorithm: NAME` may name."""
+    from rollmesh.cli.algorithms import list_algorithms
+
+    for line in list_algorithms():
         typer.echo(line)

@@ -19,7 +19,7 @@ from rollmesh.launcher import folder as folders
 from rollmesh.launcher.memory import MemoryWatch
 from rollmesh.launcher.meshlog import MeshLog
 from rollmesh.launcher.monitor import EVAL, TRAIN, MeshView, Snapshot
-from rollmesh.launcher.preflight import check_inputs
+from rollmesh.launcher.preflight import check_run
 from rollmesh.launcher.services import BUFFER, ServiceCatalogue, drain_order, thread_plan
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.view import View, open_view
@@ -36,7 +36,7 @@ def run_locally(config: Config) -> int:
     Raises:
         RollmeshError: what ended the run early.
     """
-    check_inputs(config)
+    check_run(config)
     view = open_view(config.logging.console_every_steps)
     try:
         run = LocalRun(config, view)

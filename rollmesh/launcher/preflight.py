@@ -11,20 +11,35 @@ from mesh.errors import DataError
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
-def check_inputs(config: Config) -> None:
-    """Refuses model folders and data files that are not there.
+def check_run(config: Config) -> None:
+    """Refuses a run that would end as soon as its learner has started.
 
     Raises:
-        DataError: names the key and the path.
+        ConfigError: the algorithm's settings are wrong, or it needs what the configuration does not provide.
+        DataError: model folders or data files are not there.
     """
-    model = Path(config.model.path)
-    if model.is_dir():
-        if not (model / "config.json").is_file():
-            raise DataError(
-                f"model.path: {model} has no config.json", hint="give a Hugging Face model folder or a hub id"
-            )
-    elif not _HUB_ID.match(config.model.path):
-        raise DataError(f"model.path: no such folder: {model}", hint="give a Hugging Face model folder or a hub id")
-    for key, path in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-        if path is not None and not path.is_file():
-            raise DataError(f"{key}: no such file: {path}", hint="give a Parquet or JSONL file")
+    _check_inputs(config)
+    # Needs torch, which takes a second to import; whatever it finds would otherwise show after all services are up.
+    from learner.build import build_algorithm
+
+    build_algorithm(config)
+
+
+def _check_inputs(config: Config) -> None:
+    models = {"model.path": config.model.path}
+    models |= {f"learner.roles.{name}.path": role.path for name, role in config.learner.roles.items() if role.path}
+    for key, path in models.items():
+        _check_model(key, path)
+    for key, file in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+        if file is not None and not file.is_file():
+            raise DataError(f"{key}: no such file: {file}", hint="give a Parquet or JSONL file")
+
+
+def _check_model(key: str, path: str) -> None:
+    """A model is a folder, or looks like a hub id."""
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise DataError(f"{key}: {folder} has no config.json", hint="give a Hugging Face model folder or a hub id")
+    elif not _HUB_ID.match(path):
+        raise DataError(f"{key}: no such folder: {folder}", hint="give a Hugging Face model folder or a hub id")

@@ -192,3 +192,74 @@ def test_explain_derives_sizes(rollmesh: Command, config_file: Path) -> None:
     assert "samples per step: 10 groups x 4 responses = 40" in explained
     assert "live groups: at most 10 x (3 + 1) = 40" in explained
     assert "thread(s)" in explained
+
+
+def test_explain_spells_the_algorithm_out(rollmesh: Command, config_file: Path) -> None:
+    overrides = ["--algorithm=dapo", "--algorithm.loss.clip_high=0.3", "--algorithm.kl.where=loss"]
+    explained = rollmesh("config", "explain", str(config_file), *overrides).stdout
+    rows = [line.split() for line in explained.splitlines() if line.startswith("  ")]
+    found = {row[0]: (row[2], row[-1]) for row in rows}
+    assert found["loss"] == ("ppo", "preset")
+    assert found["loss.clip_high"] == ("0.3", "configuration")
+    assert found["loss.clip_low"] == ("0.2", "preset")
+    assert found["advantage.normalize_by_std"] == ("true", "default"), "a part's own settings are shown"
+    assert found["kl.where"] == ("loss", "configuration")
+    assert found["correction.mode"] == ("truncated_is", "default")
+    assert "role reference: language model, not trained, from" in explained
+    assert "before its first optimizer step: the role reference" in explained
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["--algorithm=ppo", "--learner.batch.minibatches=2", "--learner.roles.critic={path: org/critic}"],
+            ["role critic: value model, trained", "from org/critic", "step: the actor, the role critic"],
+        ),
+        (["--algorithm=remax"], ["8 sampled responses (the algorithm needs 1 or more), and one decoded greedily"]),
+        (["--algorithm=clip_cov"], ["before every optimizer step: the actor's, to select tokens"]),
+        (["--algorithm=grpo", "--algorithm.entropy.coefficient=0.01"], ["the entropy is differentiated"]),
+        (
+            ["--algorithm=gdpo", "--algorithm.advantage.weights={style: 1.0, correct: 2.0}"],
+            ["reward components: style, correct"],
+        ),
+    ],
+)
+def test_explain_says_what_the_algorithm_needs(
+    rollmesh: Command, config_file: Path, overrides: list[str], words: list[str]
+) -> None:
+    explained = rollmesh("config", "explain", str(config_file), *overrides).stdout
+    for word in words:
+        assert word in explained
+
+
+def test_algorithms_are_listed_with_what_they_are(rollmesh: Command) -> None:
+    lines = rollmesh("config", "algorithms").stdout.splitlines()
+    names = {line.split()[0] for line in lines}
+    assert {"grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "remax", "ppo", "vapo", "prime", "opo", "gpg"} <= names
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+@pytest.mark.parametrize("command", ["run", "config explain"])
+@pytest.mark.parametrize(
+    ("override", "message", "hint"),
+    [
+        ("--algorithm.los.clip_high=0.3", "algorithm.los: unknown setting", "did you mean 'loss'?"),
+        ("--algorithm.loss.clip_hi=0.3", "algorithm.loss.clip_hi: unknown setting", "clip_high"),
+        ("--algorithm=gprpo", "algorithm.name: unknown algorithm 'gprpo'", "did you mean 'grpo'?"),
+        ("--algorithm.correction.mode=none", "algorithm.correction.mode: 'none' corrects for nothing", "truncated_is"),
+        ("--learner.roles.critic.path=m/c", "learner.roles.critic: algorithm grpo has no such role", "its roles"),
+    ],
+)
+def test_a_wrong_algorithm_is_refused_before_anything_starts(
+    rollmesh: Command, config_file: Path, tmp_path: Path, command: str, override: str, message: str, hint: str
+) -> None:
+    result = rollmesh(*command.split(), str(config_file), override)
+    assert_error(result, 2, message)
+    assert hint in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_missing_model_of_a_role(rollmesh: Command, config_file: Path) -> None:
+    result = rollmesh("run", str(config_file), "--algorithm=ppo", "--learner.roles.critic.path=/nowhere/critic")
+    assert_error(result, 3, "learner.roles.critic.path: no such folder: /nowhere/critic")
