@@ -183,7 +183,7 @@ register_algorithm = ALGORITHMS.register
 
 def register_advantage(
     name: str, *, needs: Sequence[Requirement] = (), group_size: int = 1
-) -> Callable[[Callable[..., Tensor | Estimate]], Callable[..., Tensor | Estimate]]:
+) -> Callable[[Bound], Bound]:
     """Decorator: enters an advantage estimator `(rollouts, *, settings) -> [S] | Estimate`.
 
     Args:
@@ -191,7 +191,8 @@ def register_advantage(
         needs: optional fields of `Rollouts` that it reads.
         group_size: smallest group it makes sense for.
     """
-    return ADVANTAGES.register(name, AdvantageTraits(tuple(needs), group_size))
+    enter = ADVANTAGES.register(name, AdvantageTraits(tuple(needs), group_size))
+    return typing.cast(Callable[[Bound], Bound], enter)
 
 
 def register_policy_loss(

@@ -12,7 +12,6 @@ from learner.algorithms.ragged import (
     expand,
     positions,
     running_sums,
-    segment_count,
     segment_max,
     segment_sum,
 )
@@ -39,7 +38,7 @@ def optimal_token_baseline(
         epsilon: added to the sum of weights.
 
     Returns:
-        advantages [R]. In a group of one the baseline is 0.
+        advantages [R]. Where a group has one response with tokens, its baseline is 0.
     """
     assert rollouts.sum_pi_squared is not None
     assert rollouts.proximal_log_probs is not None
@@ -48,9 +47,19 @@ def optimal_token_baseline(
         norms = norms * rollouts.importance_weights.square()
     returns = discounted_returns(rewards_per_token(rollouts).to(norms.dtype), 1.0, rollouts.lengths)
     baselines = token_baselines(
-        returns, running_sums(norms, rollouts.lengths), rollouts, handle_zero_tail=handle_zero_tail, epsilon=epsilon
+        returns,
+        running_sums(norms, rollouts.lengths),
+        rollouts,
+        alone=is_alone(members_with_tokens(rollouts), rollouts.num_groups + 1),
+        handle_zero_tail=handle_zero_tail,
+        epsilon=epsilon,
     )
     return Estimate(returns - baselines)
+
+
+def members_with_tokens(rollouts: Rollouts) -> Tensor:
+    """Groups of the sequences, int64 [S], with a group of their own, G, for those without a trained token."""
+    return torch.where(rollouts.lengths > 0, rollouts.group_ids, rollouts.num_groups)
 
 
 def squared_gradient_norms(log_probs: Tensor, sum_pi_squared: Tensor) -> Tensor:
@@ -63,6 +72,7 @@ def token_baselines(
     weights: Tensor,
     rollouts: Rollouts,
     *,
+    alone: Tensor,
     handle_zero_tail: bool,
     epsilon: float,
     places: Tensor | None = None,
@@ -73,7 +83,8 @@ def token_baselines(
         returns: float [R].
         weights: float [R].
         rollouts: lengths and groups.
-        handle_zero_tail: 0 behind the second longest response of a group.
+        alone: bool [S], sequences that there is nothing to compare with: their baseline is 0.
+        handle_zero_tail: 0 in the longest response of a group, where it is longer than all others.
         epsilon: added to the sum of weights.
         places: int64 [R], position of each token; None: tokens are counted.
     """
@@ -87,17 +98,16 @@ def token_baselines(
     cells = rollouts.num_groups * width
     tops = segment_sum(weights * returns, segments, cells)
     baselines = divide(tops, segment_sum(weights, segments, cells) + epsilon)[segments]
-    alone = expand(is_alone(rollouts.group_ids, rollouts.num_groups), lengths, total)
+    without = expand(alone, lengths, total)
     if handle_zero_tail:
-        alone = alone | (at >= _second_longest(lengths, rollouts.group_ids, rollouts.num_groups)[groups])
-    return torch.where(alone, 0.0, baselines)
+        without |= at >= expand(_tail_start(lengths, rollouts.group_ids, rollouts.num_groups), lengths, total)
+    return torch.where(without, 0.0, baselines)
 
 
-def _second_longest(lengths: Tensor, group_ids: Tensor, count: int) -> Tensor:
-    """Length of the second longest sequence per group, int64 [G]; that of the longest where two are as long."""
+def _tail_start(lengths: Tensor, group_ids: Tensor, count: int) -> Tensor:
+    """From where on a sequence is longer than all others of its group, int64 [S]; out of reach where none is."""
     sizes = lengths.to(torch.float64)
-    longest = segment_max(sizes, group_ids, count)
-    at_top = sizes == longest[group_ids]
-    others = segment_max(torch.where(at_top, -1.0, sizes), group_ids, count)
-    tied = segment_count(group_ids[at_top], count) > 1
-    return torch.where(tied, longest, others).clamp_min(0).to(torch.int64)
+    longest = sizes == segment_max(sizes, group_ids, count)[group_ids]
+    others = segment_max(torch.where(longest, 0.0, sizes), group_ids, count)[group_ids].to(torch.int64)
+    sole = longest & is_alone(torch.where(longest, group_ids, count), count + 1)
+    return torch.where(sole, others, torch.iinfo(torch.int64).max)

@@ -12,7 +12,7 @@ from torch import Tensor
 from learner.algorithms.advantages import critic, group_relative, reinforce
 from learner.algorithms.advantages.components import combine, gdpo
 from learner.algorithms.advantages.moving_baseline import moving_baseline
-from learner.algorithms.advantages.normalization import normalize
+from learner.algorithms.advantages.normalization import is_alone, normalize
 from learner.algorithms.advantages.returns import (
     following_values,
     generalized_advantages,
@@ -188,6 +188,7 @@ def padded_token_baseline(case: Case) -> Outputs:
         returns,
         running_sums(norms, rollouts.lengths),
         rollouts,
+        alone=is_alone(rollouts.group_ids, rollouts.num_groups),
         handle_zero_tail=settings["handle_zero_tail"],
         epsilon=settings["epsilon"],
         places=torch.from_numpy(np.nonzero(case.mask)[1]),
