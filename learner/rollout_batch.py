@@ -79,7 +79,7 @@ class RolloutBatch:
             self.update(role, loss, step)
 
     def report(self, figures: Mapping[str, float]) -> None:
-        self.figures.update(figures)
+        self.figures.update({name: float(value) for name, value in figures.items()})
 
     def steps(self, role: str, *, leave_out_silent: bool = False) -> list[Step]:
         """A role's optimizer steps on the rollouts as they are now, one per minibatch.

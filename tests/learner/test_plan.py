@@ -1,33 +1,46 @@
-"""The plan of a batch: complete, the same after the wire, and spread advantages."""
+"""The plan of a batch: complete, and the same after the wire."""
 
 from __future__ import annotations
 
 import numpy as np
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.groups import SampledGroup
 from learner.lineage import Lineage
-from learner.plan import PlannedMember, TrainPlan, plan_training
-from learner.weighing import WeighedGroup
-from learner.worker import _spread
+from learner.plan import TrainPlan, plan_training
 from protos import buffer_pb2, trajectory_pb2
 
 LINEAGE = Lineage(((1, 0), (2, 3)))
 
 
-def weighed(index: int, lengths: list[int], scored: list[bool]) -> WeighedGroup:
+def sampled(index: int, lengths: list[int], scored: list[bool], baseline: float | None) -> SampledGroup:
     members = [
-        trajectory_pb2.MemberMeta(member=m, prompt_tokens=3, response_tokens=length) for m, length in enumerate(lengths)
+        trajectory_pb2.MemberMeta(
+            member=m,
+            prompt_tokens=3,
+            response_tokens=length,
+            reward=0.5 * m,
+            components={"style": float(m)} if m % 2 else {"form": 1.0},
+            finish_reason=trajectory_pb2.FINISH_REASON_LENGTH if m % 3 == 0 else trajectory_pb2.FINISH_REASON_STOP,
+        )
+        for m, length in enumerate(lengths)
     ]
+    greedy = 0
+    if baseline is not None:
+        greedy = 1
+        members.append(
+            trajectory_pb2.MemberMeta(member=len(members), outcome=trajectory_pb2.OUTCOME_SCORED, reward=baseline)
+        )
     prompt = np.arange(3, dtype="<i4")
     task = trajectory_pb2.PromptTask(
-        prompt_ids=prompt.tobytes(), sampling=trajectory_pb2.SamplingParams(temperature=0.5)
+        prompt_ids=prompt.tobytes(),
+        sampling=trajectory_pb2.SamplingParams(temperature=0.5),
+        n=len(members),
+        greedy=greedy,
     )
     leased = buffer_pb2.LeasedGroup(group_id=f"g{index}", task=task, members=members)
-    group = SampledGroup(leased, prompt, [None] * len(members), scored)
-    return WeighedGroup(group, [torch.tensor(float(index)) for _ in members])
+    return SampledGroup(leased, prompt, [None] * len(lengths), scored)
 
 
 member = st.tuples(st.integers(1, 40), st.booleans())
@@ -38,11 +51,15 @@ member = st.tuples(st.integers(1, 40), st.booleans())
     groups=st.lists(st.lists(member, min_size=1, max_size=5), min_size=1, max_size=8),
     ranks=st.integers(1, 3),
     minibatches=st.integers(1, 3),
+    greedy=st.booleans(),
 )
 def test_every_scored_member_is_trained_by_one_rank(
-    groups: list[list[tuple[int, bool]]], ranks: int, minibatches: int
+    groups: list[list[tuple[int, bool]]], ranks: int, minibatches: int, greedy: bool
 ) -> None:
-    batch = [weighed(i, [length for length, _ in g], [scored for _, scored in g]) for i, g in enumerate(groups)]
+    batch = [
+        sampled(i, [length for length, _ in g], [scored for _, scored in g], float(i) if greedy else None)
+        for i, g in enumerate(groups)
+    ]
     plan = plan_training(batch, version=7, lineage=LINEAGE, token_budget=64, minibatches=minibatches, ranks=ranks)
     again = TrainPlan.from_bytes(plan.to_bytes())
     assert again == plan
@@ -53,11 +70,9 @@ def test_every_scored_member_is_trained_by_one_rank(
     assert all(len(step) == ranks for step in plan.division.minibatches)
     assert {prompt.temperature for prompt in plan.prompts} == {0.5}
     assert plan.prompts[0].array().tolist() == [0, 1, 2]
-
-
-def test_advantages_go_to_the_tokens_that_are_trained() -> None:
-    mask = np.array([1, 0, 1], dtype=np.uint8)
-    one = PlannedMember(0, "g", 0, 3, np.array([0.5], dtype="<f4").tobytes())
-    assert _spread(one, mask) == 0.5
-    per_token = PlannedMember(0, "g", 0, 3, np.array([1.0, 2.0], dtype="<f4").tobytes())
-    assert np.asarray(_spread(per_token, mask)).tolist() == [1.0, 0.0, 2.0]
+    assert [p.baseline_reward for p in plan.prompts] == [float(i) if greedy else None for i in range(len(groups))]
+    for planned in plan.members:
+        assert planned.reward == 0.5 * planned.member
+        assert planned.truncated == (planned.member % 3 == 0)
+        components = dict(zip(plan.components, planned.components, strict=True))
+        assert components.get("style", 0.0) == (planned.member if planned.member % 2 else 0.0)
