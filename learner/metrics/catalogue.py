@@ -1,8 +1,8 @@
 """Every metric of a run: what it means, in which unit, and under which names users of verl and TRL know it.
 
-Invariants: whatever a run writes is described here (a part in angle brackets stands for any text without a slash, so
-`rewards/<function>/mean` describes the mean of every reward function); a metric has its peers' name wherever one of
-them has a name for the same figure, and a name here never means another figure there.
+Invariants: whatever a run writes is described here; a metric has its peers' name wherever one of them has a name for
+the same figure, and a name here never means another figure there. A name may stand for several: `<...>` for any text
+without a slash, as in `rewards/<function>/mean`, and `{a,b}` for one of the words.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+_PLACEHOLDER = re.compile(r"<(\w+)>|\{([\w,]*)\}")
+
 
 @dataclass(frozen=True)
 class Metric:
     """One metric, or a family of metrics.
 
     Attributes:
-        name: as written; `<...>` stands for any text without a slash.
+        name: as written, with `<...>` and `{...}` as above.
         meaning: in a sentence.
         unit: tokens, s, nats, share (0 .. 1) ...; empty: a plain number or a count.
-        aliases: further names under which the same value is written, with the same placeholders.
-        verl, trl: the name in that project's logs; empty: it has none.
+        aliases: further names under which the same value is written, with the same `<...>`.
+        verl, trl: the name in that project's logs, or which of several it has; empty: it has none.
     """
 
     name: str
@@ -35,8 +37,7 @@ class Metric:
     @cached_property
     def pattern(self) -> re.Pattern[str]:
         """Matches the names that it describes."""
-        parts = re.split(r"<(\w+)>", self.name)
-        return re.compile("".join(re.escape(p) if i % 2 == 0 else f"(?P<{p}>[^/]+)" for i, p in enumerate(parts)))
+        return re.compile(_PLACEHOLDER.sub(_group, self.name))
 
     def aliases_of(self, name: str) -> Iterator[str]:
         """The aliases of a name that it describes."""
@@ -45,6 +46,12 @@ class Metric:
             return
         for alias in self.aliases:
             yield re.sub(r"<(\w+)>", lambda part: match[part[1]], alias)
+
+
+def _group(placeholder: re.Match[str]) -> str:
+    if placeholder[1]:
+        return f"(?P<{placeholder[1]}>[^/]+)"
+    return f"(?:{placeholder[2].replace(',', '|')})"
 
 
 def _verl(name: str, meaning: str, unit: str = "", trl: str = "") -> Metric:
@@ -57,17 +64,10 @@ def _trl(name: str, meaning: str, unit: str = "") -> Metric:
     return Metric(name, meaning, unit, trl=name)
 
 
-def _distribution(name: str, meaning: str, unit: str = "", verl: tuple[str, ...] = ()) -> list[Metric]:
-    """What `learner.algorithms.metrics.distribution` gives; `verl`: those of its figures that verl has too."""
-    words = {"mean": "mean", "std": "standard deviation", "min": "smallest", "max": "largest"}
-    figures = [
-        Metric(f"{name}/{key}", f"{meaning}: {word}.", unit, verl=f"{name}/{key}" if key in verl else "")
-        for key, word in words.items()
-    ]
-    return [*figures, *(Metric(f"{name}/p{q}", f"{meaning}: {q} % are below.", unit) for q in (25, 50, 75))]
+def _distribution(name: str, meaning: str, unit: str = "", verl: str = "") -> Metric:
+    """What `learner.algorithms.metrics.distribution` gives; the p are quantiles."""
+    return Metric(f"{name}/{{mean,std,min,max,p25,p50,p75}}", meaning, unit, verl=verl)
 
-
-_EXTREMES = ("mean", "min", "max")
 
 REWARDS = [
     _verl("critic/score/mean", "Mean reward of the responses, as scored.", trl="reward"),
@@ -76,17 +76,18 @@ REWARDS = [
     _verl("critic/score/min", "Smallest reward."),
     _trl("rewards/<function>/mean", "Mean of one reward function or component."),
     _trl("rewards/<function>/std", "Its standard deviation over the batch, of a sample (n - 1)."),
+    Metric("rewards/<function>/<part>/{mean,std}", "The same of a part that a function reports."),
     _trl("reward_std", "Standard deviation of the rewards in a group, of a sample (n - 1): mean over the groups."),
     _trl(
         "frac_reward_zero_std", "Groups in which all rewards are equal: without a signal for most algorithms.", "share"
     ),
     Metric("reward/greedy/mean", "Mean reward of the greedy responses, where an algorithm has them as baselines."),
-    *_distribution("reward/<kind>", "Rewards by stage (`raw`, `shaped`) and every penalty in use"),
+    _distribution("reward/<kind>", "Rewards by stage (`raw`, `shaped`), and every penalty in use."),
     Metric("reward/clipped", "Rewards that `algorithm.reward.clip` cut.", "share"),
     Metric("reward/running_mean", "Running mean of `algorithm.reward.normalize`."),
     Metric("reward/running_std", "Running standard deviation of the same."),
-    *_distribution("critic/rewards", "Rewards that the estimator sees, shaped", verl=_EXTREMES),
-    *_distribution("critic/advantages", "Advantages per token", verl=_EXTREMES),
+    _distribution("critic/rewards", "Rewards that the estimator sees, shaped.", verl="mean, min, max"),
+    _distribution("critic/advantages", "Advantages per token.", verl="mean, min, max"),
 ]
 
 LENGTHS = [
@@ -117,10 +118,7 @@ ACTOR = [
     Metric("actor/k3_kl", "k3 estimate of the same: never negative.", "nats"),
     Metric("actor/ppo_kl_abs", "Mean absolute log-ratio (`kl_cov`).", "nats"),
     Metric("actor/log_ratio_squared", "Mean squared log-ratio (`dro`)."),
-    *(
-        Metric(f"actor/ratio/p{q}", f"Ratio current / anchor: {int(q)} % of the tokens are below.")
-        for q in ("01", "50", "99")
-    ),
+    Metric("actor/ratio/{p01,p50,p99}", "Quantiles of the ratio current / anchor."),
     _verl("actor/pg_clipfrac", "Tokens whose gradient the clip takes away.", "share"),
     _verl("actor/pg_clipfrac_lower", "Tokens that the bound for negative advantages (dual clip) holds.", "share"),
     _trl("clip_ratio/low_mean", "Tokens below the lower bound, with a negative advantage.", "share"),
@@ -131,11 +129,19 @@ ACTOR = [
     _verl("actor/kl_coef", "Its coefficient."),
     _verl("actor/reward_kl_penalty", "KL estimate against the reference policy, where it is in the reward.", "nats"),
     Metric("actor/positive_lm_loss", "Negative log-likelihood of correct responses (VAPO).", "nats"),
+    Metric("actor/is_masked{,_low,_high}", "Tokens that `probability_band` leaves out, in all and by side.", "share"),
+    Metric("actor/masked_advantage_{positive,negative}", "The same by the sign of the advantage.", "share"),
+    Metric(
+        "actor/{masked,unmasked}_mismatch_kl", "k3 estimate of the drift of these tokens, and of the others.", "nats"
+    ),
+    Metric("vespo/phi", "Mean weight of `vespo`."),
     Metric("masked/<reason>", "Tokens that are not trained, by reason (`truncated`, `off_policy`, ...).", "share"),
     Metric("skipped_updates", "Optimizer steps left out because their gradient was not finite."),
 ]
 
 CRITIC = [
+    Metric("prm/accuracy", "Responses whose outcome the implicit reward model (PRIME) gets right.", "share"),
+    Metric("prm/reward", "Mean process reward per token."),
     Metric("<role>/loss", "Loss of a role beside the actor."),
     Metric("<role>/grad_norm", "Norm of its gradient before clipping.", verl="critic/grad_norm"),
     Metric("<role>/lr", "Its learning rate.", verl="critic/lr"),
@@ -143,8 +149,8 @@ CRITIC = [
     _verl("critic/vf_clipfrac", "Tokens whose value the clip holds.", "share"),
     Metric("critic/vf_outside", "Tokens whose value has left the clip's range.", "share"),
     _verl("critic/vpred_mean", "Mean value under the critic that is trained."),
-    *_distribution("critic/values", "Values before the batch", verl=_EXTREMES),
-    *_distribution("critic/returns", "Targets of the critic", verl=_EXTREMES),
+    _distribution("critic/values", "Values before the batch.", verl="mean, min, max"),
+    _distribution("critic/returns", "Targets of the critic.", verl="mean, min, max"),
     _verl("critic/vf_explained_var", "1 - Var(returns - values) / Var(returns)."),
 ]
 
@@ -152,6 +158,27 @@ OFF_POLICY = [
     Metric("staleness/mean", "Age of the trained tokens: mean.", "versions"),
     Metric("staleness/max", "Age of the oldest.", "versions"),
     Metric("staleness/histogram", "Trained tokens by age (only in `metrics.jsonl`).", "tokens"),
+    Metric("rollout_corr/ratio/ess", "Effective sample size of the ratios current / behaviour.", "share"),
+    Metric("rollout_corr/ratio/mean", "Mean of these ratios, without truncation; near 1 where nothing is wrong."),
+    Metric("rollout_corr/ratio/{p01,p50,p99}", "Quantiles of the same."),
+    Metric("rollout_corr/log_ratio_max", "Largest absolute log-ratio of a token.", "nats"),
+    Metric("rollout_corr/truncated_fraction", "Tokens whose ratio lies outside [floor, cap].", "share"),
+    _verl("rollout_corr/kl", "k1 estimate of KL(behaviour || current).", "nats"),
+    _verl("rollout_corr/k3_kl", "k3 estimate of the same: never negative.", "nats"),
+    _verl("rollout_corr/chi2_token", "Chi-square divergence per token: variance of token weights."),
+    _verl("rollout_corr/chi2_seq", "The same of whole responses."),
+    _verl("rollout_corr/ppl_ratio", "Ratio of the responses' perplexities, trained to sampled."),
+    _verl("rollout_corr/{training,rollout}_ppl", "Perplexity of the responses under trained and sampling policy."),
+    _verl("rollout_corr/{training,rollout}_log_ppl", "Its logarithm.", "nats"),
+    _verl("rollout_corr/log_ppl_{diff,abs_diff,diff_max,diff_min}", "Difference of the two.", "nats"),
+    _verl("rollout_corr/rollout_is_mean", "Mean importance weight.", "", "sampling/importance_sampling_ratio/mean"),
+    _verl("rollout_corr/rollout_is_eff_sample_size", "Effective sample size of the weights.", "share"),
+    _verl(
+        "rollout_corr/rollout_is_<figure>", "Further figures of the weights, over tokens and over responses (`seq_`)."
+    ),
+    _verl("rollout_corr/rollout_rs_masked_fraction", "Tokens that a rule rejects.", "share"),
+    _verl("rollout_corr/rollout_rs_seq_masked_fraction", "Responses that lose tokens to a rule.", "share"),
+    _verl("rollout_corr/rollout_rs_<figure>", "Statistics of every rejection rule, and what it rejects."),
 ]
 
 TIMING = [
@@ -178,7 +205,7 @@ MESH = [
     Metric("groups", "Groups of the batch."),
     Metric("samples", "Scored responses of the batch."),
     Metric("tokens", "Trained response tokens of the batch.", "tokens"),
-    Metric("total/<what>", "Trained `tokens` and `samples` of the run so far."),
+    Metric("total/{tokens,samples}", "Trained `tokens` and `samples` of the run so far."),
     Metric("unscored_members", "Responses without a reward: left out of baselines and of training."),
     Metric("attempts/max", "How often a group of the batch was handed out at most."),
     Metric("dropped/<reason>", "Groups given back on the way to this batch, by reason."),
@@ -188,8 +215,8 @@ MESH = [
     Metric("clock/waiting_for_samples_s", "Cumulative: generators had free slots, and the gate was shut.", "s"),
     Metric("push/count", "Weights taken into service by generators so far."),
     Metric("push/errors", "Failed transfers so far."),
-    Metric("push/total_ms_<quantile>", "From the announcement of a version to its service.", "ms"),
-    Metric("push/pause_ms_<quantile>", "Pause in decoding while weights change.", "ms"),
+    Metric("push/total_ms_{p50,p99}", "From the announcement of a version to its service.", "ms"),
+    Metric("push/pause_ms_{p50,p99}", "Pause in decoding while weights change.", "ms"),
     Metric("peak_rss_bytes", "Largest resident memory of the learner so far.", "bytes"),
 ]
 

@@ -35,8 +35,10 @@ def test_families_describe_their_members() -> None:
     found = describe("rewards/file.py:style/mean")
     assert found is not None
     assert (found.name, found.trl) == ("rewards/<function>/mean", "rewards/<function>/mean")
-    assert describe("rewards/a/b/mean") is None
+    assert describe("rewards/a/b/c/mean") is None
     assert describe("nonsense") is None
+    assert describe("actor/is_masked") is describe("actor/is_masked_low") is not None
+    assert describe("actor/is_masked_left") is None
     for name in distribution("critic/values", torch.arange(3.0)) | distribution("reward/raw", torch.arange(3.0)):
         assert describe(name) is not None, name
 
