@@ -11,6 +11,7 @@ import gc
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +41,8 @@ from mesh.errors import ConfigError
 class Fsdp2Engine(Engine):
     """A Hugging Face model under AdamW, sharded over the ranks where there are several."""
 
+    _backbone_only: ClassVar[bool] = False
+
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._param_dtype: torch.dtype = getattr(torch, spec.param_dtype)
@@ -53,7 +56,7 @@ class Fsdp2Engine(Engine):
             # On the CPU, where models are built; nothing draws from the device's generator.
             torch.default_generator.manual_seed(spec.seed)
             # Configuration and conversions for `export_hf`; its weights are those of `_model`.
-            self._shell = load_model(spec.model)
+            self._shell = load_model(spec.model, backbone_only=self._backbone_only)
             self._model = self._build(self._shell)
         nn.Module.to(self._model, self.device)
         prepare(

@@ -6,7 +6,10 @@ in any dtype, tied embeddings. Master weights are float32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,31 +23,49 @@ from mesh.errors import DataError
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
-def load_model(section: ModelSection) -> PreTrainedModel:
+def load_model(section: ModelSection, *, backbone_only: bool = False) -> PreTrainedModel:
     """Loads the model in float32 on the CPU, with packed attention and without dropout.
 
+    Args:
+        section: folder or hub id.
+        backbone_only: the output layer is not used: it may be absent, and other heads may be there.
+
     Raises:
-        DataError: missing folder or hub id, a folder that is no model, an architecture that cannot run packed.
+        DataError: missing folder or hub id, a folder that is no model or lacks weights, an architecture that cannot
+            run packed.
     """
     source = _source(section)
     # Bars of a fraction of a second would only disturb the service's log.
     transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source, revision=section.revision)
-        model = AutoModelForCausalLM.from_pretrained(
-            source,
-            revision=section.revision,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation=ATTENTION,
-        )
+        with _reports(shown=not backbone_only):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source,
+                revision=section.revision,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation=ATTENTION,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
             f"cannot load model {section.path!r}: {_first_line(error)}",
             hint="model.path is a local Hugging Face folder or a hub id; offline it must be in the local cache",
         ) from error
+    model, info = loaded
     if not isinstance(model, PreTrainedModel):
         raise DataError(f"{section.path!r} is not a causal language model")
+    missing = sorted(set(info["missing_keys"]) & {name for name, _ in model.named_parameters()})
+    if backbone_only:
+        prefix = f"{model.base_model_prefix}."
+        missing = [name for name in missing if name.startswith(prefix)]
+    if missing:
+        # transformers would make them up.
+        raise DataError(
+            f"model {section.path!r} lacks weights: {', '.join(missing[:3])}{' ...' if missing[3:] else ''}",
+            hint="choose a complete causal language model; a value model's folder has no output layer",
+        )
     model.config.use_cache = False
     # Dropout would make the current policy differ from the one whose log-probs are compared.
     return model.eval()
@@ -73,6 +94,18 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
             if weight > size:
                 best, size = module, weight
     return list(best) if best is not None else []
+
+
+@contextmanager
+def _reports(*, shown: bool) -> Iterator[None]:
+    """What transformers has to say of weights that do not fit, or silence."""
+    before = transformers_logging.get_verbosity()
+    if not shown:
+        transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
 
 
 def _source(section: ModelSection) -> str:

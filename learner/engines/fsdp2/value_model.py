@@ -67,7 +67,7 @@ class ValueModel(nn.Module):
             layout: of the packed tokens.
 
         Returns:
-            float32 [R].
+            float32 [R, 1].
         """
         backbone = self.get_submodule(self._backbone_name)
         hidden: Tensor = backbone(
@@ -76,11 +76,13 @@ class ValueModel(nn.Module):
         # An embedding look-up is a gather with a fast backward; see `attention`.
         chosen = functional.embedding(predictors, hidden.squeeze(0))
         values: Tensor = self.value_head(chosen.float())
-        return values.squeeze(-1)
+        return values
 
 
 class ValueModelEngine(Fsdp2Engine):
     """Values of the trained tokens, from any Hugging Face causal language model whose attention can run packed."""
+
+    _backbone_only = True
 
     def _build(self, shell: PreTrainedModel) -> nn.Module:
         model = ValueModel(shell)
@@ -96,7 +98,8 @@ class ValueModelEngine(Fsdp2Engine):
 
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
         del sum_pi_squared
-        values: Tensor = self._model(batch.input_ids, batch.position_ids, batch.predictors, self._layout(batch))
+        layout = self._layout(batch)
+        values = self._model(batch.input_ids, batch.position_ids, batch.predictors, layout).squeeze(-1)
         return ModelOutput(values=values), values
 
     def _nothing(self, *, sum_pi_squared: bool) -> ModelOutput:

@@ -61,3 +61,21 @@ def test_saving_a_version_again_keeps_what_is_there(tmp_path):
         {"actor": engine}, PolicyVersion(1, 1), {}
     )
     assert engine.saved == 1
+
+
+def test_every_trained_role_has_its_part(tmp_path):
+    actor, critic, frozen = Engine(), Engine(), Engine()
+    frozen.trained = False
+    engines = {"critic": critic, "reference": frozen, "actor": actor}
+    path = CheckpointStore(tmp_path, keep=2).save(engines, PolicyVersion(1, 1), {"cursor": 3})
+    assert sorted(str(p.relative_to(path)) for p in path.rglob("state.json")) == ["critic/state.json", "state.json"]
+    assert json.loads((path / "state.json").read_text()) == {"cursor": 3, "incarnation": 1, "version": 1}
+    assert frozen.saved == 0
+
+
+def test_a_critic_that_cannot_be_saved_leaves_no_checkpoint(tmp_path):
+    store, critic = CheckpointStore(tmp_path, keep=2), Engine()
+    critic.fails = True
+    with pytest.raises(DataError, match="No space left"):
+        store.save({"actor": Engine(), "critic": critic}, PolicyVersion(1, 1), {})
+    assert store.list() == []

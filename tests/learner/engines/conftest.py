@@ -16,8 +16,8 @@ import torch
 
 from learner.checkpoint.store import CheckpointStore
 from mesh.versions import PolicyVersion
-from tests.learner.engines.models import make_engine, make_model
-from tests.learner.engines.training import train_step
+from tests.learner.engines.models import make_critic, make_engine, make_model
+from tests.learner.engines.training import critic_loss, train_step
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,6 +25,8 @@ _ROOT = Path(__file__).resolve().parents[3]
 @dataclass(frozen=True)
 class TwoRankRun:
     model: Path
+    # A model folder that holds a value head.
+    critic: Path
     # Written by one rank, read by two.
     checkpoint: Path
     # Folder in which two ranks wrote a checkpoint.
@@ -42,6 +44,9 @@ def model_folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def two_rank_results(tmp_path_factory, model_folder) -> TwoRankRun:
     out = tmp_path_factory.mktemp("two_ranks")
+    critic = make_critic(model_folder)
+    train_step(critic, seed=8, loss=critic_loss)
+    critic.export_hf(out / "critic")
     engine = make_engine(model_folder)
     train_step(engine, seed=9)
     checkpoint = CheckpointStore(out / "one_rank", keep=1).save({"actor": engine}, PolicyVersion(2, 5), {"cursor": 11})
@@ -56,7 +61,7 @@ def two_rank_results(tmp_path_factory, model_folder) -> TwoRankRun:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    command = [sys.executable, "-m", "tests.learner.engines.two_ranks", str(model_folder), str(checkpoint), str(out)]
+    command = [sys.executable, "-m", "tests.learner.engines.two_ranks", *map(str, (model_folder, checkpoint, out))]
     ranks = [
         subprocess.Popen(command, env={**environment, "RANK": str(rank)}, cwd=_ROOT, stderr=subprocess.PIPE, text=True)
         for rank in range(2)
@@ -69,6 +74,7 @@ def two_rank_results(tmp_path_factory, model_folder) -> TwoRankRun:
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(error[-2000:] for error in errors)
     return TwoRankRun(
         model=model_folder,
+        critic=out / "critic",
         checkpoint=checkpoint,
         checkpoints=out / "checkpoints",
         tensors=torch.load(out / "seen.pt", weights_only=True),

@@ -1,6 +1,7 @@
 """One of two gloo ranks: trains from a checkpoint and from scratch, and writes what it saw for the tests to compare.
 
-Started by `conftest.two_rank_results`; arguments: model folder, one-rank checkpoint, output folder.
+Started by `conftest.two_rank_results`; arguments: model folder, one-rank checkpoint, output folder
+(with a folder `critic` of a model with a value head).
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from pathlib import Path
 import torch
 
 from learner.checkpoint.store import CheckpointStore
+from learner.engines.base import Engine
 from mesh.versions import PolicyVersion
-from tests.learner.engines.models import make_engine
-from tests.learner.engines.training import GROUPS, gradients, train_step, weights
+from tests.learner.engines.models import make_critic, make_engine
+from tests.learner.engines.training import critic_loss, gradients, train_step, weights
 
 torch.set_num_threads(1)
 
@@ -28,16 +30,35 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     seen["uneven"] = gradients(engine)
     train_step(engine, seed=3, groups=1, token_budget=1 << 20)
     seen["idle_rank"] = gradients(engine)
-    CheckpointStore(out / "checkpoints", keep=2).save({"actor": engine}, PolicyVersion(1, 3), {"cursor": 7})
+    critic = make_critic(out / "critic")
+    values = train_step(critic, seed=1, loss=critic_loss)
+    seen["critic"] = {"gradients": gradients(critic)}
+    # Gradients of ranks without any micro-batch, and metrics whose names only the other rank knows.
+    idle = train_step(critic, seed=3, loss=critic_loss, groups=1, token_budget=1 << 20)
+    seen["critic"] |= {"idle_rank": gradients(critic), "weights": weights(critic)}
+    engines = {"actor": engine, "critic": critic}
+    CheckpointStore(out / "checkpoints", keep=2).save(engines, PolicyVersion(1, 3), {"cursor": 7})
+    seen["gathered"] = gather(engine)
     train_step(engine, seed=4)
     seen["after_checkpoint"] = weights(engine)
     extra = engine.load_checkpoint(checkpoint)
     train_step(engine, seed=5)
     seen["resumed"] = weights(engine)
+    figures = {"critic_metrics": values.metrics, "idle_critic_metrics": idle.metrics}
     if engine.rank == 0:
         torch.save(seen, out / "seen.pt")
-        (out / "seen.json").write_text(json.dumps({"metrics": result.metrics, "extra": extra, "groups": GROUPS}))
+        (out / "seen.json").write_text(json.dumps({"metrics": result.metrics, "extra": extra} | figures))
     engine.close()
+    critic.close()
+
+
+def gather(engine: Engine) -> dict[str, list[torch.Tensor]]:
+    """Values of different lengths and types from both ranks."""
+    return {
+        "uneven": engine.all_gather(torch.tensor([1.0, 1.5] if engine.rank else [])),
+        "nothing": engine.all_gather(torch.zeros(0)),
+        "flags": engine.all_gather(torch.tensor([False, True] if engine.rank else [True])),
+    }
 
 
 if __name__ == "__main__":
