@@ -146,9 +146,10 @@ def probability_band(
         penalty: of the squared log-ratio, for all tokens.
 
     Returns:
-        Loss per token [R], and metrics. Dropped tokens: `actor/is_masked`, by side `actor/is_masked_low` and `_high`,
-        by sign `actor/masked_advantage_positive` and `_negative`; exp(d) - 1 - d of dropped and of kept tokens:
-        `actor/masked_mismatch_kl`, `actor/unmasked_mismatch_kl` (shares of the sum over all tokens); drift.
+        Loss per token [R], and metrics. Dropped tokens: `actor/is_masked`; of those with A != 0, which lose a gradient
+        by it, by side `actor/is_masked_low` and `_high`, by sign `actor/masked_advantage_positive` and `_negative`;
+        exp(d) - 1 - d of dropped and of kept tokens: `actor/masked_mismatch_kl`, `actor/unmasked_mismatch_kl` (shares
+        of the sum over all tokens); drift from the anchor.
 
     Raises:
         SettingsError: a setting out of range.
@@ -171,8 +172,8 @@ def probability_band(
         mismatch = ratios - 1.0 - bounded
         sums = {
             "actor/is_masked": dropped.sum(),
-            "actor/is_masked_low": (dropped & low).sum(),
-            "actor/is_masked_high": (dropped & high).sum(),
+            "actor/is_masked_low": (dropped & low & (advantages != 0)).sum(),
+            "actor/is_masked_high": (dropped & high & (advantages != 0)).sum(),
             "actor/masked_advantage_positive": (dropped & up).sum(),
             "actor/masked_advantage_negative": (dropped & (advantages < 0)).sum(),
             "actor/masked_mismatch_kl": torch.where(dropped, mismatch, 0.0).sum(),

@@ -102,22 +102,29 @@ class Evaluated:
 
 
 def evaluate(
-    case: Case, name: str, settings: Mapping[str, Any], *, anchor: str = "old_log_prob", **fields: Tensor
+    case: Case,
+    name: str,
+    settings: Mapping[str, Any],
+    fields: Mapping[str, Tensor] | None = None,
+    *,
+    anchor: Tensor | None = None,
 ) -> Evaluated:
     """Calls one of our losses on a whole case.
 
     Args:
         case: its `log_prob`, and `advantages` per token or per row.
         name, settings: the loss.
-        anchor: input with the log-probs of the ratio's denominator.
         fields: of the micro-batch, in place of the case's.
+        anchor: log-probs of the ratio's denominator [R]; none: the case's `old_log_prob`.
     """
     log_probs = case.flat("log_prob").requires_grad_()
     rows = case.tokens().sequence_ids
     given = case.inputs["advantages"]
     advantages = case.rows("advantages")[rows] if given.ndim == 1 else case.flat("advantages")
-    tokens = case.tokens(**({"advantages": advantages} | fields))
-    return Evaluated(case, Component(name, settings), log_probs, case.flat(anchor), tokens)
+    tokens = case.tokens(**({"advantages": advantages} | dict(fields or {})))
+    return Evaluated(
+        case, Component(name, settings), log_probs, case.flat("old_log_prob") if anchor is None else anchor, tokens
+    )
 
 
 def all_rows(case: Case) -> GlobalCounts:
@@ -155,8 +162,8 @@ def verl(case: Case, run: Evaluated, mode: str | None = None, *, every_row: bool
         counts = GlobalCounts(whole["batch_num_tokens"], whole["global_batch_size"])
         scale, horizon = whole["dp_size"], whole["loss_scale_factor"] or horizon
     loss = scale * run.aggregated(token_loss, mode or case.settings["loss_agg_mode"], counts, horizon)
-    known = {name: run.mean(name) for name in VERL_METRICS if name in run.metrics.sums}
-    return run.outputs(loss, dict.fromkeys(VERL_METRICS, 0.0) | known)
+    known = run.metrics.sums
+    return run.outputs(loss, {name: run.mean(name) if name in known else 0.0 for name in VERL_METRICS})
 
 
 @adapter(
@@ -221,7 +228,7 @@ def verl_clip_cov(case: Case) -> Outputs:
 @adapter("B_policy_loss", "verl", "kl_cov")
 def verl_kl_cov(case: Case) -> Outputs:
     run = evaluate(case, "kl_cov", renamed(case, {"kl_cov_ratio": "share", "ppo_kl_coef": "coefficient"}))
-    return verl(case, run) | {"actor/ppo_kl": run.mean("actor/ppo_kl_abs")}
+    return {**verl(case, run), "actor/ppo_kl": run.mean("actor/ppo_kl_abs")}
 
 
 @adapter("B_policy_loss", "verl", "dppo_tv", "dppo_tv_huge_ratio")
@@ -259,23 +266,27 @@ def trl_loss(case: Case) -> Outputs:
     return trl_outputs(case, run, run.token_loss)
 
 
-def trl_evaluate(case: Case, **fields: Tensor) -> Evaluated:
+def trl_evaluate(case: Case, fields: Mapping[str, Tensor] | None = None, *, anchor: Tensor | None = None) -> Evaluated:
     """Our loss of a TRL `loss_type`."""
     settings = case.settings
     kind = settings["loss_type"]
     if kind == "cispo":
         # TRL's epsilon_high is the cap itself.
-        return evaluate(case, "cispo", {"clip_low": 1.0, "clip_high": settings["epsilon_high"] - 1.0}, **fields)
+        return evaluate(
+            case, "cispo", {"clip_low": 1.0, "clip_high": settings["epsilon_high"] - 1.0}, fields, anchor=anchor
+        )
     if kind == "sapo":
         names = {"sapo_temperature_pos": "tau_positive", "sapo_temperature_neg": "tau_negative"}
-        return evaluate(case, "sapo", renamed(case, names), **fields)
+        return evaluate(case, "sapo", renamed(case, names), fields, anchor=anchor)
     if kind == "vespo":
         names = {f"vespo_{p}_{short}": f"{p}_{long}" for p in ("k", "lambda") for short, long in SIGNS}
-        return evaluate(case, "vespo", renamed(case, names), **fields)
+        return evaluate(case, "vespo", renamed(case, names), fields, anchor=anchor)
     clip = renamed(case, {"epsilon_low": "clip_low", "epsilon_high": "clip_high"})
     if settings["importance_sampling_level"] == "sequence":
-        return evaluate(case, "gspo", clip | {"gradient": "sequence"}, **fields)
-    return evaluate(case, "ppo", clip | {"dual_clip": None, "two_sided_delta": settings["delta"]}, **fields)
+        return evaluate(case, "gspo", clip | {"gradient": "sequence"}, fields, anchor=anchor)
+    return evaluate(
+        case, "ppo", clip | {"dual_clip": None, "two_sided_delta": settings["delta"]}, fields, anchor=anchor
+    )
 
 
 SIGNS = (("pos", "positive"), ("neg", "negative"))
@@ -283,7 +294,8 @@ SIGNS = (("pos", "positive"), ("neg", "negative"))
 
 def trl_outputs(case: Case, run: Evaluated, token_loss: Tensor) -> Outputs:
     """KL term, entropy, normalizers and metrics as in TRL's trainer."""
-    settings, metrics = case.settings, {}
+    settings = case.settings
+    metrics: dict[str, Any] = {}
     entropy = case.flat("entropy") if "entropy" in case.inputs else None
     if settings["top_entropy_quantile"] < 1.0:
         assert entropy is not None
@@ -384,13 +396,13 @@ def slime_evaluate(case: Case) -> Evaluated:
     """Our loss of a slime `advantage_estimator`."""
     settings = renamed(case, {"eps_clip": "clip_low", "eps_clip_high": "clip_high"})
     estimator = case.settings["advantage_estimator"]
-    behaviour = case.flat("rollout_log_prob")
+    fields = {"behaviour_log_probs": case.flat("rollout_log_prob")}
     if estimator == "cispo":
-        return evaluate(case, "cispo", settings, behaviour_log_probs=behaviour)
+        return evaluate(case, "cispo", settings, fields)
     settings["dual_clip"] = case.settings["eps_clip_c"]
     if estimator == "gspo":
-        return evaluate(case, "gspo", settings | {"gradient": "sequence"}, behaviour_log_probs=behaviour)
-    return evaluate(case, "ppo", settings, behaviour_log_probs=behaviour)
+        return evaluate(case, "gspo", settings | {"gradient": "sequence"}, fields)
+    return evaluate(case, "ppo", settings, fields)
 
 
 def slime_sum(case: Case, run: Evaluated, values: Tensor) -> Tensor:
@@ -402,7 +414,8 @@ def slime_sum(case: Case, run: Evaluated, values: Tensor) -> Tensor:
 
 def slime_outputs(case: Case, run: Evaluated, token_loss: Tensor, metrics: Mapping[str, Any]) -> Outputs:
     """Entropy and KL terms, normalizers and metrics as in slime's trainer."""
-    settings, found = case.settings, dict(metrics)
+    settings = case.settings
+    found: dict[str, Any] = dict(metrics)
     loss = slime_sum(case, run, token_loss)
     found["pg_loss"] = loss.detach()
     found["entropy_loss"] = Unrecorded("the entropies that it sums")
