@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 
@@ -14,18 +13,20 @@ from examples.demo.prepare import prepare
 from tests.integration.mesh import MeshRun, audit
 
 _HERE = "examples/dataflows"
-_COMMON = ("--learner.batch.groups=16", "--rollout.n=4", "--learner.optimizer.warmup_steps=2", "--eval.stop_at=null")
+_COMMON = ("--rollout.n=4", "--learner.optimizer.warmup_steps=5", "--eval.stop_at=null", "--eval.rows=32")
 
 
-def steps(run: MeshRun) -> list[dict[str, Any]]:
+def values(run: MeshRun, name: str) -> list[float]:
+    """A metric by step."""
     records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    return [record for record in records if "timing/step_s" in record]
+    return [record[name] for record in records if name in record]
 
 
 def trend(run: MeshRun, name: str) -> tuple[float, float]:
-    """Means of a metric over the first and the last ten steps."""
-    values = [record[name] for record in steps(run)]
-    return fmean(values[:10]), fmean(values[-10:])
+    """Means of a metric over the first and the last fifth of the steps."""
+    found = values(run, name)
+    fifth = len(found) // 5
+    return fmean(found[:fifth]), fmean(found[-fifth:])
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +41,7 @@ def warm_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model, supervised for longer."""
     folder = tmp_path_factory.mktemp("teacher")
-    prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=32, warm_steps=150)
+    prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=32, warm_steps=300)
     return folder / "model"
 
 
@@ -54,13 +55,13 @@ def test_a_student_comes_closer_to_its_teacher(
         f"--model.path={warm_data / 'model'}",
         f"--algorithm={_HERE}/distillation.py:Distillation",
         f"--learner.roles.teacher.path={teacher}",
-        "--learner.steps=60",
+        "--learner.steps=120",
     )
     assert run.finish(180) == 0, run.tail()
     audit(run)
     first, last = trend(run, "distillation/reverse_kl")
-    assert last < 0.6 * first, (first, last)
-    assert run.summary()["steps"] == 60
+    assert last < 0.75 * first, (first, last)
+    assert run.summary()["steps"] == 120
 
 
 @pytest.mark.slow
@@ -84,13 +85,15 @@ def test_the_best_of_n_becomes_more_likely(start_mesh: Callable[..., MeshRun], w
         *_COMMON,
         f"--model.path={warm_data / 'model'}",
         f"--algorithm={_HERE}/rejection_sampling.py:RejectionSampling",
-        "--learner.steps=60",
+        "--learner.steps=120",
     )
     assert run.finish(180) == 0, run.tail()
     audit(run)
     first, last = trend(run, "rejection_sampling/log_likelihood")
     assert last > first, (first, last)
-    assert {record["rejection_sampling/chosen"] for record in steps(run)} == {16.0}
-    counters = run.summary()["ledger"]["train"]
+    summary = run.summary()
+    assert summary["held_out_last"] > summary["held_out_first"]
+    assert set(values(run, "rejection_sampling/chosen")) == {32.0}
+    counters = summary["ledger"]["train"]
     assert counters["counters"]["filtered"] > 0
     assert any("no_right_response" in reason for reason in counters["reasons"]), counters["reasons"]
