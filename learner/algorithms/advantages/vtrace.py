@@ -33,6 +33,8 @@ def vtrace(
 ) -> Estimate:
     """V-trace over trained tokens, from the behaviour policy to the policy before this batch's updates.
 
+    arXiv:1802.01561, eq. 1; the module has the formulas.
+
     The clipped ratio is part of the advantages: combine it with a loss or a correction that weighs by it once more
     only on purpose.
 
@@ -42,7 +44,8 @@ def vtrace(
         lam: multiplies c.
         rho_bar: clip of the errors' weights, and of the advantages'.
         c_bar: clip of the traces' weights.
-        alpha: share of the clipped ratio; 1: plain V-trace.
+        alpha: share of the clipped ratio; 1: plain V-trace. Less than 1 lets products of ratios grow without bound;
+            what leaves the dtype's range is cut to it.
 
     Returns:
         advantages [R], and returns v_t [R].
@@ -67,7 +70,9 @@ def vtrace(
     )
     targets = values + errors
     estimates = bootstrapped(rewards, targets, following, lengths, discounts=gamma)
-    return Estimate(leaky_clip(ratios, rho_bar, alpha) * (estimates - values), targets)
+    largest = torch.finfo(values.dtype).max
+    advantages = leaky_clip(ratios, rho_bar, alpha) * (estimates - values)
+    return Estimate(advantages.clamp(-largest, largest), targets)
 
 
 def vtrace_errors(
