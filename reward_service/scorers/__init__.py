@@ -9,7 +9,18 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from reward_service.outcomes import Outcome, RewardItem
-from reward_service.scorers import arithmetic, auto, exact_match, gsm8k, strings
+from reward_service.scorers import (
+    arithmetic,
+    auto,
+    exact_match,
+    gsm8k,
+    gsm8k_text,
+    math_dapo,
+    math_string,
+    math_value,
+    qa,
+    strings,
+)
 
 ItemScorer = Callable[[RewardItem], Outcome]
 
@@ -19,6 +30,12 @@ SCORERS: Mapping[str, ItemScorer] = MappingProxyType(
         "arithmetic": arithmetic.score,
         "exact_match": exact_match.score,
         "gsm8k": gsm8k.score,
+        "gsm8k_flexible": gsm8k_text.score_flexible,
+        "gsm8k_strict": gsm8k_text.score_strict,
+        "math": math_value.score,
+        "math_dapo": math_dapo.score,
+        "math_string": math_string.score,
+        "qa": qa.score,
         "strings": strings.score,
     }
 )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from reward_service.outcomes import Failed, Outcome, RewardItem
-from reward_service.scorers import arithmetic, exact_match, gsm8k, strings
+from reward_service.scorers import arithmetic, exact_match, gsm8k, math_dapo, math_value, qa, strings
 
 # First match wins: part of the data_source's name, scorer.
 _RULES = (
     ("gsm8k", gsm8k.score),
     ("arithmetic", arithmetic.score),
     ("addition", arithmetic.score),
+    ("math_dapo", math_dapo.score),
+    ("aime", math_dapo.score),
+    ("math", math_value.score),
+    ("numina", math_value.score),
+    ("searchr1", qa.score),
     ("string", strings.score),
     ("exact_match", exact_match.score),
 )

@@ -49,13 +49,14 @@ class Case:
     Attributes:
         entry: as in the manifest.
         inputs: name without `in_` -> array.
-        expected: name with `out_` -> array; `out_metrics` is spread into one entry per metric name.
+        expected: name with `out_` -> array; `out_metrics` is spread into one entry per metric name. Of a JSON case:
+            scorer -> list of scores, one per item.
         items: content of a JSON case (reward scoring).
     """
 
     entry: Mapping[str, Any]
     inputs: Mapping[str, NDArray[Any]]
-    expected: Mapping[str, NDArray[Any]]
+    expected: Mapping[str, Any]
     items: list[dict[str, Any]]
 
     @property
@@ -168,7 +169,9 @@ def read_case(folder: Path, entry: Mapping[str, Any]) -> Case:
     """One case of a manifest in `folder`."""
     file = folder / entry["file"]
     if file.suffix == ".json":
-        return Case(entry, {}, {}, json.loads(file.read_text(encoding="utf-8")))
+        items: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        scores = {name: [item["scores"][name] for item in items] for name in items[0]["scores"]}
+        return Case(entry, {}, scores, items)
     with np.load(file) as data:
         arrays = {name: data[name] for name in data.files}
     expected = {name: value for name, value in arrays.items() if name.startswith("out_") and name != "out_metrics"}

@@ -61,8 +61,7 @@ def check(case: Case, exceptions: list[Mapping[str, Any]]) -> Verdict:
     except Exception as error:  # noqa: BLE001 - a case that cannot be computed is a mismatch like any other
         outputs = {}
         verdict.mismatches["*"] = f"{type(error).__name__}: {error}"
-    expected: Mapping[str, Any] = case.expected or {"scores": None}
-    for name, recorded in expected.items():
+    for name, recorded in case.expected.items():
         found = outputs.get(name)
         if isinstance(found, Unrecorded):
             verdict.unrecorded[name] = found.missing
@@ -85,12 +84,12 @@ def _reason(case: Case, output: str, exceptions: list[Mapping[str, Any]]) -> str
     return None
 
 
-def _compare(case: Case, recorded: NDArray[Any] | None, found: Any) -> str | None:
-    """None where they agree, else what is wrong. A JSON case's adapter gives the mismatch itself, or an empty text."""
-    if recorded is None:
-        return found or None if isinstance(found, str) else "not computed"
+def _compare(case: Case, recorded: NDArray[Any] | list[Any], found: Any) -> str | None:
+    """None where they agree, else what is wrong."""
     if found is None:
         return "not computed"
+    if isinstance(recorded, list):
+        return _compare_scores(recorded, found, case.tolerance)
     if isinstance(found, Valid):
         return None
     if isinstance(found, AtMost):
@@ -109,3 +108,20 @@ def _compare(case: Case, recorded: NDArray[Any] | None, found: Any) -> str | Non
     with np.errstate(invalid="ignore"):
         worst = float(np.nanmax(np.abs(ours - recorded)[~close])) if np.isfinite(ours[~close]).any() else np.inf
     return f"{(~close).sum()} of {close.size} differ, by up to {worst:.3g}"
+
+
+def _compare_scores(recorded: list[Any], found: list[Any], tolerance: tuple[float, float]) -> str | None:
+    """Scores of a JSON case: numbers within the tolerance, everything else equal."""
+    wrong = [place for place, (a, b) in enumerate(zip(recorded, found, strict=True)) if not _same(a, b, tolerance)]
+    if not wrong:
+        return None
+    place = wrong[0]
+    return f"{len(wrong)} of {len(recorded)} differ; item {place}: {found[place]!r}, recorded {recorded[place]!r}"
+
+
+def _same(recorded: Any, found: Any, tolerance: tuple[float, float]) -> bool:
+    if isinstance(recorded, list) and isinstance(found, list):
+        return len(recorded) == len(found) and all(map(_same, recorded, found, [tolerance] * len(found)))
+    if isinstance(recorded, int | float) and isinstance(found, int | float):
+        return bool(np.isclose(found, recorded, rtol=tolerance[0], atol=tolerance[1]))
+    return bool(recorded == found)

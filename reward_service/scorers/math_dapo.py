@@ -1,0 +1,100 @@
+r"""DAPO's rule for competition mathematics with integer answers: +1 or -1 (arXiv:2503.14476, sec. 4.1).
+
+Only the last 300 characters count, so that answers must come at the end. The answer stands behind the last `Answer:`
+and is compared after Minerva's normalization (Lewkowycz et al., arXiv:2206.14858, app. D.1); without that word, a
+`\boxed{}` within the last 100 characters is compared as it is written. `strict_box` accepts the box alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from reward_service.scorers.boxes import last_boxed
+
+INVALID = "[INVALID]"
+_TAIL = 300
+_BOX_TAIL = 100
+_ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_SUBSTITUTIONS = (
+    ("an ", ""),
+    ("a ", ""),
+    (".$", "$"),
+    (r"\$", ""),
+    ("\\ ", ""),
+    (" ", ""),
+    ("mbox", "text"),
+    (r",\text{and}", ","),
+    (r"\text{and}", ","),
+    (r"\text{m}", r"\text{}"),
+)
+# fmt: off
+_UNITS = (
+    "square", "ways", "integers", "dollars", "mph", "inches", "ft", "hours", "km", "units", "\\ldots", "sue",
+    "points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges",
+    "students", "childrentickets", "multiples",
+)
+_MARKS = (
+    r"\text{s}", r"\text{.}", r"\text{}^2", r"\text{}^3", r"\text{}", r"\mathrm{th}", r"^\circ", r"^{\circ}",
+    r"\;", r",\!", "{,}", '"', r"\dots",
+)
+# fmt: on
+_IN_DOLLARS = re.compile(r"\$(.*?)\$")
+_WRAPPED = re.compile(r"\\(?:text|textbf|overline|boxed)\{(.*?)\}")
+_SHORT_FRACTION = re.compile(r"frac([^{])(.)")
+_SHORT_ROOT = re.compile(r"sqrt([^{])")
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What was made of a response.
+
+    Attributes:
+        correct: whether it is right.
+        answer: what was taken as its answer; `INVALID`, or None for `strict_box`, where there is none.
+    """
+
+    correct: bool
+    answer: str | None
+
+    @property
+    def total(self) -> float:
+        """+1 or -1."""
+        return 1.0 if self.correct else -1.0
+
+
+def normalize(answer: str) -> str:
+    """Minerva's normal form of an answer: without units, text and LaTeX layout."""
+    answer = answer.rpartition("=")[2]
+    for written, replacement in _SUBSTITUTIONS:
+        answer = answer.replace(written, replacement)
+    for word in (*_UNITS, *_MARKS):
+        answer = answer.replace(word, "")
+    inside = _IN_DOLLARS.search(answer)
+    answer = _WRAPPED.sub(r"\1", inside[1] if inside else answer)
+    answer = _SHORT_FRACTION.sub(r"frac{\1}{\2}", answer)
+    answer = _SHORT_ROOT.sub(r"sqrt{\1}", answer).replace("$", "")
+    digits = answer.replace(",", "")
+    return (digits if digits.isdigit() else answer).strip()
+
+
+def grade(response: str, truth: str, *, strict_box: bool = False) -> Grade:
+    """Compares a response with the truth, as the module says."""
+    tail = response[-_TAIL:]
+    answers = [] if strict_box else _ANSWER.findall(tail)
+    if answers:
+        answer = normalize(answers[-1])
+        return Grade(answer == normalize(truth), answer)
+    boxed = last_boxed(tail[-_BOX_TAIL:])
+    if boxed is None:
+        return Grade(False, None if strict_box else INVALID)
+    return Grade(boxed == truth, boxed)
+
+
+def score(item: RewardItem) -> Outcome:
+    """+1.0 or -1.0, with the component `acc` (1 or 0); unscorable without a ground truth."""
+    if item.ground_truth is None:
+        return Unscorable("the row has no ground truth")
+    result = grade(item.response, str(item.ground_truth))
+    return Scored(result.total, {"acc": float(result.correct), "format": float(result.answer != INVALID)})

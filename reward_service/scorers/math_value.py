@@ -1,0 +1,87 @@
+r"""Mathematics, compared by value: math-verify reads both answers (LaTeX or plain), sympy decides whether they agree.
+
+Fractions, decimals, intervals, sets, equations and symbolic expressions are understood. The library's own time limits
+use signals, which only a main thread may; the deadline of the call stands for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from reward_service.scorers.boxes import last_boxed
+
+Reading = Literal["any", "expression_first", "latex", "box"]
+# Behind its last box a response may go on for so long; what follows would be read together with it.
+_BOX_TAIL = 1000
+_NO_TIMEOUT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What was made of a response.
+
+    Attributes:
+        readable_truth: False where the ground truth could not be read: nothing follows for the response.
+        boxed: it has a box.
+        readable: an answer was found in it and could be read.
+        correct: it agrees with the truth.
+    """
+
+    readable_truth: bool
+    boxed: bool
+    readable: bool
+    correct: bool
+
+
+def grade(response: str, truth: str, *, boxed_truth: bool = True, reading: Reading = "any") -> Grade:
+    r"""Compares a response with the truth.
+
+    Args:
+        response: the text.
+        truth: the answer, in LaTeX or plain.
+        boxed_truth: read the truth as the content of a `\boxed{}`, which is all LaTeX; else as free text, in which
+            only an anchored formula or a plain number counts.
+        reading: `any` and `expression_first` take boxes, formulas and plain expressions, in that order or with
+            expressions first; `latex` takes formulas alone, boxes before others; `box` takes the last box.
+    """
+    from math_verify import verify  # here, because sympy takes half a second to load
+
+    expected = _parse(rf"\boxed{{{truth}}}" if boxed_truth else truth, "any")
+    start = response.rfind(r"\boxed{")
+    if reading == "box":
+        tail = response[start:] if start >= 0 else ""
+        found = _parse(tail, "any") if last_boxed(tail) and len(tail) <= _BOX_TAIL else []
+    else:
+        found = _parse(response, reading)
+    correct = bool(expected and found) and verify(expected, found, timeout_seconds=_NO_TIMEOUT)
+    return Grade(bool(expected), start >= 0, bool(found), correct)
+
+
+def score(item: RewardItem) -> Outcome:
+    """1.0 or 0.0; unscorable without a ground truth that can be read."""
+    if item.ground_truth is None:
+        return Unscorable("the row has no ground truth")
+    truth = str(item.ground_truth)
+    boxed = last_boxed(truth)
+    result = grade(item.response, truth if boxed is None else boxed)
+    if not result.readable_truth:
+        return Unscorable(f"the ground truth cannot be read as mathematics: {truth!r}")
+    return Scored(float(result.correct), {"format": float(result.boxed), "readable": float(result.readable)})
+
+
+def _parse(text: str, reading: Reading) -> list[Any]:
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
+
+    if reading == "latex":
+        anchored = LatexExtractionConfig(
+            try_extract_without_anchor=False,
+            boxed_match_priority=0,
+            normalization_config=NormalizationConfig(units=True),
+        )
+        return list(parse(text, [anchored], extraction_mode="first_match", parsing_timeout=_NO_TIMEOUT))
+    formulas, expressions = LatexExtractionConfig(), ExprExtractionConfig()
+    targets = (expressions, formulas) if reading == "expression_first" else (formulas, expressions)
+    return list(parse(text, targets, parsing_timeout=_NO_TIMEOUT))

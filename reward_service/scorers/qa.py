@@ -1,0 +1,79 @@
+"""Open questions: the last `<answer>...</answer>`, compared as words.
+
+SQuAD's normalization (Rajpurkar et al., arXiv:1606.05250): lower case, no punctuation, no articles, single spaces.
+`exact` wants an accepted answer itself, `contains` one that holds it; F1 counts the words they share.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from reward_service.scorers.exact_match import accepted_answers
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Answering so often is guessing: the reward is divided.
+_MANY_TAGS, _MANY_TAGS_DIVISOR = 10, 4.0
+# Of these a part is not half right.
+_WHOLE = frozenset({"yes", "no", "noanswer"})
+
+
+class Overlap(NamedTuple):
+    """Shared words of two answers."""
+
+    f1: float
+    precision: float
+    recall: float
+
+
+def extract(response: str) -> str | None:
+    """The last answer, without white space around it; None without one."""
+    answers = _ANSWER.findall(response)
+    return answers[-1].strip() if answers else None
+
+
+def normalize(text: str) -> str:
+    """Words without case, punctuation and articles."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def grade(
+    response: str, truths: Sequence[str], *, match: Literal["exact", "contains"] = "exact", format_score: float = 0.0
+) -> float:
+    """1 for a right answer (a quarter of it for more than ten tags), `format_score` for a wrong one, 0 for none."""
+    answer = extract(response)
+    if answer is None:
+        return 0.0
+    given, expected = normalize(answer), [normalize(truth) for truth in truths]
+    if match == "contains":
+        return 1.0 if any(truth in given for truth in expected) else format_score
+    if given not in expected:
+        return format_score
+    many = max(response.count("<answer>"), response.count("</answer>")) > _MANY_TAGS
+    return 1.0 / _MANY_TAGS_DIVISOR if many else 1.0
+
+
+def overlap(answer: str | None, truth: str) -> Overlap:
+    """F1, precision and recall over words; all 0 without an answer."""
+    given, expected = normalize(answer or ""), normalize(truth)
+    shared = sum((Counter(given.split()) & Counter(expected.split())).values())
+    if not shared or (given != expected and not _WHOLE.isdisjoint((given, expected))):
+        return Overlap(0.0, 0.0, 0.0)
+    precision, recall = shared / len(given.split()), shared / len(expected.split())
+    return Overlap(2 * precision * recall / (precision + recall), precision, recall)
+
+
+def score(item: RewardItem) -> Outcome:
+    """1.0 or 0.0 by exact match, with the components `format` and `f1`; unscorable without a ground truth."""
+    truths = accepted_answers(item)
+    if not truths:
+        return Unscorable("the row has no ground truth")
+    answer = extract(item.response)
+    best = max(overlap(answer, truth).f1 for truth in truths)
+    return Scored(grade(item.response, truths), {"format": float(answer is not None), "f1": best})

@@ -1,0 +1,134 @@
+"""Scorers for mathematics and questions: what counts as an answer, and what counts as equal."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reward_service.outcomes import RewardItem, Scored, Unscorable
+from reward_service.scorers import SCORERS, gsm8k_text, math_dapo, math_value, qa
+from reward_service.scorers.boxes import last_boxed
+
+
+def outcome(name: str, response: str, truth: Any, source: str = "") -> Any:
+    return SCORERS[name](RewardItem("i", "g", source, "prompt", response, truth))
+
+
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        (r"\boxed{7}", "7"),
+        (r"\boxed{\frac{1}{2}} and \boxed{\{3\}}", r"\{3\}"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"\boxed 7$ or so", "7"),
+        (r"\boxed{7", None),
+        ("boxed{7}", None),
+        ("", None),
+    ],
+)
+def test_the_last_box(text: str, content: str | None) -> None:
+    assert last_boxed(text) == content
+
+
+@pytest.mark.parametrize(
+    ("name", "response", "truth", "total"),
+    [
+        ("gsm8k_strict", "#### 1,234", "1234", 1.0),
+        ("gsm8k_strict", "it is 1234", "1234", 0.0),
+        ("gsm8k_strict", "#### 5\n#### 6", "6", 1.0),
+        ("gsm8k_strict", "#### 6 " + "x" * 300, "6", 0.0),
+        ("gsm8k_flexible", "it is 1234", "1234", 1.0),
+        ("gsm8k_flexible", "so 12, or 13 .", "13", 1.0),
+        ("math_string", r"\boxed{\dfrac12}", r"\frac{1}{2}", 1.0),
+        ("math_string", r"\boxed{1/2}", r"\boxed{\frac{1}{2}}", 1.0),
+        ("math_string", r"\boxed{x = 5\text{ cm}}", "5", 1.0),
+        ("math_string", r"\boxed{0.75}", r"\frac{3}{4}", 0.0),
+        ("math_string", "7", "7", 0.0),
+        ("math_dapo", "Answer: 034 \nThat is it.", "34", -1.0),
+        ("math_dapo", "Answer: $1,034$", "1034", 1.0),
+        ("math_dapo", "Answer: 6\nAnswer: 7", "7", 1.0),
+        ("math_dapo", r"\boxed{34}", "34", 1.0),
+        ("math_dapo", r"\boxed{34}" + "x" * 100, "34", -1.0),
+        ("math_dapo", "", "34", -1.0),
+        ("math", r"\boxed{0.75}", r"\frac{3}{4}", 1.0),
+        ("math", r"so $x^2+2x+1$", "(x+1)^2", 1.0),
+        ("math", r"\boxed{1,2,3}", "3,2,1", 1.0),
+        ("math", r"\boxed{(1,2]}", r"\boxed{[1,2)}", 0.0),
+        ("math", "no idea", "5", 0.0),
+        ("qa", "<answer>The Eiffel tower!</answer>", ["Louvre", "Eiffel Tower"], 1.0),
+        ("qa", "<answer>Louvre</answer> or <answer>Paris</answer>", "Louvre", 0.0),
+        ("qa", "Louvre", "Louvre", 0.0),
+    ],
+)
+def test_totals(name: str, response: str, truth: Any, total: float) -> None:
+    result = outcome(name, response, truth)
+    assert isinstance(result, Scored)
+    assert result.total == total
+
+
+@pytest.mark.parametrize("name", ["gsm8k_strict", "gsm8k_flexible", "math", "math_string", "math_dapo", "qa"])
+def test_without_a_truth_there_is_no_score(name: str) -> None:
+    assert isinstance(outcome(name, "42", None), Unscorable)
+
+
+def test_a_truth_that_cannot_be_read_is_nobodys_fault() -> None:
+    assert isinstance(outcome("math", r"\boxed{7}", ""), Unscorable)
+
+
+@pytest.mark.parametrize(("response", "readable", "boxed"), [(r"\boxed{}", 0, 1), ("", 0, 0), (r"\boxed{7}", 1, 1)])
+def test_components_tell_wrong_from_unreadable(response: str, readable: float, boxed: float) -> None:
+    assert outcome("math", response, "8").components == {"format": boxed, "readable": readable}
+
+
+def test_a_box_that_is_followed_by_too_much_is_not_read() -> None:
+    assert math_value.grade(r"\boxed{7}" + " and" * 10, "7", reading="box").correct
+    assert not math_value.grade(r"\boxed{7}" + " and" * 1000, "7", reading="box").readable
+
+
+def test_values_are_compared_outside_the_main_thread() -> None:
+    # Time limits by signals would fail here.
+    grades: list[math_value.Grade] = []
+    worker = threading.Thread(target=lambda: grades.append(math_value.grade(r"\boxed{2\sqrt{3}}", r"\sqrt{12}")))
+    worker.start()
+    worker.join()
+    assert grades[0].correct
+
+
+def test_format_scores() -> None:
+    assert gsm8k_text.grade("#### 5", "6", format_score=0.1) == 0.1
+    assert gsm8k_text.grade("5", "6", format_score=0.1) == 0.0
+    assert qa.grade("<answer>x</answer>", ["y"], format_score=0.2) == 0.2
+    assert qa.grade("<answer>y</answer>" * 11, ["y"]) == 0.25
+    assert qa.grade("<answer>in Paris</answer>", ["Paris"], match="contains") == 1.0
+
+
+def test_shared_words() -> None:
+    assert qa.overlap("Paris, France", "Paris") == pytest.approx((2 / 3, 0.5, 1.0))
+    assert qa.overlap("yes or no", "no") == (0.0, 0.0, 0.0)
+    assert qa.overlap(None, "no") == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "response", "truth"),
+    [
+        ("math_dapo", "Answer: 7", "7"),
+        ("aime2025", "Answer: 7", "7"),
+        ("HuggingFaceH4/MATH-500", r"\boxed{0.5}", r"\frac12"),
+        ("searchR1_nq", "<answer>x</answer>", ["x"]),
+    ],
+)
+def test_auto_knows_the_usual_sources(source: str, response: str, truth: Any) -> None:
+    assert outcome("auto", response, truth, source).total == 1.0
+
+
+@settings(max_examples=50)
+@given(response=st.text(alphabet="\\boxed{}frac12 Answer:#<>/$.,=", max_size=40), truth=st.text(max_size=10))
+def test_any_text_gets_a_score(response: str, truth: str) -> None:
+    for name in ("gsm8k_strict", "gsm8k_flexible", "math_string", "qa"):
+        assert outcome(name, response, truth).total in (0.0, 1.0)
+    assert outcome("math_dapo", response, truth).total in (-1.0, 1.0)
+    assert math_dapo.grade(response, truth, strict_box=True).total in (-1.0, 1.0)
