@@ -1,0 +1,98 @@
+"""Whole runs of algorithms that need more than the actor: a critic, greedy baselines, an online reward model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh.config import Config
+from mesh.errors import ConfigError, DataError
+from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, summary, wait_for_line
+from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner, start_learner
+
+
+def steps_of(config: Config) -> list[dict[str, Any]]:
+    return [record for record in records(config) if "tokens_per_second" in record]
+
+
+def algorithm_state(config: Config) -> dict[str, Any]:
+    """Of the newest checkpoint."""
+    newest = max((config.run.folder / "checkpoints").iterdir())
+    state: dict[str, Any] = json.loads((newest / "state.json").read_text())["extra"]["algorithm"]
+    return state
+
+
+def test_ppo_warms_its_critic_up_and_resumes_with_it(tmp_path: Path) -> None:
+    changes = {
+        "algorithm.name": "ppo",
+        "algorithm.critic_warmup": 2,
+        "algorithm.kl": {"where": "reward", "coefficient": 0.1, "target": 1e-6, "horizon": 100},
+        "learner.steps": 8,
+        "checkpoint.every_s": None,
+        "data.eval": None,
+    }
+    config = make_config(tmp_path, changes)
+
+    def end_it() -> None:
+        wait_for_line(config.run.folder / "consumption.jsonl", lambda line: line["train_version"] == 3)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with mesh_of(config) as mesh:
+        with meanwhile(end_it):
+            assert run_learner(config, mesh) == 0
+        stopped = summary(config)["version"]
+        before = algorithm_state(config)
+        # Another algorithm cannot go on with this state, and says so.
+        assert run_learner(make_config(tmp_path, {**changes, "algorithm.name": "vapo"}), mesh) == DataError.exit_code
+        assert run_learner(config, mesh) == 0
+        assert ledger(mesh).recounted.trained == 8 * 4
+    steps = steps_of(config)
+    assert [record["step"] for record in steps] == list(range(1, 9))
+    assert ["actor/loss" in record for record in steps] == [False] * 2 + [True] * 6
+    assert all("critic/vf_loss" in record for record in steps)
+    # The coefficient that the adaptive controller had reached at the stop is where the resumed learner goes on.
+    assert steps[stopped]["actor/kl_coef"] == pytest.approx(before["state"]["kl_coefficient"])
+    assert before["state"]["kl_coefficient"] != 0.1
+    assert_nothing_twice(config)
+
+
+def test_remax_gets_a_greedy_baseline_with_every_group(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"algorithm.name": "remax", "learner.steps": 3, "data.eval": None})
+    with mesh_of(config) as mesh:
+        assert run_learner(config, mesh) == 0
+        assert ledger(mesh).recounted.trained == 3 * 4
+    steps = steps_of(config)
+    assert [record["samples"] for record in steps] == [4 * 4] * 3
+    assert all("reward/greedy/mean" in record for record in steps)
+
+
+def test_what_the_run_cannot_provide_is_refused_at_start(tmp_path: Path, capfd: Any) -> None:
+    config = make_config(tmp_path, {"algorithm.name": "rloo", "rollout.n": 1, "buffer.min_members": 1})
+    assert run_learner(config, "127.0.0.1:9") == ConfigError.exit_code
+    assert "needs at least 2, but rollout.n is 1" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_ranks_train_an_online_reward_model(tmp_path: Path) -> None:
+    config = make_config(
+        tmp_path,
+        {
+            "algorithm.name": "prime",
+            "algorithm.filter": {"accuracy_low": None},
+            "learner.ranks": 2,
+            "learner.steps": 3,
+            "learner.batch.minibatches": 2,
+            "learner.batch.tokens_per_micro_batch": 48,
+            "data.eval": None,
+        },
+    )
+    with mesh_of(config) as mesh:
+        learner = start_learner(config, mesh, tmp_path, ranks=2)
+        assert learner.wait() == 0, learner.text()
+        assert ledger(mesh).recounted.trained == 3 * 4
+    assert all("prm/loss" in record and "actor/loss" in record for record in steps_of(config))
