@@ -38,7 +38,7 @@ def explain_algorithm(config: Config) -> Iterator[str]:
     """
     algorithm = build_algorithm(config)
     yield f"algorithm: {config.algorithm.name}, {read_documentation(type(algorithm)).summary}"
-    rows = list(_settings(algorithm.settings))
+    rows = list(expanded_settings(algorithm.settings))
     sources = [_source(path, algorithm.defaults, config.algorithm.params) for path, _ in rows]
     shown = [f"{'.'.join(path)} = {_text(value)}" for path, value in rows]
     width = min(48, max(map(len, shown), default=0))
@@ -47,20 +47,20 @@ def explain_algorithm(config: Config) -> Iterator[str]:
     yield from _needs(config, algorithm)
 
 
-def _settings(settings: Settings, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def expanded_settings(settings: Settings, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """(path, value) of every setting, those of named parts included."""
     for field in dataclasses.fields(settings):
         value, here = getattr(settings, field.name), (*path, field.name)
         if isinstance(value, Settings):
-            yield from _settings(value, here)
+            yield from expanded_settings(value, here)
         elif isinstance(value, Component):
             yield here, value.name
-            yield from _part(value, here)
+            yield from part_settings(value, here)
         else:
             yield here, value
 
 
-def _part(component: Component, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def part_settings(component: Component, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The settings of an estimator or a loss: its keyword-only arguments."""
     values = dict(component.params)
     registry = _REGISTRIES.get(path[-1])
