@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 # Tokens that a scan solves one after the other; all blocks of that many are solved side by side.
-_BLOCK = 128
+_BLOCK = 64
 
 
 def segment_sum(values: Tensor, segments: Tensor, count: int) -> Tensor:

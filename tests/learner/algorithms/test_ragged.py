@@ -45,7 +45,7 @@ def test_scans_are_the_plain_loop(lengths: list[int], seed: int):
     torch.testing.assert_close(constant, scan(inputs, torch.full_like(inputs, 0.9), lengths, torch.zeros_like(last)))
 
 
-@pytest.mark.parametrize("lengths", [[1], [128], [129], [20_000], [16_384, 1, 0, 5_000]])
+@pytest.mark.parametrize("lengths", [[1], [64], [65], [4096], [4097], [20_000], [16_384, 1, 0, 5_000]])
 def test_scans_cross_blocks(lengths: list[int]):
     inputs, decays, last = randoms(lengths)
     decays = 1 - 0.01 * decays
