@@ -33,7 +33,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "rloo": {},
     "reinforce_plus_plus": {},
     "ppo": {},
-    "vapo": {},
+    # Its lambda is made for long responses: at the paper's alpha of 0.05 it is 0 below 20 tokens, and these have three.
+    "vapo": {"algorithm": {"advantage": {"alpha": 1.0}, "critic_warmup": 20}},
     "decoupled_ppo": {"learner": {"batch": {"minibatches": 2}}},
 }
 """Name -> changes to the demonstration's configuration; those below `algorithm` are laid over the preset."""
@@ -76,6 +77,7 @@ def measure(run: MeshRun) -> dict[str, Any]:
         "after": held_out[-1]["reward"],
         "best": best,
         "reached": best >= GOAL,
+        "reached_at": next((look["step"] for look in held_out if look["reward"] >= GOAL), None),
         "steps": run.summary["steps"],
         "seconds": run.summary["training_s"],
         "staleness_mean": round(mean, 3),

@@ -4,8 +4,9 @@
 
 Every run is the real mesh on the demonstration's additions, GRPO, the same warm start per seed, `--steps` batches, no
 early end. For each bound S: `truncated_is` (the default: weights min(proximal / behaviour, 2)), `behaviour` (the clip
-anchors at the behaviour policy), and `none` (nothing is corrected, said explicitly). The demonstration's learning rate
-is multiplied by `--lr-factor`: where the policy hardly moves between versions, age does not matter.
+anchors at the behaviour policy), and `none` (nothing is corrected, said explicitly). The learning rate is the
+demonstration's, times `--lr-factor`: where the policy hardly moves between versions, age does not matter, and where it
+moves too far, nothing helps.
 
 A bound is not an age. Here generators are made to run ahead as far as the gate lets them: the learner packs little
 into a forward pass (`tokens_per_micro_batch`), so it is the slower side, the buffer stands full, and a group is
@@ -191,7 +192,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--corrections", nargs="+", choices=CORRECTIONS, default=list(CORRECTIONS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=300, help="batches of every run")
-    parser.add_argument("--lr-factor", type=float, default=2.0, help="times the demonstration's learning rate")
+    parser.add_argument("--lr-factor", type=float, default=1.0, help="times the demonstration's learning rate")
     parser.add_argument("--folder", type=Path, help="keep data and run folders here; none: a temporary folder")
     parser.add_argument("--figure", type=Path, help="SVG to write")
     parser.add_argument("--json", type=Path, help="result file; what is in it already is not run again")

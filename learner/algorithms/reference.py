@@ -76,7 +76,7 @@ def sections() -> dict[str, str]:
         "presets": _presets(),
         "advantages": _advantages(),
         "losses": _losses(),
-        "aggregations": _text_block(_aggregations()),
+        "aggregations": _text_block(inspect.cleandoc(aggregation.__doc__ or "")),
         "settings": _settings(),
     }
 
@@ -176,15 +176,6 @@ def _entries(registry: Any, header: Sequence[str], remarks: Callable[[Any], str]
 def _keywords(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-
-
-def _aggregations() -> str:
-    """The table in the docstring of the module."""
-    text = inspect.cleandoc(aggregation.__doc__ or "")
-    found = re.search(r"^=+ +=+\n(.*?)\n=+ +=+$", text, re.DOTALL | re.MULTILINE)
-    if found is None:
-        raise ValueError("the docstring of learner.algorithms.aggregation has no table")
-    return found[1]
 
 
 def _settings() -> str:
