@@ -153,9 +153,12 @@ def trl_sequence_mask(case: Case) -> Outputs:
 
 @adapter("C_offpolicy_loss", "trl", "vespo_with_is")
 def trl_vespo(case: Case) -> Outputs:
-    # The weight is a ratio to the sampler: the sampler anchors, and no further weight is needed.
-    sampler = case.flat("old_log_prob") - case.flat("importance_sampling_ratio").log()
-    run = trl_evaluate(case, anchor=sampler)
+    # The weight is a ratio to the sampler: the sampler anchors, and no further weight is needed. A row's one ratio is
+    # spread over its tokens.
+    log_ratios = case.flat("importance_sampling_ratio").clamp(min=1e-8).log()
+    if case.inputs["importance_sampling_ratio"].shape[1] == 1:
+        log_ratios = log_ratios / case.lengths[case.tokens().sequence_ids]
+    run = trl_evaluate(case, anchor=case.flat("old_log_prob") - log_ratios)
     return trl_outputs(case, run, run.token_loss)
 
 
