@@ -20,6 +20,7 @@ def entropy_loss(case: Case) -> Outputs:
     per_token = entropy_from_logits(rows)
     trained = per_token[torch.from_numpy(mask.ravel())]
     mode = read_aggregation(case.settings["loss_agg_mode"])
-    loss = aggregate(trained, case.tokens(advantages=trained.detach()), case.counts, mode)
+    horizon = float(case.settings.get("loss_scale_factor") or mask.shape[1])
+    loss = aggregate(trained, case.tokens(advantages=trained.detach()), case.counts, mode, horizon)
     loss.backward()
     return {"out_entropy": per_token.reshape(mask.shape), "out_loss": loss, "out_grad_logits": np.asarray(logits.grad)}

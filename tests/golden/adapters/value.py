@@ -17,7 +17,9 @@ def _loss(case: Case, mode: str, factor: float, **settings: Any) -> tuple[Tensor
     values, old, returns = (case.flat(name) for name in ("vpreds", "values", "returns"))
     values.requires_grad_()
     per_token, metrics = value_loss(values, old, returns, **settings)
-    loss = factor * aggregate(per_token, case.tokens(advantages=returns), case.counts, read_aggregation(mode))
+    horizon = float(case.settings.get("loss_scale_factor") or case.inputs["vpreds"].shape[1])
+    share = aggregate(per_token, case.tokens(advantages=returns), case.counts, read_aggregation(mode), horizon)
+    loss = factor * share
     loss.backward()
     assert values.grad is not None
     return loss, values.grad, metrics.sums
