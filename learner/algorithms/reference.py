@@ -25,6 +25,9 @@ from learner.algorithms.types import Needs, UpdatePlan
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):$", re.MULTILINE)
 _ITEM = re.compile(r"^ {4}(\w[\w, ]*):(?: (.*))?$")
 _ARXIV = re.compile(r"\b(\d{4}\.\d{5})\b")
+_SOURCE = re.compile(
+    r"[.,]?\s*arXiv:\d{4}\.\d{5}(?:, \d{4}\.\d{5})*(?:, (?:eq|sec|alg)\. [\w. ]*\w)?(?=\.?$|[:;)])", re.MULTILINE
+)
 _MARKER = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 
 
@@ -116,9 +119,8 @@ def _presets() -> str:
 
 
 def _without_source(about: Documentation) -> str:
-    """A summary up to the source that stands at its end: the table has a column for it."""
-    text = re.split(r"[.,:;]?\s*arXiv:", about.summary)[0].rstrip()
-    return text if text.endswith(".") else text + "."
+    """A summary without the source in it: the table has a column for that."""
+    return _SOURCE.sub("", about.summary)
 
 
 def _needs(needs: Needs) -> str:
