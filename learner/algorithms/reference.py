@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -186,9 +187,11 @@ def _settings() -> str:
     base = dict(_fields(PolicyGradientSettings, ""))
     parts = [markdown_table(head, [(f"`{key}`", *row) for key, row in base.items()])]
     for name, kind in _nested(PolicyGradientSettings).items():
+        module = inspect.getdoc(sys.modules[kind.__module__]) or ""
+        parts.append(f"\n`{name}`:\n\n{_text_block(module)}")
         prose = read_documentation(kind).prose
         if "\n\n" in prose:
-            parts.append(f"\n`{name}`:\n\n{_text_block(prose)}")
+            parts.append(_text_block(prose))
     seen: set[type[Settings]] = {PolicyGradientSettings}
     for name in ALGORITHMS.names:
         kind = ALGORITHMS.get(name, "").target.settings_type
