@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import pytest
 import torch
 
-from learner.algorithms.metrics import distribution
+from learner.algorithms import losses  # noqa: F401 - importing them fills the registry
+from learner.algorithms.metrics import distribution, summarize
+from learner.algorithms.registry import POLICY_LOSSES, build_policy_loss
+from learner.algorithms.settings import Component
+from learner.algorithms.types import TokenBatch
 from learner.metrics.catalogue import CATALOGUE, catalogue_markdown, describe
 from learner.metrics.names import with_aliases
 
@@ -41,6 +46,24 @@ def test_families_describe_their_members() -> None:
     assert describe("actor/is_masked_left") is None
     for name in distribution("critic/values", torch.arange(3.0)) | distribution("reward/raw", torch.arange(3.0)):
         assert describe(name) is not None, name
+
+
+@pytest.mark.parametrize("name", POLICY_LOSSES.names)
+def test_what_losses_report_is_described(name: str) -> None:
+    lengths = torch.tensor([3, 2])
+    values = torch.linspace(-2.0, -0.5, 5)
+    tokens = TokenBatch(
+        sequence_ids=torch.repeat_interleave(lengths),
+        sequence_lengths=lengths,
+        behaviour_log_probs=values,
+        advantages=torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]),
+        staleness=torch.zeros(5, dtype=torch.int32),
+        sequence_rewards=torch.ones(2),
+        selected=torch.ones(5, dtype=torch.bool),
+    )
+    loss, _, _ = build_policy_loss(Component(name))
+    _, metrics = loss(values + 0.1, values, tokens)
+    assert {figure for figure in summarize([metrics], 5) if describe(figure) is None} == set()
 
 
 def test_the_page_lists_every_metric_once() -> None:
