@@ -1,7 +1,8 @@
 """PRIME: process rewards from an implicit reward model (arXiv:2502.01456).
 
 A language model phi, trained as a classifier of outcomes through its log-ratio to a reference, has learned a reward of
-every token beside it (arXiv:2412.01981): r_phi(y_t) = beta * log(phi(y_t) / ref(y_t)).
+every token beside it (arXiv:2412.01981): r_phi(y_t) = beta * log(phi(y_t) / ref(y_t)). The estimator that uses these
+rewards is `learner.algorithms.advantages.process`.
 """
 
 from __future__ import annotations
@@ -9,66 +10,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from learner.algorithms.advantages.normalization import centre
-from learner.algorithms.advantages.returns import sequence_scores
-from learner.algorithms.advantages.whitening import whiten as whitened
 from learner.algorithms.metrics import Metrics
 from learner.algorithms.numerics import log_ratio
-from learner.algorithms.ragged import (
-    discounted_returns,
-    expand,
-    segment_count,
-    segment_sum,
-    sequence_mean,
-    sequence_sum,
-)
-from learner.algorithms.registry import register_advantage
-from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import Estimate, GlobalCounts, LossOutput, Rollouts, TokenBatch
-
-
-@register_advantage("prime", needs=("reference_log_probs",), group_size=2)
-def prime(
-    rollouts: Rollouts,
-    *,
-    beta: float = 0.05,
-    gamma: float = 1.0,
-    process_weight: float = 1.0,
-    outcome_weight: float = 1.0,
-    whiten: bool = False,
-) -> Estimate:
-    """Returns of centred process rewards plus RLOO on the outcome (arXiv:2502.01456, eq. 5).
-
-    A_it = sum_{s >= t} gamma^(s-t) (r_phi(y_is) - mean_{j != i} r_phi(y_j)) + r_o(y_i) - mean_{j != i} r_o(y_j),
-    where r_phi(y_j) is the mean process reward over the tokens of response j: the baselines leave one out, too.
-
-    Args:
-        rollouts: the whole batch; `extra["prm_log_probs"]` [R] are the implicit reward model's log-probs.
-        beta: scale of the process rewards; the paper's 0.05.
-        gamma: discount per token of the process rewards; the paper's 1.
-        process_weight: of the first sum.
-        outcome_weight: of the outcome's part.
-        whiten: over the tokens that are kept; the paper names none.
-
-    Returns:
-        advantages [R]. In a group of one (or where the others are empty) the outcome's part and the baseline are 0.
-
-    Raises:
-        SettingsError: there is no implicit reward model.
-    """
-    assert rollouts.reference_log_probs is not None
-    if "prm_log_probs" not in rollouts.extra:
-        raise SettingsError(
-            "advantage", "'prime' needs the log-probs of an implicit reward model", hint="use algorithm: prime"
-        )
-    lengths, total = rollouts.lengths, rollouts.num_tokens
-    rewards = process_rewards(rollouts.extra["prm_log_probs"], rollouts.reference_log_probs, beta)
-    baselines = others_mean(sequence_mean(rewards, lengths), lengths > 0, rollouts.group_ids, rollouts.num_groups)
-    process = discounted_returns(rewards - expand(baselines, lengths, total), gamma, lengths)
-    outcome = centre(sequence_scores(rollouts), rollouts.group_ids, rollouts.num_groups, leave_one_out=True)
-    spread = expand(outcome.to(process.dtype), lengths, total)
-    advantages = process_weight * process + outcome_weight * spread
-    return Estimate(whitened(advantages, keep=rollouts.keep) if whiten else advantages)
+from learner.algorithms.ragged import segment_count, segment_sum, sequence_mean, sequence_sum
+from learner.algorithms.types import GlobalCounts, LossOutput, TokenBatch
 
 
 def process_rewards(log_probs: Tensor, reference_log_probs: Tensor, beta: float) -> Tensor:

@@ -294,6 +294,7 @@ def areal_rewards(case: Case) -> Outputs:
         correction=int(settings["std_unbiased"]),
         epsilon=settings["eps"],
         around="subtracted",
+        single="reward" if settings["mean_leave1out"] else "zero",
     )
     return {"out_normalized": normalized}
 
