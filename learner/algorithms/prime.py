@@ -17,7 +17,7 @@ from learner.algorithms.types import GlobalCounts, LossOutput, TokenBatch
 
 
 def process_rewards(log_probs: Tensor, reference_log_probs: Tensor, beta: float) -> Tensor:
-    """r_t = beta * (log phi(y_t) - log ref(y_t)) (eq. 3), with the log-ratio cut at +-20.
+    """r_t = beta * (log phi(y_t) - log ref(y_t)) (arXiv:2502.01456), with the log-ratio cut at +-20.
 
     Args:
         log_probs: float [R], of the implicit reward model, with or without gradient.
@@ -53,7 +53,7 @@ def prm_loss(
     beta: float = 0.05,
     normalize: bool = False,
 ) -> LossOutput:
-    """Cross-entropy of the outcome under the implicit reward model (arXiv:2502.01456, eq. 2): a micro-batch's share.
+    """Cross-entropy of the outcome under the implicit reward model (arXiv:2502.01456): a micro-batch's share.
 
     -(z log sigma(x_i) + (1 - z) log(1 - sigma(x_i))), averaged over the sequences of the optimizer batch, with
     x_i = sum_t r_phi(y_it) and z = 1 for a response whose reward is over 0.5.

@@ -32,7 +32,7 @@ def gdpo(
 ) -> Tensor | Estimate:
     """Group reward-decoupled normalization: A_i = sum_k w_k (r_ki - mean_g(r_k)) / (std_g(r_k) + epsilon), whitened.
 
-    arXiv:2601.05242, eq. 4 to 6. Normalizing each component by itself keeps apart what the sum of rewards mixes up:
+    arXiv:2601.05242. Normalizing each component by itself keeps apart what the sum of rewards mixes up:
     (0, 2) and (1, 1) have equal sums. The last whitening keeps the scale independent of the number of components.
 
     Args:

@@ -41,7 +41,7 @@ def vapo(
 ) -> Estimate:
     """VAPO: lambda 1 for the critic's targets, a lambda that grows with the length for the actor (arXiv:2504.05118).
 
-    Actor (sec. 4.2, eq. 8): lam = 1 - 1 / (alpha l) for a response of l trained tokens, so that the weights lam^t of
+    Actor (sec. 4.2): lam = 1 - 1 / (alpha l) for a response of l trained tokens, so that the weights lam^t of
     the errors sum to alpha l, a fixed share of the response, and the reward at the end of a long one is not forgotten.
     For l < 1 / alpha the formula is negative; 0 takes its place. Critic (sec. 4.1): no decay, no bias.
 

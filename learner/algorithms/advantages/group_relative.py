@@ -77,7 +77,7 @@ def grpo_passk(rollouts: Rollouts, *, normalize_by_std: bool = True, epsilon: fl
     """Only the best response of a group is reinforced, by its lead: A_best = (r_max - r_second) / (std_g + epsilon).
 
     All others have 0, and so has the best where it is not alone at the top, or alone in its group. From the
-    leave-one-out estimate of the gradient of max@k at k = n (arXiv:2503.19595, sec. 3).
+    leave-one-out estimate of the gradient of max@k at k = n (arXiv:2503.19595).
 
     Args:
         rollouts: the whole batch.
@@ -102,7 +102,7 @@ def grpo_passk(rollouts: Rollouts, *, normalize_by_std: bool = True, epsilon: fl
 def rloo(
     rollouts: Rollouts, *, normalize_by_std: bool = False, epsilon: float = 1e-4, single: Single = "reward"
 ) -> Tensor:
-    """REINFORCE leave-one-out: A_i = r_i - mean of the others' rewards (arXiv:2402.14740, eq. 8).
+    """REINFORCE leave-one-out: A_i = r_i - mean of the others' rewards (arXiv:2402.14740).
 
     Equal to n / (n - 1) times the distance to the group's mean.
 
@@ -128,7 +128,7 @@ def opo(rollouts: Rollouts, *, single: Single = "reward") -> Tensor:
     """On-policy RL with the optimal baseline: A_i = r_i - sum_g(l_j r_j) / sum_g(l_j), l = trained tokens.
 
     The length-weighted mean minimizes the variance of the gradient where the gradients of tokens are about orthogonal
-    and of equal norm (arXiv:2505.23585, eq. 7).
+    and of equal norm (arXiv:2505.23585).
 
     Args:
         rollouts: the whole batch.
@@ -148,7 +148,7 @@ def opo(rollouts: Rollouts, *, single: Single = "reward") -> Tensor:
 def gpg(rollouts: Rollouts, *, f_norm: float = 1.0, single: Single = "reward") -> Tensor:
     """Group policy gradient: A_i = alpha * (r_i - mean_g) / f_norm, alpha = S / number of rewards that are not 0.
 
-    arXiv:2504.02546, eq. 5 and 6. alpha makes up for groups without a gradient, as counted by verl.
+    arXiv:2504.02546. alpha makes up for groups without a gradient, as counted by verl.
 
     Args:
         rollouts: the whole batch.

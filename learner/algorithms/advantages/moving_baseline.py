@@ -9,7 +9,7 @@ from learner.algorithms.ragged import last_tokens, reverse_scan, shift_left
 
 
 def moving_baseline(rewards: Tensor, roles: Tensor, state: Tensor, *, decay: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Role-conditioned advantage estimation (SPIRAL, arXiv:2506.24119, eq. 3 and 4).
+    """Role-conditioned advantage estimation (SPIRAL, arXiv:2506.24119).
 
     In order, for every trajectory of role k: A = r - b_k, then b_k = decay * b_k + (1 - decay) * r. Computed for all
     roles at once, as a recurrence in time.

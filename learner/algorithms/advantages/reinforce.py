@@ -14,7 +14,7 @@ from learner.algorithms.types import Estimate, Rollouts
 
 @register_advantage("remax", needs=("baseline_rewards",))
 def remax(rollouts: Rollouts) -> Estimate:
-    """REINFORCE with the greedy response as baseline: A_t = sum_{s >= t} r_s - b (arXiv:2310.10505, eq. 4).
+    """REINFORCE with the greedy response as baseline: A_t = sum_{s >= t} r_s - b (arXiv:2310.10505).
 
     Args:
         rollouts: the whole batch; b is `baseline_rewards` of the sequence, the reward of its group's greedy response.
@@ -29,7 +29,7 @@ def remax(rollouts: Rollouts) -> Estimate:
 
 @register_advantage("reinforce_plus_plus")
 def reinforce_plus_plus(rollouts: Rollouts, *, gamma: float = 1.0, whiten: bool = True) -> Estimate:
-    """REINFORCE++: discounted reward to go, whitened over all tokens of the batch (arXiv:2501.03262, eq. 4 to 6).
+    """REINFORCE++: discounted reward to go, whitened over all tokens of the batch (arXiv:2501.03262).
 
     The KL penalty of every token (in `token_rewards`) counts for the tokens before it alone.
 
@@ -53,7 +53,7 @@ def reinforce_plus_plus_baseline(
     token_level: bool = False,
     single: Single = "reward",
 ) -> Estimate:
-    """REINFORCE++ with baseline: r_i - mean_g at every token, whitened over the batch (arXiv:2501.03262, sec. 3.2).
+    """REINFORCE++ with baseline: r_i - mean_g at every token, whitened over the batch (arXiv:2501.03262).
 
     The mean reshapes rewards, the batch's deviation scales them: unlike a group's, it is not noisy.
 

@@ -76,7 +76,7 @@ def lambda_returns(
     lam: float,
     continuations: Tensor | None = None,
 ) -> Tensor:
-    """TD(lambda) returns (Sutton and Barto, 2018, eq. 12.20).
+    """TD(lambda) returns (Sutton and Barto, 2018, sec. 12.8).
 
     G_t = r_t + discount_t * ((1 - lam) * V'_t + lam * G_{t+1}), with V'_t in place of G_{t+1} at a sequence's last
     step and where a trajectory is cut.

@@ -6,7 +6,7 @@ With rho_t = pi / mu of the token taken, clipped at rho_bar and c_bar:
     A_t       = clip(rho_t) (r_t + gamma v_{t+1} - V_t)                                                (sec. 4.2)
 
 rho_bar says which policy the critic's fixed point belongs to, c_bar how fast it is reached. The leaky variant mixes
-clipped and plain ratios (arXiv:2002.12928, eq. 6): alpha clip(rho) + (1 - alpha) rho.
+clipped and plain ratios (arXiv:2002.12928): alpha clip(rho) + (1 - alpha) rho.
 """
 
 from __future__ import annotations
