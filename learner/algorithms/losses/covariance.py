@@ -44,8 +44,8 @@ def covariances(view: StepView) -> Tensor:
 def select_clip_cov(
     view: StepView,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: float = 1.0,
+    clip_high: float = 1.0,
     share: float = 2e-4,
     covariance_low: float = 1.0,
     covariance_high: float = 5.0,
@@ -79,8 +79,8 @@ def clip_cov(
     anchor_log_probs: Tensor,
     tokens: TokenBatch,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: float = 1.0,
+    clip_high: float = 1.0,
     share: float = 2e-4,
     covariance_low: float = 1.0,
     covariance_high: float = 5.0,
@@ -94,7 +94,8 @@ def clip_cov(
         log_probs: float [R], with gradient.
         anchor_log_probs: float [R].
         tokens: advantages [R], `selected` by `select_clip_cov`.
-        clip_low, clip_high: how far the ratio may fall below and rise above 1.
+        clip_low, clip_high: how far the ratio may fall below and rise above 1; the authors' 1 leaves to this clip only
+            what is far off, since the selection is what holds the policy back.
         share: of the minibatch's tokens that are left out, at least one token; the paper's 2e-4.
         covariance_low, covariance_high: bounds, exclusive; the paper's (1, 5), in units of normalized advantages: far
             above the mean covariance, but not the outliers.

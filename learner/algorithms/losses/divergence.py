@@ -43,7 +43,7 @@ def dppo_tv(
         log_probs: float [R], with gradient.
         anchor_log_probs: float [R]; the paper anchors at the behaviour policy.
         tokens: advantages [R].
-        clip_low, clip_high: how far the probability may fall and rise.
+        clip_low, clip_high: how far the probability may fall and rise; 0.15 is the authors'.
         ratio_cap: largest weight of a token; wide, as the region is what bounds the step.
 
     Returns:
@@ -81,7 +81,8 @@ def dppo_kl(
         log_probs: float [R], with gradient.
         anchor_log_probs: float [R].
         tokens: advantages [R].
-        clip_low, clip_high: largest divergence where the advantage lowers and raises the probability, nats.
+        clip_low, clip_high: largest divergence where the advantage lowers and raises the probability, nats; 0.05 is
+            the authors'.
         ratio_cap: largest weight of a token.
 
     Returns:

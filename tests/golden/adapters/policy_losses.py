@@ -277,7 +277,8 @@ def trl_evaluate(case: Case, fields: Mapping[str, Tensor] | None = None, *, anch
         )
     if kind == "sapo":
         names = {"sapo_temperature_pos": "tau_positive", "sapo_temperature_neg": "tau_negative"}
-        return evaluate(case, "sapo", renamed(case, names), fields, anchor=anchor)
+        level = {"level": settings["importance_sampling_level"]}
+        return evaluate(case, "sapo", renamed(case, names) | level, fields, anchor=anchor)
     if kind == "vespo":
         names = {f"vespo_{p}_{short}": f"{p}_{long}" for p in ("k", "lambda") for short, long in SIGNS}
         return evaluate(case, "vespo", renamed(case, names), fields, anchor=anchor)

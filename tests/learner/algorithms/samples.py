@@ -54,7 +54,7 @@ class Sample:
 
     def to(self, dtype: torch.dtype) -> Sample:
         """In another precision."""
-        changed = {
+        changed: dict[str, Any] = {
             item.name: value.to(dtype)
             for item in fields(self.tokens)
             if isinstance(value := getattr(self.tokens, item.name), Tensor) and value.is_floating_point()

@@ -142,7 +142,7 @@ def test_clip_cov_is_ppo_without_the_selected_tokens():
     select(component, data)
     assert data.tokens.selected is not None
     loss, _, metrics = token_loss(component, data)
-    plain, _, _ = token_loss(Component("ppo", {"dual_clip": None}), data)
+    plain, _, _ = token_loss(Component("ppo", {"clip_low": 1.0, "clip_high": 1.0, "dual_clip": None}), data)
     assert data.tokens.selected.any()
     torch.testing.assert_close(loss, plain * ~data.tokens.selected)
     assert metrics.sums["actor/pg_clipfrac"] == data.tokens.selected.sum()
