@@ -1,6 +1,7 @@
 """Estimators that compare the responses of a prompt with one another; one advantage per sequence [S].
 
-A group whose rewards are all equal has advantages of exactly 0, except under GPG's and OPO's rule for groups of one.
+Members of a group whose rewards are all equal have advantages of exactly 0; for the only member of a group, the setting
+`single` says what becomes of it.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def optimal_token_baseline(
 
     G is the reward to go. W_it, the sum of w_is over s <= t, stands for the squared norm of the gradient of the
     response so far; w = 1 - 2 pi + sum_v pi_v^2 is that of one token's log-prob with respect to the logits
-    (arXiv:2602.07078, the logit-gradient proxy). Positions count trained tokens, so that tool output does not shift responses
-    against one another: both names mean this form.
+    (arXiv:2602.07078, the logit-gradient proxy). Positions count trained tokens, so that tool output does not shift
+    responses against one another: both names mean this form.
 
     Args:
         rollouts: the whole batch.
