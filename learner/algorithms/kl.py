@@ -129,7 +129,7 @@ def kl_estimate(
         value = difference.abs()
     else:
         cut = (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        value = (cut.exp() - cut - 1).clamp(max=_MAX_K3)
+        value = (torch.expm1(cut) - cut).clamp(max=_MAX_K3)
     if bound is not None:
         value = value.clamp(-bound, bound)
     # The added difference is exactly 0 and carries the gradient.
