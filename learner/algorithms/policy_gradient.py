@@ -143,6 +143,7 @@ class PolicyGradient(Algorithm):
             self._promises.silent_without_advantage
             and self.settings.kl.where != "loss"
             and not self.needs.entropy_gradient
+            and not self.needs.selection
         )
 
     def group_stage(self, group: Group) -> str | None:
@@ -158,8 +159,13 @@ class PolicyGradient(Algorithm):
         batch.report(correct_batch(rollouts, settings.correction))
         if any(role.name == "reference" for role in self.needs.roles):
             self._look_at_reference(batch, policy)
+        if settings.filter.truncated == "mask":
+            leave_out(batch, "truncated", truncated_keep(rollouts))
         self._estimate(batch)
         self._leave_out(batch)
+        if settings.correction.mode == "behaviour":
+            # From here on it is the anchor: selections see the policy that the loss's ratio refers to.
+            rollouts.proximal_log_probs = rollouts.behaviour_log_probs
         if settings.resample.method != "none":
             weights = pf_ppo_weights(rollouts.rewards, settings.resample.method, settings.resample.weight_pow)
             rollouts.repeats = resample(weights, batch.generator)
@@ -270,21 +276,21 @@ class PolicyGradient(Algorithm):
         batch.report(distribution("critic/advantages", values) | distribution("critic/rewards", rollouts.rewards))
 
     def _leave_out(self, batch: Batch) -> None:
-        """Tokens that are not trained beside those that the correction rejects."""
+        """Tokens that are not trained for their advantage."""
         settings, rollouts = self.settings, batch.rollouts
-        keeps: dict[str, Tensor] = {}
-        if settings.filter.truncated == "mask":
-            keeps["truncated"] = truncated_keep(rollouts)
         if settings.off_policy_mask is not None:
             assert rollouts.proximal_log_probs is not None
-            keeps["off_policy"] = off_policy_sequence_keep(
-                rollouts.proximal_log_probs, token_view(rollouts), settings.off_policy_mask
-            )
+            keep = off_policy_sequence_keep(rollouts.proximal_log_probs, token_view(rollouts), settings.off_policy_mask)
+            leave_out(batch, "off_policy", keep)
         if settings.filter.reject_advantages is not None:
-            keeps["advantage"] = advantage_keep(rollouts, *settings.filter.reject_advantages)
-        for reason, keep in keeps.items():
-            batch.report({f"masked/{reason}": float((~keep).double().mean()) if keep.numel() else 0.0})
-            rollouts.keep = keep if rollouts.keep is None else rollouts.keep & keep
+            leave_out(batch, "advantage", advantage_keep(rollouts, *settings.filter.reject_advantages))
+
+
+def leave_out(batch: Batch, reason: str, keep: Tensor) -> None:
+    """Takes tokens out of a batch, numerator and denominator, and reports their share under the reason."""
+    rollouts = batch.rollouts
+    batch.report({f"masked/{reason}": float((~keep).double().mean()) if keep.numel() else 0.0})
+    rollouts.keep = keep if rollouts.keep is None else rollouts.keep & keep
 
 
 def token_view(rollouts: Rollouts) -> TokenBatch:

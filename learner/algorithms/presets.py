@@ -130,7 +130,12 @@ class SAPO(PolicyGradient):
 class VESPO(PolicyGradient):
     """Variational sequence-level soft policy optimization: a smooth kernel of the sequence ratio. arXiv:2602.10693."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "vespo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "grpo",
+        "loss": "vespo",
+        "aggregation": "token_mean",
+        "correction": {"mode": "behaviour"},
+    }
 
 
 @register_algorithm("clip_cov")
@@ -151,14 +156,24 @@ class KLCov(PolicyGradient):
 class DPPOTV(PolicyGradient):
     """Divergence-based PPO: a trust region in total variation in place of the ratio's clip. arXiv:2602.04879."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "dppo_tv", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "grpo",
+        "loss": "dppo_tv",
+        "aggregation": "token_mean",
+        "correction": {"mode": "behaviour"},
+    }
 
 
 @register_algorithm("dppo_kl")
 class DPPOKL(PolicyGradient):
     """Divergence-based PPO with a binary KL divergence. arXiv:2602.04879."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "dppo_kl", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "grpo",
+        "loss": "dppo_kl",
+        "aggregation": "token_mean",
+        "correction": {"mode": "behaviour"},
+    }
 
 
 @register_algorithm("dro")
@@ -260,6 +275,21 @@ class PPO(ActorCritic):
     """Proximal policy optimization with a critic and generalized advantage estimation. arXiv:1707.06347, 1506.02438."""
 
     defaults: ClassVar[Mapping[str, Any]] = {"advantage": "gae", "loss": "ppo", "aggregation": "token_mean"}
+
+
+@register_algorithm("vtrace")
+class VTrace(ActorCritic):
+    """Actor-critic with V-trace targets: clipped ratios correct values and advantages. IMPALA, arXiv:1802.01561.
+
+    The advantages carry their importance weight already, so nothing else weighs the tokens.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "vtrace",
+        "loss": "reinforce",
+        "aggregation": "token_mean",
+        "correction": {"mode": "behaviour"},
+    }
 
 
 @register_algorithm("pf_ppo")
