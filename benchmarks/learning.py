@@ -5,8 +5,9 @@
 
 Every run is the real mesh with the demonstration's settings (`examples/demo/demo.yaml`: 32 groups of 8, two
 generators, `max_staleness` 2) and the algorithm's preset; what differs from either stands in `ALGORITHMS` below and
-in the result. A run ends at a held-out reward of 0.8 (greedy, 125 problems that training never sees) or after `--steps`
-batches. Reached means: some evaluation was at 0.8 or over. One run at a time; started again, the study goes on.
+in the result. A run ends at a held-out reward of `--stop-at` (greedy, 125 problems that training never sees) or after
+`--steps` batches. Reached means: some evaluation was at 0.8 or over; the last one, of the final version, stands beside
+it. One run at a time; started again, the study goes on.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in args.only:
                 key = f"{name}/{seed}"
                 if not results.done(key):
-                    config = study_config(name, seed, data, folder / key.replace("/", "-"), steps=args.steps)
+                    place = folder / key.replace("/", "-")
+                    config = study_config(name, seed, data, place, steps=args.steps, stop_at=args.stop_at)
                     results.run(key, config, {"name": name, "seed": seed, "changes": ALGORITHMS[name]}, measure)
                 print(row(key, results.records[key]), flush=True)
     print("\n" + summary(results.measured, args.only))
@@ -59,11 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(bool(short))
 
 
-def study_config(name: str, seed: int, data: Path, folder: Path, *, steps: int) -> dict[str, Any]:
+def study_config(
+    name: str, seed: int, data: Path, folder: Path, *, steps: int, stop_at: float = GOAL
+) -> dict[str, Any]:
     """The configuration of one run."""
     changes = dict(ALGORITHMS[name])
     algorithm = {"name": name, **changes.pop("algorithm", {})}
-    limit = {"learner": {"steps": steps}, "eval": {"every_steps": 25, "stop_at": GOAL}}
+    limit = {"learner": {"steps": steps}, "eval": {"every_steps": 25, "stop_at": stop_at}}
     return demo_config(data, folder, "run", seed, limit, {"algorithm": algorithm}, changes)
 
 
@@ -100,13 +104,25 @@ def row(key: str, record: Mapping[str, Any]) -> str:
 
 def summary(records: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> str:
     """A row per algorithm over its seeds, Markdown."""
-    header = ("algorithm", "changes", "seeds at 0.8", "before", "best", "steps", "seconds", "staleness mean / max")
+    header = (
+        "algorithm",
+        "changes",
+        "reached 0.8",
+        "before",
+        "best",
+        "last",
+        "steps",
+        "seconds",
+        "staleness mean / max",
+    )
     rows: list[tuple[object, ...]] = []
     for name in names:
         runs = [record for record in records.values() if record["name"] == name]
         if not runs:
             continue
-        column = {key: summarize(float(run[key]) for run in runs) for key in ("before", "best", "steps", "seconds")}
+        column = {
+            key: summarize(float(run[key]) for run in runs) for key in ("before", "best", "after", "steps", "seconds")
+        }
         age = summarize(run["staleness_mean"] for run in runs).median
         changes = runs[0]["changes"]
         rows.append(
@@ -114,7 +130,7 @@ def summary(records: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> s
                 f"`{name}`",
                 f"`{json.dumps(changes)}`" if changes else "none",
                 f"{sum(run['reached'] for run in runs)} of {len(runs)}",
-                *column.values(),
+                *columns,
                 f"{age:.2f} / {max(run['staleness_max'] for run in runs)}",
             )
         )
@@ -126,6 +142,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1000, help="batches after which a run gives up")
+    parser.add_argument("--stop-at", type=float, default=GOAL, help="held-out reward that ends a run")
     parser.add_argument("--folder", type=Path, help="keep data and run folders here; none: a temporary folder")
     parser.add_argument("--json", type=Path, help="result file; what is in it already is not run again")
     return parser.parse_args(argv)
