@@ -104,25 +104,14 @@ def row(key: str, record: Mapping[str, Any]) -> str:
 
 def summary(records: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> str:
     """A row per algorithm over its seeds, Markdown."""
-    header = (
-        "algorithm",
-        "changes",
-        "reached 0.8",
-        "before",
-        "best",
-        "last",
-        "steps",
-        "seconds",
-        "staleness mean / max",
-    )
+    figures = {"before": "before", "best": "best", "last": "after", "steps": "steps", "seconds": "seconds"}
+    header = ("algorithm", "changes", "reached 0.8", *figures, "staleness mean / max")
     rows: list[tuple[object, ...]] = []
     for name in names:
         runs = [record for record in records.values() if record["name"] == name]
         if not runs:
             continue
-        column = {
-            key: summarize(float(run[key]) for run in runs) for key in ("before", "best", "after", "steps", "seconds")
-        }
+        columns = [summarize(float(run[key]) for run in runs) for key in figures.values()]
         age = summarize(run["staleness_mean"] for run in runs).median
         changes = runs[0]["changes"]
         rows.append(
