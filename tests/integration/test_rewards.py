@@ -44,5 +44,5 @@ def test_scorers_that_raise_or_answer_nan_never_become_a_zero(start_mesh, tmp_pa
     counters = run.summary()["ledger"]["train"]
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     rewards = [row for row in steps if "critic/score/mean" in row]
-    assert {row["reward/min"] for row in rewards} == {1.0}, "what failed is in no statistic"
+    assert {row["critic/score/min"] for row in rewards} == {1.0}, "what failed is in no statistic"
     assert sum(row["unscored_members"] for row in rewards) > 0 or counters["counters"]["failed"] > 0
