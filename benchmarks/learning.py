@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.common import summarize, table
 from benchmarks.mesh_run import MeshRun
-from benchmarks.studies import Results, demo_config, prepare_demo, staleness
+from benchmarks.studies import Results, demo_config, fresh, held_out, prepare_demo, staleness
 
 GOAL = 0.8
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in args.only:
                 key = f"{name}/{seed}"
                 if not results.done(key):
-                    place = folder / key.replace("/", "-")
+                    place = fresh(folder / key.replace("/", "-"))
                     config = study_config(name, seed, data, place, steps=args.steps, stop_at=args.stop_at)
                     results.run(key, config, {"name": name, "seed": seed, "changes": ALGORITHMS[name]}, measure)
                 print(row(key, results.records[key]), flush=True)
@@ -73,21 +73,21 @@ def study_config(
 
 def measure(run: MeshRun) -> dict[str, Any]:
     """Held-out reward before and after, and what it took."""
-    held_out = [look for look in run.summary["held_out"] if look["reward"] is not None]
-    best = max(look["reward"] for look in held_out)
+    looks = held_out(run)
+    best = max(look["reward"] for look in looks)
     mean, oldest = staleness(run)
     return {
-        "before": held_out[0]["reward"],
-        "after": held_out[-1]["reward"],
+        "before": looks[0]["reward"],
+        "after": looks[-1]["reward"],
         "best": best,
         "reached": best >= GOAL,
-        "reached_at": next((look["step"] for look in held_out if look["reward"] >= GOAL), None),
+        "reached_at": next((look["step"] for look in looks if look["reward"] >= GOAL), None),
         "steps": run.summary["steps"],
         "seconds": run.summary["training_s"],
         "staleness_mean": round(mean, 3),
         "staleness_max": oldest,
         "groups": run.summary["groups_by_fate"],
-        "held_out": held_out,
+        "held_out": looks,
     }
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.common import summarize, table
 from benchmarks.mesh_run import MeshRun
-from benchmarks.studies import Results, demo_config, prepare_demo, staleness
+from benchmarks.studies import Results, demo_config, fresh, held_out, prepare_demo, staleness
 
 BOUNDS = (0, 1, 2, 4, 8, 16)
 CORRECTIONS: dict[str, dict[str, Any]] = {
@@ -44,22 +44,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs what is missing; prints a row per run, a table per bound and correction, draws the figure."""
     args = _parse(argv)
     results = Results.open(args.json, "staleness")
+    common = {"steps": args.steps, "lr_factor": args.lr_factor}
     with tempfile.TemporaryDirectory(prefix="rollmesh-staleness-") as scratch:
         folder = args.folder or Path(scratch)
         for seed in args.seeds:
             data = prepare_demo(folder / f"data-{seed}", seed)
             for bound in args.bounds:
                 for correction in args.corrections:
-                    key = f"{bound}/{correction}/{seed}"
-                    what = {"bound": bound, "correction": correction, "seed": seed, "steps": args.steps}
+                    key = f"{bound}/{correction}/{seed}/{args.steps}/{args.lr_factor:g}"
+                    what = {"bound": bound, "correction": correction, "seed": seed, **common}
                     if not results.done(key):
-                        config = study_config(bound, correction, seed, data, folder / key.replace("/", "-"), args)
+                        place = fresh(folder / key.replace("/", "-"))
+                        config = study_config(bound, correction, seed, data, place, args)
                         results.run(key, config, what, lambda run, bound=bound: measure(run, bound))  # type: ignore[misc]
                     print(row(key, results.records[key]), flush=True)
-    print("\n" + summary(results.measured))
-    if args.figure is not None and results.measured:
+    shown = {key: record for key, record in results.measured.items() if common.items() <= record.items()}
+    print("\n" + summary(shown))
+    if args.figure is not None and shown:
         args.figure.parent.mkdir(parents=True, exist_ok=True)
-        args.figure.write_text(draw(results.measured), encoding="utf-8")
+        args.figure.write_text(draw(shown), encoding="utf-8")
     return int(len(results.measured) < len(results.records))
 
 
@@ -83,19 +86,19 @@ def study_config(
 def measure(run: MeshRun, bound: int) -> dict[str, Any]:
     """Held-out reward at the end, how old the data was, and how far the policy had moved from the one that wrote it."""
     settled = min(2 * bound, len(run.steps) // 2)
-    held_out = [look for look in run.summary["held_out"] if look["reward"] is not None]
+    looks = held_out(run)
     mean, oldest = staleness(run, settled)
     rest = run.steps[settled:]
     return {
-        "before": held_out[0]["reward"],
-        "after": held_out[-1]["reward"],
-        "best": max(look["reward"] for look in held_out),
+        "before": looks[0]["reward"],
+        "after": looks[-1]["reward"],
+        "best": max(look["reward"] for look in looks),
         "seconds": run.summary["training_s"],
         "staleness_mean": round(mean, 3),
         "staleness_max": oldest,
         "ess": _mean(rest, "rollout_corr/ratio/ess"),
         "k3_kl": _mean(rest, "rollout_corr/k3_kl"),
-        "held_out": held_out,
+        "held_out": looks,
     }
 
 

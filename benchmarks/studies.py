@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -51,6 +52,12 @@ def demo_config(data: Path, folder: Path, name: str, seed: int, *changes: Mappin
         if "algorithm" in change:
             config["algorithm"] = copy.deepcopy(change["algorithm"])
     return config
+
+
+def fresh(folder: Path) -> Path:
+    """The folder of a run, without what an interrupted one has left in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,6 +132,18 @@ class Results:
         if self.path is not None:
             write_json(self.path, {"benchmark": self.benchmark, "machine": machine(), "runs": self.records})
         return record
+
+
+def held_out(run: MeshRun) -> list[dict[str, Any]]:
+    """The evaluations of a run that came to a result, in their order.
+
+    Raises:
+        RunFailedError: there is none.
+    """
+    looks = [look for look in run.summary["held_out"] if look["reward"] is not None]
+    if not looks:
+        raise RunFailedError(f"{run.folder}: no evaluation came to a result")
+    return looks
 
 
 def staleness(run: MeshRun, skip: int = 0) -> tuple[float, int]:

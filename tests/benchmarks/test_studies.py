@@ -53,6 +53,17 @@ def test_a_run_is_measured_by_its_evaluations(tmp_path: Path) -> None:
     assert not learning.measure(finished(tmp_path, [0.2, 0.79], [{"0": 1}]))["reached"]
 
 
+def test_a_run_without_an_evaluation_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(RunFailedError, match="no evaluation"):
+        learning.measure(MeshRun(tmp_path, [], {"held_out": [{"step": 0, "seconds": 0.0, "reward": None}]}))
+
+
+def test_what_an_interrupted_run_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "place" / "run").mkdir(parents=True)
+    assert not studies.fresh(tmp_path / "place").exists()
+    assert tmp_path.exists()
+
+
 def test_the_start_of_a_run_is_not_counted_as_its_age(tmp_path: Path) -> None:
     run = finished(tmp_path, [0.2, 0.8], [{"0": 1}] * 4 + [{"2": 5}] * 6)
     assert staleness.measure(run, bound=2)["staleness_mean"] == 2.0
