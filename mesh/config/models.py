@@ -107,7 +107,8 @@ class RolloutSection(Section):
 class RewardSection(Section):
     functions: list[str] = Field(
         default_factory=lambda: ["auto"],
-        description="Scorers, summed: registered names (auto, exact_match, gsm8k, arithmetic), or "
+        description="Scorers, summed: registered names (auto, arithmetic, exact_match, gsm8k, gsm8k_strict, "
+        "gsm8k_flexible, math, math_string, math_dapo, qa), or "
         "`module:function` / `file.py:function` with verl's or TRL's signature. `auto` picks by data_source.",
     )
     by_data_source: dict[str, list[str]] = Field(
