@@ -7,7 +7,7 @@ divided by global counts. GRPO, DAPO, RLOO and the others are presets of it (`le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -122,6 +122,7 @@ class PolicyGradient(Algorithm):
             )
         if self._selection is not None and settings.top_entropy_quantile < 1.0:
             raise SettingsError("top_entropy_quantile", f"cannot be combined with the loss {settings.loss.name!r}")
+        self._try_out()
 
     @property
     def needs(self) -> Needs:
@@ -221,6 +222,14 @@ class PolicyGradient(Algorithm):
             or bool({"sum_pi_squared", "proximal_log_probs"} & set(self._wants.needs))
         )
 
+    def _try_out(self) -> None:
+        """Runs estimator and loss on one token per response, so that values out of range show before the run."""
+        rollouts = smallest_batch(tuple(self.settings.advantage.params.get("weights", ("a",))))
+        self._advantage(rollouts)
+        tokens = token_view(rollouts)
+        tokens.selected = torch.ones(rollouts.num_tokens)
+        self._policy_loss(torch.full((2,), -1.0, requires_grad=True), rollouts.behaviour_log_probs, tokens)
+
     def _look_at_policy(self, batch: Batch) -> Tensor:
         """The current policy's log-probs [R], before the first update: the proximal policy, or what it is made of."""
         settings, rollouts = self.settings, batch.rollouts
@@ -303,4 +312,25 @@ def token_view(rollouts: Rollouts) -> TokenBatch:
         advantages=torch.zeros_like(rollouts.behaviour_log_probs) if advantages is None else advantages,
         staleness=rollouts.staleness,
         sequence_rewards=rollouts.rewards,
+    )
+
+
+def smallest_batch(components: Sequence[str]) -> Rollouts:
+    """Two responses of one token each, with every field that an estimator may read."""
+    ones, below = torch.ones(2), torch.full((2,), -1.0)
+    return Rollouts(
+        group_ids=torch.zeros(2, dtype=torch.int64),
+        rewards=torch.tensor([0.0, 1.0]),
+        lengths=torch.ones(2, dtype=torch.int64),
+        behaviour_log_probs=below,
+        staleness=torch.zeros(2, dtype=torch.int32),
+        truncated=torch.zeros(2, dtype=torch.bool),
+        components=dict.fromkeys(components, ones),
+        baseline_rewards=ones,
+        proximal_log_probs=below,
+        reference_log_probs=below,
+        values=ones,
+        sum_pi_squared=ones,
+        advantages=ones,
+        extra={"prm_log_probs": below},
     )

@@ -66,7 +66,8 @@ def test_goes_through_its_dataflow(name):
         assert torch.isfinite(table.grad).all()
         assert table.grad.abs().sum() > 0
         figures = summarize([result.metrics], data.num_tokens)
-        assert figures and all(torch.isfinite(torch.tensor(value)) for value in figures.values()), figures
+        assert figures
+        assert all(torch.isfinite(torch.tensor(value)) for value in figures.values()), figures
     algorithm.restore(before)
     assert algorithm.state() == before
 

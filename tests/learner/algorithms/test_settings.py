@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from learner.algorithms.load import load_algorithm
-from learner.algorithms.ppo import GRPO
+from learner.algorithms.presets import GRPO
 from learner.algorithms.registry import Registry
 from learner.algorithms.settings import SettingsError
 from learner.algorithms.types import Group, UpdatePlan
+from tests.learner.algorithms.test_presets import a_batch
 
 STALE = UpdatePlan(max_staleness=4)
 
@@ -21,19 +22,19 @@ STALE = UpdatePlan(max_staleness=4)
 @pytest.mark.parametrize(
     ("params", "field", "hint"),
     [
-        ({"los": "ppo"}, "algorithm.params.los", "loss"),
-        ({"loss": {"clip": 0.1}}, "algorithm.params.loss.clip", "clip_low"),
-        ({"loss": "pppo"}, "algorithm.params.loss", "ppo"),
-        ({"loss": {"clip_low": "wide"}}, "algorithm.params.loss.clip_low", ""),
-        ({"loss": {"clip_low": 2.0}}, "algorithm.params.loss.clip_low", ""),
-        ({"loss": {"clip_high": -0.1}}, "algorithm.params.loss.clip_high", ""),
-        ({"loss": {"dual_clip": 0.5}}, "algorithm.params.loss.dual_clip", ""),
-        ({"advantage": 3}, "algorithm.params.advantage", ""),
-        ({"aggregation": "token-median"}, "algorithm.params.aggregation", "token_mean"),
-        ({"correction": {"mode": "some"}}, "algorithm.params.correction.mode", ""),
-        ({"correction": {"cap": 0.5}}, "algorithm.params.correction.cap", ""),
-        ({"correction": {"mode": "none"}}, "algorithm.params.correction.mode", "truncated_is"),
-        ({"horizon": 1.5}, "algorithm.params.horizon", ""),
+        ({"los": "ppo"}, "algorithm.los", "loss"),
+        ({"loss": {"clip": 0.1}}, "algorithm.loss.clip", "clip_low"),
+        ({"loss": "pppo"}, "algorithm.loss", "ppo"),
+        ({"loss": {"clip_low": "wide"}}, "algorithm.loss.clip_low", ""),
+        ({"loss": {"clip_low": 2.0}}, "algorithm.loss.clip_low", ""),
+        ({"loss": {"clip_high": -0.1}}, "algorithm.loss.clip_high", ""),
+        ({"loss": {"dual_clip": 0.5}}, "algorithm.loss.dual_clip", ""),
+        ({"advantage": 3}, "algorithm.advantage", ""),
+        ({"aggregation": "token-median"}, "algorithm.aggregation", "token_mean"),
+        ({"correction": {"mode": "some"}}, "algorithm.correction.mode", ""),
+        ({"correction": {"cap": 0.5}}, "algorithm.correction.cap", ""),
+        ({"correction": {"mode": "none"}}, "algorithm.correction.mode", "truncated_is"),
+        ({"horizon": 1.5}, "algorithm.horizon", ""),
     ],
 )
 def test_wrong_settings_are_named(params, field, hint):
@@ -55,8 +56,13 @@ def test_familiar_spellings_and_short_forms():
         "aggregation": "seq-mean-token-sum-norm",
     }
     algorithm = load_algorithm("grpo", params, STALE)
-    group = Group(torch.tensor([0.0, 1.0]), torch.tensor([True, True]), torch.tensor([1, 1]))
-    assert torch.stack(list(algorithm.group_stage(group))).tolist() == [-0.5, 0.5]
+    batch = a_batch()
+    algorithm.batch_stage(batch)
+    data = batch.rollouts
+    first = data.group_ids == 0
+    centred = data.rewards[first] - data.rewards[first].mean()
+    per_token = torch.repeat_interleave(centred, data.lengths[first])
+    assert torch.allclose(data.advantages[: per_token.numel()], per_token)
 
 
 @pytest.mark.parametrize("name", ["grop", "nowhere.module:Algorithm", "missing.py:Algorithm", "json:dumps", "json:x"])
@@ -79,8 +85,8 @@ def test_a_users_file_is_enough(tmp_path):
             from learner.algorithms.types import LossOutput
 
             @register_advantage("sign")
-            def sign(group, *, scale: float = 1.0):
-                return (scale * torch.sign(group.rewards)).unbind()
+            def sign(rollouts, *, scale: float = 1.0):
+                return scale * torch.sign(rollouts.rewards)
 
             @dataclass(frozen=True)
             class MySettings(Settings):
@@ -91,19 +97,26 @@ def test_a_users_file_is_enough(tmp_path):
                 settings_type = MySettings
 
                 def group_stage(self, group):
-                    return "all_equal" if bool((group.rewards == group.rewards[0]).all()) else group.rewards.unbind()
+                    return "all_equal" if bool((group.rewards == group.rewards[0]).all()) else None
 
-                def loss(self, log_probs, entropy, tokens, counts):
-                    return LossOutput(-self.settings.weight * (tokens.advantages * log_probs).sum() / counts.tokens,
-                                      Metrics())
+                def batch_stage(self, batch):
+                    batch.rollouts.advantages = batch.rollouts.rewards
+
+                def loss(self, output, tokens, counts):
+                    log_probs, _ = output.policy()
+                    share = -self.settings.weight * (tokens.advantages * log_probs).sum() / counts.tokens
+                    return LossOutput(share, Metrics())
             """
         )
     )
     mine = load_algorithm(f"{file}:Mine", {"weight": 2}, STALE)
-    equal = Group(torch.ones(2), torch.tensor([True, True]), torch.tensor([1, 1]))
+    no = torch.tensor([False, False])
+    equal = Group(torch.ones(2), ~no, torch.tensor([1, 1]), truncated=no)
     assert mine.group_stage(equal) == "all_equal"
-    with_advantage = load_algorithm("grpo", {"advantage": {"name": f"{file}:sign", "scale": 3}}, STALE)
-    assert torch.stack(list(with_advantage.group_stage(equal))).tolist() == [3.0, 3.0]
+    algorithm = load_algorithm("grpo", {"advantage": {"name": f"{file}:sign", "scale": 3}}, STALE)
+    batch = a_batch()
+    algorithm.batch_stage(batch)
+    assert set(batch.rollouts.advantages.tolist()) <= {0.0, 3.0}
     # The file has registered its parts by name, too.
     load_algorithm("mine", {}, STALE)
     load_algorithm("grpo", {"advantage": "sign"}, STALE)
