@@ -8,7 +8,6 @@ dies with its owner, so no orphan is left behind.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import fcntl
 import importlib.util
 import logging
@@ -17,14 +16,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import redis.asyncio
 import redis.exceptions
 
 from mesh.errors import StoreError
+from mesh.supervised import wrapped
 
 log = logging.getLogger(__name__)
 _START_S = 30.0
@@ -101,12 +99,11 @@ class RedisServer:
         try:
             with self._log_path.open("ab") as sink:
                 return subprocess.Popen(
-                    [binary, *self._options()],
+                    wrapped([binary, *self._options()], signal.SIGTERM),
                     stdin=subprocess.DEVNULL,
                     stdout=sink,
                     stderr=sink,
                     start_new_session=True,
-                    preexec_fn=_death_signal(),
                     pass_fds=[lock],
                 )
         except OSError as error:
@@ -194,19 +191,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _death_signal() -> Callable[[], None] | None:
-    """A hook that has the kernel kill the child when the thread that started it dies (Linux only)."""
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)
-    pr_set_pdeathsig = 1
-
-    def hook() -> None:
-        libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
-
-    return hook
 
 
 def _tail(path: Path) -> str:

@@ -1,7 +1,7 @@
 """One service process: started, watched until it is healthy, stopped, its log and its exit explained.
 
 Invariants: the process leads a session of its own, so a Ctrl-C in the terminal reaches the launcher alone and the
-whole process tree can be ended at once; it dies with the launcher (`supervised.py`); its output is appended to one log
+whole process tree can be ended at once; it dies with the launcher (`mesh.supervised`); its output is appended to one log
 file; once it has exited, nothing of its process group remains.
 """
 
@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from mesh.config.models import SecuritySection
 from mesh.errors import UnreachableError
 from mesh.rpc import open_channel
-from rollmesh.launcher import exit_status, supervised
+from mesh.supervised import wrapped
+from rollmesh.launcher import exit_status
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.logs import explain_exit, tail
 
@@ -82,11 +82,9 @@ class ServiceProcess:
             **spec.environment,
             exit_status.VARIABLE: str(exit_file(folder, spec.name).absolute()),
         }
-        wrapper = [sys.executable, "-S", "-E", str(Path(supervised.__file__)), str(os.getpid())]
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *wrapper,
-                *spec.command(restart, address),
+                *wrapped(spec.command(restart, address)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -11,7 +11,7 @@ import torch
 
 from learner.algorithms.load import load_algorithm
 from learner.algorithms.presets import GRPO
-from learner.algorithms.registry import Registry
+from learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, Registry
 from learner.algorithms.settings import SettingsError
 from learner.algorithms.types import Group, UpdatePlan
 from tests.learner.algorithms.test_presets import a_batch
@@ -71,6 +71,14 @@ def test_unknown_algorithms_are_named(name):
         load_algorithm(name, {}, STALE)
 
 
+@pytest.fixture
+def own_registries(monkeypatch):
+    """What a test registers is gone after it."""
+    for registry in (ADVANTAGES, POLICY_LOSSES, ALGORITHMS):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+
+
+@pytest.mark.usefixtures("own_registries")
 def test_a_users_file_is_enough(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(

@@ -1,0 +1,38 @@
+"""Runs a command that cannot outlive the process that started it.
+
+Executed as a script (`python -S -E supervised.py SIGNAL PARENT_PID COMMAND...`, see `wrapped`): asks the kernel to
+signal this process when its parent dies, then becomes the command. The request survives `execve`, so even a parent
+ended by `kill -9` leaves nothing behind. A script of its own, not a `preexec_fn`: code run between fork and exec in a
+program with threads may deadlock, and a garbage collection there may run destructors of threads that the child lacks.
+Imports the standard library only, because it runs before every service.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+
+
+def wrapped(command: Sequence[str], on_death: signal.Signals = signal.SIGKILL) -> list[str]:
+    """The command line of a child that gets `on_death` when this process dies (Linux; elsewhere it lives on)."""
+    return [sys.executable, "-S", "-E", __file__, str(int(on_death)), str(os.getpid()), *command]
+
+
+def main(argv: list[str]) -> None:
+    """Replaces this process by `argv[2:]`; before it stand the signal and the process id of the parent."""
+    number, parent = int(argv[0]), int(argv[1])
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+    # The parent may have died before the request was made; then no signal will ever come.
+    if os.getppid() != parent:
+        raise SystemExit(128 + number)
+    os.execvp(argv[2], argv[2:])  # noqa: S606  # no shell is wanted: the arguments are a list of our own
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
