@@ -101,7 +101,12 @@ def read_estimator(name: str) -> tuple[Estimator, bool]:
 
 
 def kl_estimate(
-    log_probs: Tensor, reference_log_probs: Tensor, estimator: str, *, bound: float | None = None
+    log_probs: Tensor,
+    reference_log_probs: Tensor,
+    estimator: str,
+    *,
+    bound: float | None = None,
+    ratio_bound: float = MAX_LOG_RATIO,
 ) -> Tensor:
     """Estimate of KL(pi || pi_ref) per sampled token, as the module's table has it.
 
@@ -109,7 +114,8 @@ def kl_estimate(
         log_probs: float [R], current policy, with or without gradient.
         reference_log_probs: float [R].
         estimator: name or alias, also with `+`.
-        bound: values are cut to +-bound; None: only k3's, at 10.
+        bound: values are cut to +-bound; None: only k3's, at 10; inf: none.
+        ratio_bound: k3 sees log-ratios within +-ratio_bound.
 
     Returns:
         float [R].
@@ -128,8 +134,9 @@ def kl_estimate(
     elif kind == "abs":
         value = difference.abs()
     else:
-        cut = (-difference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        value = (torch.expm1(cut) - cut).clamp(max=_MAX_K3)
+        cut = (-difference).clamp(-ratio_bound, ratio_bound)
+        value = torch.expm1(cut) - cut
+        bound = _MAX_K3 if bound is None else bound
     if bound is not None:
         value = value.clamp(-bound, bound)
     # The added difference is exactly 0 and carries the gradient.

@@ -63,7 +63,7 @@ def test_a_run_on_another_architecture(start_mesh, tmp_path: Path, architecture:
     assert run.finish() == 0, run.tail()
     audit(run)
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    drifts = [row["off_policy/log_ratio_max"] for row in steps if "off_policy/log_ratio_max" in row]
+    drifts = [row["rollout_corr/log_ratio_max"] for row in steps if "rollout_corr/log_ratio_max" in row]
     assert drifts, "no step had a gradient"
     assert max(drifts) < 1e-4, "the learner recomputes what the generator sampled from"
     samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]

