@@ -55,13 +55,13 @@ def test_a_student_comes_closer_to_its_teacher(
         f"--model.path={warm_data / 'model'}",
         f"--algorithm={_HERE}/distillation.py:Distillation",
         f"--learner.roles.teacher.path={teacher}",
-        "--learner.steps=120",
+        "--learner.steps=80",
     )
     assert run.finish(180) == 0, run.tail()
     audit(run)
     first, last = trend(run, "distillation/reverse_kl")
     assert last < 0.75 * first, (first, last)
-    assert run.summary()["steps"] == 120
+    assert run.summary()["steps"] == 80
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_the_best_of_n_becomes_more_likely(start_mesh: Callable[..., MeshRun], w
         *_COMMON,
         f"--model.path={warm_data / 'model'}",
         f"--algorithm={_HERE}/rejection_sampling.py:RejectionSampling",
-        "--learner.steps=120",
+        "--learner.steps=80",
     )
     assert run.finish(180) == 0, run.tail()
     audit(run)
