@@ -1,8 +1,8 @@
 """One service process: started, watched until it is healthy, stopped, its log and its exit explained.
 
 Invariants: the process leads a session of its own, so a Ctrl-C in the terminal reaches the launcher alone and the
-whole process tree can be ended at once; it dies with the launcher (`mesh.supervised`); its output is appended to one log
-file; once it has exited, nothing of its process group remains.
+whole process tree can be ended at once; it dies with the launcher (`mesh.supervised`); its output is appended to one
+log file; once it has exited, nothing of its process group remains.
 """
 
 from __future__ import annotations
