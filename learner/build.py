@@ -66,7 +66,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
         optimizer = None
         if role.trained:
             optimizer = _section(config, role).optimizer or config.learner.optimizer
-        engines[role.name] = _engine(config, models[role.name], optimizer, _model_type(role))
+        offload = _section(config, role).offload
+        engines[role.name] = _engine(config, models[role.name], optimizer, _model_type(role), offload=offload)
     return engines
 
 
@@ -91,6 +92,7 @@ def _engine(
     model_type: ModelType,
     *,
     entropy_gradient: bool = False,
+    offload: bool = False,
 ) -> Engine:
     batch = config.learner.batch
     spec = EngineSpec(
@@ -102,6 +104,7 @@ def _engine(
         activation_checkpointing=config.learner.activation_checkpointing,
         seed=config.run.seed,
         entropy_gradient=entropy_gradient,
+        offload=offload,
     )
     return create_engine(spec, model_type=model_type, backend=config.learner.engine)
 

@@ -32,6 +32,11 @@ def check_needs(config: Config, needs: Needs) -> None:
                 f"learner.roles.{section}.optimizer: algorithm {name} does not train this role",
                 hint="leave the optimizer out",
             )
+        if config.learner.roles[section].offload and roles[section].trained:
+            raise ConfigError(
+                f"learner.roles.{section}.offload: algorithm {name} trains this role in every step",
+                hint="leave offload out",
+            )
     known = _component_names(config.reward)
     for component in needs.components:
         if known is not None and component.partition("/")[0] not in known:

@@ -25,11 +25,16 @@ def load_algorithm(name: str, params: Mapping[str, Any], plan: UpdatePlan) -> Al
     """
     algorithm_type, settings = read_settings(name, params)
     try:
-        return algorithm_type(settings, plan)
+        algorithm = algorithm_type(settings, plan)
     except SettingsError as error:
         if error.field.startswith("algorithm."):
             raise
         raise SettingsError(f"algorithm.{error.field}", error.message, hint=error.hint) from error
+    if algorithm.needs.selection and algorithm_type.select is Algorithm.select:
+        raise SettingsError(
+            "algorithm.name", f"{name!r} needs a selection and selects nothing", hint="define `select`, see Algorithm"
+        )
+    return algorithm
 
 
 def read_settings(name: str, params: Mapping[str, Any]) -> tuple[type[Algorithm], Settings]:

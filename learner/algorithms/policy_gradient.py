@@ -122,6 +122,7 @@ class PolicyGradient(Algorithm):
             )
         if self._selection is not None and settings.top_entropy_quantile < 1.0:
             raise SettingsError("top_entropy_quantile", f"cannot be combined with the loss {settings.loss.name!r}")
+        self._with_entropy = settings.entropy.coefficient != 0.0 or settings.entropy.target is not None
         self._try_out()
 
     @property
@@ -134,7 +135,7 @@ class PolicyGradient(Algorithm):
             group_size=self._wants.group_size,
             greedy_baseline="baseline_rewards" in wants,
             components=tuple(weights) if isinstance(weights, Mapping) else (),
-            entropy_gradient=settings.entropy.coefficient != 0.0 or settings.entropy.target is not None,
+            entropy_gradient=self._with_entropy,
             selection=self._selection is not None or settings.top_entropy_quantile < 1.0,
         )
 
@@ -193,7 +194,7 @@ class PolicyGradient(Algorithm):
                 distance = distance * log_ratio(log_probs, anchor).exp()
             token_loss = token_loss + self._kl_weight * distance
             sums["actor/kl_loss"] = distance.detach().sum()
-        if self.needs.entropy_gradient:
+        if self._with_entropy:
             token_loss = token_loss - self._entropy_bonus * entropy
         share = aggregate(token_loss, tokens, counts, self._aggregation, self._horizon)
         return LossOutput(share, drift_metrics(current, tokens, settings.correction) | metrics | Metrics(sums=sums))

@@ -144,6 +144,7 @@ class RoleSection(Section):
     optimizer: OptimizerSection | None = Field(
         None, description="Keys as in `learner.optimizer`, for a role that is trained; none: `learner.optimizer`."
     )
+    offload: bool = Field(False, description="Keep a role that is not trained in host memory between its uses.")
 
 
 class BatchSection(Section):

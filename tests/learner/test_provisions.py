@@ -31,6 +31,11 @@ def config(**sections: Any) -> Config:
             r"learner\.roles\.reference\.optimizer: .* does not train",
         ),
         (
+            Needs(roles=[CRITIC]),
+            {"learner": {"roles": {"critic": {"offload": True}}}},
+            r"learner\.roles\.critic\.offload: .* trains this role",
+        ),
+        (
             Needs(components=["style"]),
             {"reward": {"functions": ["gsm8k", "mine.py:form"]}},
             r"component 'style', .* \(components: form, gsm8k",

@@ -130,6 +130,26 @@ def test_a_users_file_is_enough(tmp_path):
     load_algorithm("grpo", {"advantage": "sign"}, STALE)
 
 
+def test_a_selection_that_is_needed_and_missing_is_named(tmp_path):
+    (tmp_path / "blind.py").write_text(
+        textwrap.dedent(
+            """
+            from learner.algorithms.base import Algorithm
+            from learner.algorithms.types import Needs
+
+            class Blind(Algorithm):
+                needs = Needs(selection=True)
+
+                def batch_stage(self, batch): ...
+
+                def loss(self, output, tokens, counts): ...
+            """
+        )
+    )
+    with pytest.raises(SettingsError, match="selects nothing"):
+        load_algorithm(f"{tmp_path / 'blind.py'}:Blind", {}, STALE)
+
+
 def test_a_users_file_that_fails_is_named(tmp_path):
     (tmp_path / "broken.py").write_text("1 / 0\n")
     with pytest.raises(SettingsError, match="ZeroDivisionError"):

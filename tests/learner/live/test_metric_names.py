@@ -42,7 +42,7 @@ PANELS = {
         (
             "remax",
             {"algorithm.correction": {"mode": "masked_is", "level": "sequence"}, "algorithm.off_policy_mask": 0.5}
-            | {"algorithm.kl": {"where": "loss"}},
+            | {"algorithm.kl": {"where": "loss"}, "learner.roles.reference.offload": True},
             {"reward/greedy/mean", "actor/kl_loss", "kl", "masked/off_policy"},
         ),
         ("prime", {"algorithm.filter": {"accuracy_low": None, "accuracy_high": None}}, {"prm/loss", "prm/accuracy"}),
