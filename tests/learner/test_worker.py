@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,8 +34,7 @@ from tests.learner.dataflow import (
     weights,
 )
 from tests.learner.engines.models import make_model
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.learner.ranks import run_two_ranks
 
 
 @pytest.fixture(scope="module")
@@ -58,22 +53,7 @@ def one_rank(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any
 @pytest.fixture(scope="module")
 def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("two")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2"}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "tests.learner.dataflow", str(model), str(out)]
-    ranks = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=110)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(error[-2000:] for error in errors)
+    run_two_ranks("tests.learner.dataflow", model, out)
     return torch.load(out / "seen.pt", weights_only=False)
 
 

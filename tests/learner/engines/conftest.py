@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +14,7 @@ from learner.checkpoint.store import CheckpointStore
 from mesh.versions import PolicyVersion
 from tests.learner.engines.models import make_critic, make_engine, make_model
 from tests.learner.engines.training import critic_loss, train_step
-
-_ROOT = Path(__file__).resolve().parents[3]
+from tests.learner.ranks import run_two_ranks
 
 
 @dataclass(frozen=True)
@@ -50,28 +45,7 @@ def two_rank_results(tmp_path_factory, model_folder) -> TwoRankRun:
     engine = make_engine(model_folder)
     train_step(engine, seed=9)
     checkpoint = CheckpointStore(out / "one_rank", keep=1).save({"actor": engine}, PolicyVersion(2, 5), {"cursor": 11})
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(_ROOT),
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    command = [sys.executable, "-m", "tests.learner.engines.two_ranks", *map(str, (model_folder, checkpoint, out))]
-    ranks = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, cwd=_ROOT, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=110)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(error[-2000:] for error in errors)
+    run_two_ranks("tests.learner.engines.two_ranks", model_folder, checkpoint, out)
     return TwoRankRun(
         model=model_folder,
         critic=out / "critic",
