@@ -73,15 +73,17 @@ class AdmitRequest(_message.Message):
     def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., credits: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ...) -> None: ...
 
 class AdmitResponse(_message.Message):
-    __slots__ = ("grants", "waiting_reason")
+    __slots__ = ("grants", "waiting_reason", "cancelled")
     GRANTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
     grants: _containers.RepeatedCompositeFieldContainer[GroupGrant]
     waiting_reason: str
-    def __init__(self, grants: _Optional[_Iterable[_Union[GroupGrant, _Mapping]]] = ..., waiting_reason: _Optional[str] = ...) -> None: ...
+    cancelled: _containers.RepeatedCompositeFieldContainer[LeaseRef]
+    def __init__(self, grants: _Optional[_Iterable[_Union[GroupGrant, _Mapping]]] = ..., waiting_reason: _Optional[str] = ..., cancelled: _Optional[_Iterable[_Union[LeaseRef, _Mapping]]] = ...) -> None: ...
 
 class GroupGrant(_message.Message):
-    __slots__ = ("group_id", "lease_id", "attempt", "lease_term_ms", "task", "members_done", "version_floor", "parent_group_id")
+    __slots__ = ("group_id", "lease_id", "attempt", "lease_term_ms", "task", "members_done", "version_floor", "parent_group_id", "drafts")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +92,7 @@ class GroupGrant(_message.Message):
     MEMBERS_DONE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FLOOR_FIELD_NUMBER: _ClassVar[int]
     PARENT_GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     lease_id: str
     attempt: int
@@ -98,7 +101,16 @@ class GroupGrant(_message.Message):
     members_done: _containers.RepeatedScalarFieldContainer[int]
     version_floor: int
     parent_group_id: str
-    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_term_ms: _Optional[int] = ..., task: _Optional[_Union[_trajectory_pb2.PromptTask, _Mapping]] = ..., members_done: _Optional[_Iterable[int]] = ..., version_floor: _Optional[int] = ..., parent_group_id: _Optional[str] = ...) -> None: ...
+    drafts: _containers.RepeatedCompositeFieldContainer[MemberDraft]
+    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., lease_term_ms: _Optional[int] = ..., task: _Optional[_Union[_trajectory_pb2.PromptTask, _Mapping]] = ..., members_done: _Optional[_Iterable[int]] = ..., version_floor: _Optional[int] = ..., parent_group_id: _Optional[str] = ..., drafts: _Optional[_Iterable[_Union[MemberDraft, _Mapping]]] = ...) -> None: ...
+
+class MemberDraft(_message.Message):
+    __slots__ = ("member", "payload")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    member: int
+    payload: bytes
+    def __init__(self, member: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class WriteRequest(_message.Message):
     __slots__ = ("table", "member_id", "generation", "writes", "sequence")
@@ -115,18 +127,52 @@ class WriteRequest(_message.Message):
     def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., writes: _Optional[_Iterable[_Union[MemberWrite, _Mapping]]] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class MemberWrite(_message.Message):
-    __slots__ = ("group_id", "lease_id", "attempt", "meta", "payload")
+    __slots__ = ("group_id", "lease_id", "attempt", "meta", "payload", "draft", "pieces", "uploaded_bytes")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     META_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    UPLOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     lease_id: str
     attempt: int
     meta: _trajectory_pb2.MemberMeta
     payload: bytes
-    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., meta: _Optional[_Union[_trajectory_pb2.MemberMeta, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    draft: bool
+    pieces: int
+    uploaded_bytes: int
+    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., meta: _Optional[_Union[_trajectory_pb2.MemberMeta, _Mapping]] = ..., payload: _Optional[bytes] = ..., draft: _Optional[bool] = ..., pieces: _Optional[int] = ..., uploaded_bytes: _Optional[int] = ...) -> None: ...
+
+class UploadRequest(_message.Message):
+    __slots__ = ("table", "group_id", "lease_id", "attempt", "member", "side", "piece", "data")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
+    PIECE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    group_id: str
+    lease_id: str
+    attempt: int
+    member: int
+    side: str
+    piece: int
+    data: bytes
+    def __init__(self, table: _Optional[str] = ..., group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., member: _Optional[int] = ..., side: _Optional[str] = ..., piece: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class UploadResponse(_message.Message):
+    __slots__ = ("pieces", "bytes")
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    pieces: int
+    bytes: int
+    def __init__(self, pieces: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class WriteResult(_message.Message):
     __slots__ = ("group_id", "member", "status", "field", "message", "sealed")
@@ -177,7 +223,7 @@ class SampleResponse(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[LeasedGroup, _Mapping]]] = ..., waiting_reason: _Optional[str] = ..., exhausted: _Optional[bool] = ...) -> None: ...
 
 class LeasedGroup(_message.Message):
-    __slots__ = ("group_id", "lease_id", "for_version", "task", "members", "payloads", "attempt", "generating_ms", "queued_ms")
+    __slots__ = ("group_id", "lease_id", "for_version", "task", "members", "payloads", "attempt", "generating_ms", "queued_ms", "use", "probability", "priority", "pieces")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FOR_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +233,10 @@ class LeasedGroup(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     GENERATING_MS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_MS_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     lease_id: str
     for_version: int
@@ -196,7 +246,11 @@ class LeasedGroup(_message.Message):
     attempt: int
     generating_ms: int
     queued_ms: int
-    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., for_version: _Optional[int] = ..., task: _Optional[_Union[_trajectory_pb2.PromptTask, _Mapping]] = ..., members: _Optional[_Iterable[_Union[_trajectory_pb2.MemberMeta, _Mapping]]] = ..., payloads: _Optional[_Iterable[bytes]] = ..., attempt: _Optional[int] = ..., generating_ms: _Optional[int] = ..., queued_ms: _Optional[int] = ...) -> None: ...
+    use: int
+    probability: float
+    priority: float
+    pieces: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., for_version: _Optional[int] = ..., task: _Optional[_Union[_trajectory_pb2.PromptTask, _Mapping]] = ..., members: _Optional[_Iterable[_Union[_trajectory_pb2.MemberMeta, _Mapping]]] = ..., payloads: _Optional[_Iterable[bytes]] = ..., attempt: _Optional[int] = ..., generating_ms: _Optional[int] = ..., queued_ms: _Optional[int] = ..., use: _Optional[int] = ..., probability: _Optional[float] = ..., priority: _Optional[float] = ..., pieces: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("table", "members")
@@ -207,18 +261,22 @@ class FetchRequest(_message.Message):
     def __init__(self, table: _Optional[str] = ..., members: _Optional[_Iterable[_Union[MemberRef, _Mapping]]] = ...) -> None: ...
 
 class MemberRef(_message.Message):
-    __slots__ = ("group_id", "member")
+    __slots__ = ("group_id", "member", "side")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     member: int
-    def __init__(self, group_id: _Optional[str] = ..., member: _Optional[int] = ...) -> None: ...
+    side: str
+    def __init__(self, group_id: _Optional[str] = ..., member: _Optional[int] = ..., side: _Optional[str] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
-    __slots__ = ("payloads",)
+    __slots__ = ("payloads", "continues")
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     payloads: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, payloads: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    continues: bool
+    def __init__(self, payloads: _Optional[_Iterable[bytes]] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class ClaimRequest(_message.Message):
     __slots__ = ("table", "incarnation", "train_version", "leases")
@@ -249,12 +307,14 @@ class Refusal(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class ClaimResponse(_message.Message):
-    __slots__ = ("claimed", "refused")
+    __slots__ = ("claimed", "refused", "checkpoint_wanted")
     CLAIMED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_WANTED_FIELD_NUMBER: _ClassVar[int]
     claimed: bool
     refused: _containers.RepeatedCompositeFieldContainer[Refusal]
-    def __init__(self, claimed: _Optional[bool] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+    checkpoint_wanted: bool
+    def __init__(self, claimed: _Optional[bool] = ..., refused: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., checkpoint_wanted: _Optional[bool] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("table", "incarnation", "version", "checkpoint")
@@ -340,6 +400,96 @@ class ReleaseResponse(_message.Message):
     released: int
     def __init__(self, released: _Optional[int] = ...) -> None: ...
 
+class SetPrioritiesRequest(_message.Message):
+    __slots__ = ("table", "incarnation", "priorities")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    incarnation: int
+    priorities: _containers.RepeatedCompositeFieldContainer[GroupPriority]
+    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., priorities: _Optional[_Iterable[_Union[GroupPriority, _Mapping]]] = ...) -> None: ...
+
+class GroupPriority(_message.Message):
+    __slots__ = ("group_id", "priority")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    priority: float
+    def __init__(self, group_id: _Optional[str] = ..., priority: _Optional[float] = ...) -> None: ...
+
+class SetPrioritiesResponse(_message.Message):
+    __slots__ = ("changed",)
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: int
+    def __init__(self, changed: _Optional[int] = ...) -> None: ...
+
+class ReassertRequest(_message.Message):
+    __slots__ = ("table", "incarnation", "member_id", "version", "committed", "checkpoint", "takeovers", "uses", "more")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    TAKEOVERS_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    incarnation: int
+    member_id: str
+    version: int
+    committed: int
+    checkpoint: str
+    takeovers: _containers.RepeatedCompositeFieldContainer[Takeover]
+    uses: _containers.RepeatedCompositeFieldContainer[AssertedUse]
+    more: bool
+    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., member_id: _Optional[str] = ..., version: _Optional[int] = ..., committed: _Optional[int] = ..., checkpoint: _Optional[str] = ..., takeovers: _Optional[_Iterable[_Union[Takeover, _Mapping]]] = ..., uses: _Optional[_Iterable[_Union[AssertedUse, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class Takeover(_message.Message):
+    __slots__ = ("incarnation", "resumed_at")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_AT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    resumed_at: int
+    def __init__(self, incarnation: _Optional[int] = ..., resumed_at: _Optional[int] = ...) -> None: ...
+
+class AssertedUse(_message.Message):
+    __slots__ = ("group_id", "train_version", "use", "ordinal")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    group_id: str
+    train_version: int
+    use: int
+    ordinal: int
+    def __init__(self, group_id: _Optional[str] = ..., train_version: _Optional[int] = ..., use: _Optional[int] = ..., ordinal: _Optional[int] = ...) -> None: ...
+
+class ReassertResponse(_message.Message):
+    __slots__ = ("corrected", "unknown")
+    CORRECTED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    corrected: int
+    unknown: int
+    def __init__(self, corrected: _Optional[int] = ..., unknown: _Optional[int] = ...) -> None: ...
+
+class RedriveRequest(_message.Message):
+    __slots__ = ("table", "group_ids")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    group_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, table: _Optional[str] = ..., group_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RedriveResponse(_message.Message):
+    __slots__ = ("redriven", "unknown")
+    REDRIVEN_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    redriven: int
+    unknown: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, redriven: _Optional[int] = ..., unknown: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class SetPolicyVersionRequest(_message.Message):
     __slots__ = ("incarnation", "version")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -361,7 +511,14 @@ class DescribeRequest(_message.Message):
     def __init__(self, table: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("table", "policy", "next_train_version", "groups_per_step", "max_staleness", "counts", "waiting_for_inserts_ms", "waiting_for_samples_ms", "latest_checkpoint", "bytes", "learner_waits", "generators_wait", "learner_lease_ms", "committed_version", "seeded", "end_of_data")
+    __slots__ = ("table", "policy", "next_train_version", "groups_per_step", "max_staleness", "counts", "waiting_for_inserts_ms", "waiting_for_samples_ms", "latest_checkpoint", "bytes", "learner_waits", "generators_wait", "learner_lease_ms", "committed_version", "seeded", "end_of_data", "oldest_ready_ms", "oldest_generating_ms", "consumed_bytes", "reserved_bytes", "evicted_by_tokens", "orphans_swept", "max_reuse", "order")
+    class EvictedByTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     TABLE_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     NEXT_TRAIN_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +535,14 @@ class DescribeResponse(_message.Message):
     COMMITTED_VERSION_FIELD_NUMBER: _ClassVar[int]
     SEEDED_FIELD_NUMBER: _ClassVar[int]
     END_OF_DATA_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_READY_MS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_GENERATING_MS_FIELD_NUMBER: _ClassVar[int]
+    CONSUMED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ORPHANS_SWEPT_FIELD_NUMBER: _ClassVar[int]
+    MAX_REUSE_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     table: str
     policy: _trajectory_pb2.PolicyVersion
     next_train_version: int
@@ -394,10 +559,18 @@ class DescribeResponse(_message.Message):
     committed_version: int
     seeded: int
     end_of_data: bool
-    def __init__(self, table: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., next_train_version: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., counts: _Optional[_Union[LedgerCounts, _Mapping]] = ..., waiting_for_inserts_ms: _Optional[int] = ..., waiting_for_samples_ms: _Optional[int] = ..., latest_checkpoint: _Optional[str] = ..., bytes: _Optional[int] = ..., learner_waits: _Optional[str] = ..., generators_wait: _Optional[str] = ..., learner_lease_ms: _Optional[int] = ..., committed_version: _Optional[int] = ..., seeded: _Optional[int] = ..., end_of_data: _Optional[bool] = ...) -> None: ...
+    oldest_ready_ms: int
+    oldest_generating_ms: int
+    consumed_bytes: int
+    reserved_bytes: int
+    evicted_by_tokens: _containers.ScalarMap[int, int]
+    orphans_swept: int
+    max_reuse: int
+    order: str
+    def __init__(self, table: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., next_train_version: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., counts: _Optional[_Union[LedgerCounts, _Mapping]] = ..., waiting_for_inserts_ms: _Optional[int] = ..., waiting_for_samples_ms: _Optional[int] = ..., latest_checkpoint: _Optional[str] = ..., bytes: _Optional[int] = ..., learner_waits: _Optional[str] = ..., generators_wait: _Optional[str] = ..., learner_lease_ms: _Optional[int] = ..., committed_version: _Optional[int] = ..., seeded: _Optional[int] = ..., end_of_data: _Optional[bool] = ..., oldest_ready_ms: _Optional[int] = ..., oldest_generating_ms: _Optional[int] = ..., consumed_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., evicted_by_tokens: _Optional[_Mapping[int, int]] = ..., orphans_swept: _Optional[int] = ..., max_reuse: _Optional[int] = ..., order: _Optional[str] = ...) -> None: ...
 
 class LedgerCounts(_message.Message):
-    __slots__ = ("admitted", "trained", "evicted_stale", "filtered", "failed", "generating", "ready", "leased", "consumed", "seeded_tasks", "pending", "withdrawn", "first_admissions", "readmissions", "superseded_writes", "duplicate_writes", "reasons")
+    __slots__ = ("admitted", "trained", "evicted_stale", "filtered", "failed", "generating", "ready", "leased", "consumed", "seeded_tasks", "pending", "withdrawn", "first_admissions", "readmissions", "superseded_writes", "duplicate_writes", "reasons", "uses", "redriven", "cancelled")
     class ReasonsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -422,6 +595,9 @@ class LedgerCounts(_message.Message):
     SUPERSEDED_WRITES_FIELD_NUMBER: _ClassVar[int]
     DUPLICATE_WRITES_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    REDRIVEN_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
     admitted: int
     trained: int
     evicted_stale: int
@@ -439,7 +615,10 @@ class LedgerCounts(_message.Message):
     superseded_writes: int
     duplicate_writes: int
     reasons: _containers.ScalarMap[str, int]
-    def __init__(self, admitted: _Optional[int] = ..., trained: _Optional[int] = ..., evicted_stale: _Optional[int] = ..., filtered: _Optional[int] = ..., failed: _Optional[int] = ..., generating: _Optional[int] = ..., ready: _Optional[int] = ..., leased: _Optional[int] = ..., consumed: _Optional[int] = ..., seeded_tasks: _Optional[int] = ..., pending: _Optional[int] = ..., withdrawn: _Optional[int] = ..., first_admissions: _Optional[int] = ..., readmissions: _Optional[int] = ..., superseded_writes: _Optional[int] = ..., duplicate_writes: _Optional[int] = ..., reasons: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    uses: int
+    redriven: int
+    cancelled: int
+    def __init__(self, admitted: _Optional[int] = ..., trained: _Optional[int] = ..., evicted_stale: _Optional[int] = ..., filtered: _Optional[int] = ..., failed: _Optional[int] = ..., generating: _Optional[int] = ..., ready: _Optional[int] = ..., leased: _Optional[int] = ..., consumed: _Optional[int] = ..., seeded_tasks: _Optional[int] = ..., pending: _Optional[int] = ..., withdrawn: _Optional[int] = ..., first_admissions: _Optional[int] = ..., readmissions: _Optional[int] = ..., superseded_writes: _Optional[int] = ..., duplicate_writes: _Optional[int] = ..., reasons: _Optional[_Mapping[str, int]] = ..., uses: _Optional[int] = ..., redriven: _Optional[int] = ..., cancelled: _Optional[int] = ...) -> None: ...
 
 class LedgerRequest(_message.Message):
     __slots__ = ("table", "failed_limit")
@@ -462,15 +641,21 @@ class LedgerResponse(_message.Message):
     def __init__(self, counters: _Optional[_Union[LedgerCounts, _Mapping]] = ..., recounted: _Optional[_Union[LedgerCounts, _Mapping]] = ..., discrepancies: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[FailedGroup, _Mapping]]] = ...) -> None: ...
 
 class FailedGroup(_message.Message):
-    __slots__ = ("group_id", "task_id", "reason", "attempts", "failed_unix_ms")
+    __slots__ = ("group_id", "task_id", "reason", "attempts", "failed_unix_ms", "causes", "ordinal", "redriven")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     FAILED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    REDRIVEN_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     task_id: str
     reason: str
     attempts: int
     failed_unix_ms: int
-    def __init__(self, group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., reason: _Optional[str] = ..., attempts: _Optional[int] = ..., failed_unix_ms: _Optional[int] = ...) -> None: ...
+    causes: _containers.RepeatedScalarFieldContainer[str]
+    ordinal: int
+    redriven: bool
+    def __init__(self, group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., reason: _Optional[str] = ..., attempts: _Optional[int] = ..., failed_unix_ms: _Optional[int] = ..., causes: _Optional[_Iterable[str]] = ..., ordinal: _Optional[int] = ..., redriven: _Optional[bool] = ...) -> None: ...

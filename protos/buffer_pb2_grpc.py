@@ -49,6 +49,11 @@ class BufferStub:
                 request_serializer=protos_dot_buffer__pb2.WriteRequest.SerializeToString,
                 response_deserializer=protos_dot_buffer__pb2.WriteResponse.FromString,
                 _registered_method=True)
+        self.Upload = channel.stream_unary(
+                '/rollmesh.v1.Buffer/Upload',
+                request_serializer=protos_dot_buffer__pb2.UploadRequest.SerializeToString,
+                response_deserializer=protos_dot_buffer__pb2.UploadResponse.FromString,
+                _registered_method=True)
         self.Sample = channel.stream_stream(
                 '/rollmesh.v1.Buffer/Sample',
                 request_serializer=protos_dot_buffer__pb2.SampleRequest.SerializeToString,
@@ -83,6 +88,21 @@ class BufferStub:
                 '/rollmesh.v1.Buffer/Release',
                 request_serializer=protos_dot_buffer__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=protos_dot_buffer__pb2.ReleaseResponse.FromString,
+                _registered_method=True)
+        self.SetPriorities = channel.unary_unary(
+                '/rollmesh.v1.Buffer/SetPriorities',
+                request_serializer=protos_dot_buffer__pb2.SetPrioritiesRequest.SerializeToString,
+                response_deserializer=protos_dot_buffer__pb2.SetPrioritiesResponse.FromString,
+                _registered_method=True)
+        self.Reassert = channel.unary_unary(
+                '/rollmesh.v1.Buffer/Reassert',
+                request_serializer=protos_dot_buffer__pb2.ReassertRequest.SerializeToString,
+                response_deserializer=protos_dot_buffer__pb2.ReassertResponse.FromString,
+                _registered_method=True)
+        self.Redrive = channel.unary_unary(
+                '/rollmesh.v1.Buffer/Redrive',
+                request_serializer=protos_dot_buffer__pb2.RedriveRequest.SerializeToString,
+                response_deserializer=protos_dot_buffer__pb2.RedriveResponse.FromString,
                 _registered_method=True)
         self.SetPolicyVersion = channel.unary_unary(
                 '/rollmesh.v1.Buffer/SetPolicyVersion',
@@ -121,6 +141,14 @@ class BufferServicer:
 
     def Write(self, request_iterator, context):
         """Generator: finished members, several per message; each message is answered by one acknowledgement.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Upload(self, request_iterator, context):
+        """Generator: a payload too large for one message, or side data of a member, in pieces, before the Write that names
+        it. Repeating an upload is harmless; what no Write names is swept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,6 +203,27 @@ class BufferServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPriorities(self, request, context):
+        """Learner: priorities of groups that may be used again (`order: priority`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reassert(self, request, context):
+        """Learner: says again which groups it has used, after Redis lost or restarted from what it had acknowledged.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Redrive(self, request, context):
+        """Anyone: prompts of failed groups are queued again, as new groups with a parent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetPolicyVersion(self, request, context):
         """Learner: weights of this version can be fetched.
         """
@@ -214,6 +263,11 @@ def add_BufferServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_buffer__pb2.WriteRequest.FromString,
                     response_serializer=protos_dot_buffer__pb2.WriteResponse.SerializeToString,
             ),
+            'Upload': grpc.stream_unary_rpc_method_handler(
+                    servicer.Upload,
+                    request_deserializer=protos_dot_buffer__pb2.UploadRequest.FromString,
+                    response_serializer=protos_dot_buffer__pb2.UploadResponse.SerializeToString,
+            ),
             'Sample': grpc.stream_stream_rpc_method_handler(
                     servicer.Sample,
                     request_deserializer=protos_dot_buffer__pb2.SampleRequest.FromString,
@@ -248,6 +302,21 @@ def add_BufferServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=protos_dot_buffer__pb2.ReleaseRequest.FromString,
                     response_serializer=protos_dot_buffer__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'SetPriorities': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPriorities,
+                    request_deserializer=protos_dot_buffer__pb2.SetPrioritiesRequest.FromString,
+                    response_serializer=protos_dot_buffer__pb2.SetPrioritiesResponse.SerializeToString,
+            ),
+            'Reassert': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reassert,
+                    request_deserializer=protos_dot_buffer__pb2.ReassertRequest.FromString,
+                    response_serializer=protos_dot_buffer__pb2.ReassertResponse.SerializeToString,
+            ),
+            'Redrive': grpc.unary_unary_rpc_method_handler(
+                    servicer.Redrive,
+                    request_deserializer=protos_dot_buffer__pb2.RedriveRequest.FromString,
+                    response_serializer=protos_dot_buffer__pb2.RedriveResponse.SerializeToString,
             ),
             'SetPolicyVersion': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPolicyVersion,
@@ -346,6 +415,33 @@ class Buffer:
             '/rollmesh.v1.Buffer/Write',
             protos_dot_buffer__pb2.WriteRequest.SerializeToString,
             protos_dot_buffer__pb2.WriteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Upload(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/rollmesh.v1.Buffer/Upload',
+            protos_dot_buffer__pb2.UploadRequest.SerializeToString,
+            protos_dot_buffer__pb2.UploadResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -535,6 +631,87 @@ class Buffer:
             '/rollmesh.v1.Buffer/Release',
             protos_dot_buffer__pb2.ReleaseRequest.SerializeToString,
             protos_dot_buffer__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPriorities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollmesh.v1.Buffer/SetPriorities',
+            protos_dot_buffer__pb2.SetPrioritiesRequest.SerializeToString,
+            protos_dot_buffer__pb2.SetPrioritiesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reassert(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollmesh.v1.Buffer/Reassert',
+            protos_dot_buffer__pb2.ReassertRequest.SerializeToString,
+            protos_dot_buffer__pb2.ReassertResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Redrive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollmesh.v1.Buffer/Redrive',
+            protos_dot_buffer__pb2.RedriveRequest.SerializeToString,
+            protos_dot_buffer__pb2.RedriveResponse.FromString,
             options,
             channel_credentials,
             insecure,

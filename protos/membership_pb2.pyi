@@ -14,10 +14,12 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_LEARNER: _ClassVar[Role]
     ROLE_GENERATOR: _ClassVar[Role]
     ROLE_REWARD: _ClassVar[Role]
+    ROLE_BUFFER: _ClassVar[Role]
 ROLE_UNSPECIFIED: Role
 ROLE_LEARNER: Role
 ROLE_GENERATOR: Role
 ROLE_REWARD: Role
+ROLE_BUFFER: Role
 
 class Member(_message.Message):
     __slots__ = ("member_id", "role", "address", "host_id", "pid", "serving", "gauges", "heartbeat_age_ms", "waiting_reason", "joined_unix_ms")
@@ -67,18 +69,20 @@ class JoinRequest(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("generation", "run_config_json", "heartbeat_interval_ms", "member_ttl_ms", "run_name")
+    __slots__ = ("generation", "run_config_json", "heartbeat_interval_ms", "member_ttl_ms", "run_name", "fronts")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RUN_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     MEMBER_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     RUN_NAME_FIELD_NUMBER: _ClassVar[int]
+    FRONTS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     run_config_json: str
     heartbeat_interval_ms: int
     member_ttl_ms: int
     run_name: str
-    def __init__(self, generation: _Optional[int] = ..., run_config_json: _Optional[str] = ..., heartbeat_interval_ms: _Optional[int] = ..., member_ttl_ms: _Optional[int] = ..., run_name: _Optional[str] = ...) -> None: ...
+    fronts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, generation: _Optional[int] = ..., run_config_json: _Optional[str] = ..., heartbeat_interval_ms: _Optional[int] = ..., member_ttl_ms: _Optional[int] = ..., run_name: _Optional[str] = ..., fronts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("member_id", "generation", "serving", "gauges", "waiting_reason", "incarnation")
@@ -104,18 +108,20 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., generation: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., waiting_reason: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("known", "fenced", "learner", "policy", "run_finished")
+    __slots__ = ("known", "fenced", "learner", "policy", "run_finished", "fronts")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RUN_FINISHED_FIELD_NUMBER: _ClassVar[int]
+    FRONTS_FIELD_NUMBER: _ClassVar[int]
     known: bool
     fenced: bool
     learner: Member
     policy: _trajectory_pb2.PolicyVersion
     run_finished: bool
-    def __init__(self, known: _Optional[bool] = ..., fenced: _Optional[bool] = ..., learner: _Optional[_Union[Member, _Mapping]] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., run_finished: _Optional[bool] = ...) -> None: ...
+    fronts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, known: _Optional[bool] = ..., fenced: _Optional[bool] = ..., learner: _Optional[_Union[Member, _Mapping]] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., run_finished: _Optional[bool] = ..., fronts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("member_id", "generation", "run_finished")

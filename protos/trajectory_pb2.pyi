@@ -82,7 +82,7 @@ class PromptTask(_message.Message):
     def __init__(self, task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., row: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., prompt_text: _Optional[str] = ..., data_source: _Optional[str] = ..., ground_truth_json: _Optional[str] = ..., extra_info_json: _Optional[str] = ..., n: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pinned: _Optional[_Union[PolicyVersion, _Mapping]] = ..., greedy: _Optional[int] = ...) -> None: ...
 
 class MemberMeta(_message.Message):
-    __slots__ = ("member", "outcome", "reward", "components", "reason", "finish_reason", "prompt_tokens", "response_tokens", "oldest", "newest", "generator", "finished_unix_ns")
+    __slots__ = ("member", "outcome", "reward", "components", "reason", "finish_reason", "prompt_tokens", "response_tokens", "oldest", "newest", "generator", "finished_unix_ns", "side")
     class ComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,7 @@ class MemberMeta(_message.Message):
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     GENERATOR_FIELD_NUMBER: _ClassVar[int]
     FINISHED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
     member: int
     outcome: Outcome
     reward: float
@@ -114,4 +115,19 @@ class MemberMeta(_message.Message):
     newest: PolicyVersion
     generator: str
     finished_unix_ns: int
-    def __init__(self, member: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., response_tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., generator: _Optional[str] = ..., finished_unix_ns: _Optional[int] = ...) -> None: ...
+    side: _containers.RepeatedCompositeFieldContainer[SideData]
+    def __init__(self, member: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., response_tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., generator: _Optional[str] = ..., finished_unix_ns: _Optional[int] = ..., side: _Optional[_Iterable[_Union[SideData, _Mapping]]] = ...) -> None: ...
+
+class SideData(_message.Message):
+    __slots__ = ("name", "bytes", "digest", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    bytes: int
+    digest: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., bytes: _Optional[int] = ..., digest: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
