@@ -1,0 +1,215 @@
+"""A TCP proxy between two services that cuts, blackholes, delays and throttles on command.
+
+Invariants: bytes are forwarded in order or not at all; a blackholed connection stays open on both sides and nothing
+passes, as with a dead link; `heal` lets what a delay or a blackhole held back pass, as with a link that came back
+before TCP gave up; a cut ends connections with RST, and refuses new ones in the same way until it is healed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+Mode = Literal["open", "cut", "blackhole"]
+_CHUNK_BYTES = 64 << 10
+# Chunks on their way in one direction; more stay with the sender.
+_HELD_CHUNKS = 64
+_CALL_S = 10.0
+_RESET = struct.pack("ii", 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a link does.
+
+    Attributes:
+        mode: `open` forwards, `cut` resets, `blackhole` swallows nothing and passes nothing.
+        delay_s: seconds by which every byte is late, in each direction.
+        bytes_per_s: bandwidth in each direction; 0 is unlimited.
+    """
+
+    mode: Mode = "open"
+    delay_s: float = 0.0
+    bytes_per_s: float = 0.0
+
+
+class Link:
+    """One listening port that forwards to `upstream`; all methods may be called from any thread.
+
+    Args:
+        loop: runs the link.
+        upstream: (host, port) of the service; may be changed for connections to come.
+    """
+
+    def __init__(self, loop: ProxyLoop, upstream: tuple[str, int]) -> None:
+        self._loop = loop
+        self.upstream = upstream
+        self.conditions = Conditions()
+        self.port = 0
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        """host:port for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> Link:
+        """Listens on a free port."""
+        self._loop.call(self._start())
+        return self
+
+    def apply(self, conditions: Conditions) -> None:
+        """Changes the link at once, for open and new connections."""
+        self._loop.call(self._apply(conditions))
+
+    def heal(self) -> None:
+        """Back to a good link."""
+        self.apply(Conditions())
+
+    def close(self) -> None:
+        """Ends every connection and the port."""
+        self._loop.call(self._close())
+
+    async def _start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _apply(self, conditions: Conditions) -> None:
+        self.conditions = conditions
+        if conditions.mode == "cut":
+            for writer in list(self._open):
+                _reset(writer)
+        if conditions.mode == "blackhole":
+            self._flowing.clear()
+        else:
+            self._flowing.set()
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._open):
+            _reset(writer)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._open.add(writer)
+        far: asyncio.StreamWriter | None = None
+        try:
+            if self.conditions.mode == "cut":
+                _reset(writer)
+                return
+            await self._flowing.wait()
+            far_reader, far = await asyncio.open_connection(*self.upstream)
+            self._open.add(far)
+            for end in (writer, far):
+                end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            ways = [asyncio.create_task(self._forward(*way)) for way in ((reader, far), (far_reader, writer))]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+        except OSError:
+            pass  # the service is away: the client sees its connection end
+        except asyncio.CancelledError:
+            pass  # the link closes; asyncio's server would log a cancelled handler as a failure
+        finally:
+            for end in (writer, far):
+                if end is not None:
+                    self._open.discard(end)
+                    end.close()
+            self._tasks.discard(task)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One direction: a part that stamps what arrives, and a part that passes it on when it is due."""
+        held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_HELD_CHUNKS)
+        clock = asyncio.get_running_loop().time
+
+        async def fill() -> None:
+            data = b"-"
+            while data:
+                try:
+                    data = await reader.read(_CHUNK_BYTES)
+                except OSError:
+                    data = b""
+                await held.put((clock() + self.conditions.delay_s, data))
+
+        filling = asyncio.create_task(fill())
+        try:
+            while True:
+                due, data = await held.get()
+                if (late := due - clock()) > 0:
+                    await asyncio.sleep(late)
+                if not data:
+                    await self._flowing.wait()
+                    return
+                await self._pass(writer, data)
+        except OSError:
+            pass  # either side has gone
+        finally:
+            filling.cancel()
+            await asyncio.gather(filling, return_exceptions=True)
+
+    async def _pass(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        offset = 0
+        while offset < len(data):
+            await self._flowing.wait()
+            rate = self.conditions.bytes_per_s
+            piece = data[offset : offset + (max(1, int(rate / 20)) if rate else len(data))]
+            writer.write(piece)
+            await writer.drain()
+            offset += len(piece)
+            if rate:
+                await asyncio.sleep(len(piece) / rate)
+
+
+class ProxyLoop:
+    """The thread in which links run."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine in the thread and waits for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_S)
+
+    def link(self, host: str, port: int) -> Link:
+        """A new link to a service, listening."""
+
+        async def make() -> Link:
+            return Link(self, (host, port))
+
+        return self.call(make()).start()
+
+    def close(self) -> None:
+        """Ends the thread; links are closed by their owners."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CALL_S)
+        self._loop.close()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Ends a connection with RST instead of FIN."""
+    sock = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()
