@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from protos import buffer_pb2 as pb
 from protos import buffer_pb2_grpc
 from protos import trajectory_pb2 as trajectory
 
+log = logging.getLogger(__name__)
 _STATUS = {
     1: pb.WRITE_STATUS_STORED,
     2: pb.WRITE_STATUS_DUPLICATE,
@@ -38,6 +40,16 @@ _FETCH_BYTES = 512 << 10
 def reserve(task: trajectory.PromptTask) -> int:
     """Payload bytes that the group of a task may need at most."""
     return task.n * (_FRAME_BYTES + _TOKEN_BYTES * task.sampling.max_tokens)
+
+
+def _stored(request: pb.WriteRequest, response: pb.WriteResponse) -> dict[str, object]:
+    """What the debug log keeps of a message: `[group, member, attempt, scored]` per member it stored."""
+    stored = [
+        [write.group_id, write.meta.member, write.attempt, bool(write.payload)]
+        for write, result in zip(request.writes, response.results, strict=True)
+        if result.status == pb.WRITE_STATUS_STORED and not write.draft
+    ]
+    return {"table": request.table, "member_id": request.member_id, "stored": stored}
 
 
 def _pairs(leases: Sequence[pb.LeaseRef]) -> list[tuple[str, str]]:
@@ -109,6 +121,8 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
                 result.sealed = written.sealed
                 if result.status == pb.WRITE_STATUS_REJECTED:
                     result.field, result.message = "meta.member", "the group has not so many members"
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("members stored", extra=_stored(request, response))
         return response
 
     async def Sample(

@@ -60,6 +60,7 @@ class Leader:
         held: where one rank keeps its payloads.
         algorithm: screens groups, and says whether they need a greedy baseline.
         controls: from signals and the control service.
+        port: to bind; 0 picks a free one.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Leader:
         held: HeldPayloads,
         algorithm: Algorithm,
         controls: Controls,
+        *,
+        port: int = 0,
     ) -> None:
         self._config = config
         self._bridge = bridge
@@ -93,7 +96,7 @@ class Leader:
             bucket_bytes=weights.bucket_bytes,
             transport=weights.transport,
         )
-        self._session = Session(config, mesh, self._publisher, self._state, controls)
+        self._session = Session(config, mesh, self._publisher, self._state, controls, port=port)
 
     def run(self, *, takeover: bool, force: bool, ready_file: Path | None) -> None:
         """Runs to the end of the run, or to the first reason to stop.

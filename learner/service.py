@@ -35,7 +35,13 @@ _log = logging.getLogger(__name__)
 
 
 def run(
-    config: Config, mesh: str, *, takeover: bool = False, force: bool = False, ready_file: Path | None = None
+    config: Config,
+    mesh: str,
+    *,
+    takeover: bool = False,
+    force: bool = False,
+    port: int = 0,
+    ready_file: Path | None = None,
 ) -> int:
     """Runs the learner to its end.
 
@@ -44,6 +50,7 @@ def run(
         mesh: host:port of the buffer.
         takeover: go on although another learner's lease has not ended; that learner is fenced.
         force: resume from a checkpoint below the last commit.
+        port: to bind on rank 0, from which generators fetch the weights; 0 picks a free one.
         ready_file: written by rank 0 when the learner answers.
 
     Returns:
@@ -54,7 +61,7 @@ def run(
     controls = Controls()
     try:
         with _Signals(controls, listen=rank == 0):
-            _run(config, mesh, rank, controls, takeover=takeover, force=force, ready_file=ready_file)
+            _run(config, mesh, rank, controls, takeover=takeover, force=force, port=port, ready_file=ready_file)
     except RollmeshError as error:
         _log.error("%s", error, extra={"code": error.code})
         return error.exit_code
@@ -69,6 +76,7 @@ def _run(
     *,
     takeover: bool,
     force: bool,
+    port: int,
     ready_file: Path | None,
 ) -> None:
     _set_threads(config)
@@ -96,7 +104,7 @@ def _run(
         )
         if link is None or rank == 0:
             team = Team(worker, link)
-            leader = Leader(config, mesh, bridge, team, held, algorithm, controls)
+            leader = Leader(config, mesh, bridge, team, held, algorithm, controls, port=port)
             leader.run(takeover=takeover, force=force, ready_file=ready_file)
         else:
             follow(worker, link)

@@ -41,16 +41,25 @@ class Session:
         mesh: address of the buffer.
         publisher: the weights to serve.
         state, controls: of this learner.
+        port: to bind; 0 picks a free one (the mesh's fixed port is the buffer's).
     """
 
     def __init__(
-        self, config: Config, mesh: str, publisher: WeightPublisher, state: LearnerState, controls: Controls
+        self,
+        config: Config,
+        mesh: str,
+        publisher: WeightPublisher,
+        state: LearnerState,
+        controls: Controls,
+        *,
+        port: int = 0,
     ) -> None:
         self._config = config
         self._mesh = mesh
         self._publisher = publisher
         self._state = state
         self._controls = controls
+        self._port = port
         self._closers = AsyncExitStack()
         self._run_finished = False
         self.client: BufferClient
@@ -74,8 +83,7 @@ class Session:
         )
         names = (WEIGHTS_SERVICE, CONTROL_SERVICE)
         health = add_health_and_reflection(server, names)
-        # Port 0: the mesh's fixed port is the buffer's.
-        port = bind(server, network.host, 0, security)
+        port = bind(server, network.host, self._port, security)
         await server.start()
         self._closers.push_async_callback(server.stop, _SERVER_GRACE_S)
         await set_serving(health, names)

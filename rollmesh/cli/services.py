@@ -149,13 +149,14 @@ def _learner(
         bool, typer.Option("--takeover", help="Take the run over although its learner's lease still runs.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Go on from a checkpoint older than the last commit.")] = False,
+    port: Port = 0,
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve the learner; under torchrun, one rank of it."""
     config = read_config(config_path, context)
     from learner import service
 
-    _end(service.run(config, mesh, takeover=takeover, force=force, ready_file=ready_file))
+    _end(service.run(config, mesh, takeover=takeover, force=force, port=port, ready_file=ready_file))
 
 
 def _end(status: int) -> None:
