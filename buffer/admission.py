@@ -43,7 +43,7 @@ class AdmitSession:
         self._generation = first.generation
         self._rules = front.rules[self._table]
         self._wish = _Wish()
-        self._ended = False
+        self._token = ""
         if not self._member_id:
             raise PayloadError("member_id", "must name the member that joined")
         self._take(first)
@@ -56,6 +56,7 @@ class AdmitSession:
         """Answers until the generator closes the stream; a break shortens its leases to the reconnect grace."""
         store, who = self._front.store, self._member_id
         async with StreamHold(self._front, self._table, who, self._stop_clock) as hold:
+            self._token = hold.token
             held = await store.attach(self._table, who, self._generation, hold.token)
             if held:
                 yield await self._response(held)
@@ -105,6 +106,7 @@ class AdmitSession:
             min(wish.credits, _GRANTS_PER_CALL),
             view.u,
             limit,
+            self._token,
         )
         if status == "moved":
             # The answer brought newer figures; they ring the bell, so the next round proposes anew.

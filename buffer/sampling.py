@@ -44,6 +44,7 @@ class SampleSession:
         self._rules = front.rules[self._table]
         self._incarnation = first.incarnation
         self._with_payloads = first.with_payloads
+        self._token = ""
         self._wishes: deque[_Wish] = deque()
         self._take(first)
 
@@ -55,6 +56,7 @@ class SampleSession:
         """Answers until the learner closes the stream."""
         store = self._front.store
         async with StreamHold(self._front, self._table, _LEARNER, self._stop_clock) as hold:
+            self._token = hold.token
             held = await store.attach_learner(self._table, self._incarnation, hold.token)
             async for response in self._responses(held):
                 yield response
@@ -105,7 +107,9 @@ class SampleSession:
         choice, reason = self._choose(wish, view, outlook)
         if not choice.group_ids:
             return [], reason
-        leased = await self._front.store.sample(self._table, self._incarnation, wish.version, choice.group_ids)
+        leased = await self._front.store.sample(
+            self._table, self._incarnation, wish.version, choice.group_ids, self._token
+        )
         wish.credits -= len(leased)
         if wish.credits <= 0:
             self._wishes.popleft()

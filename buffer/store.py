@@ -19,7 +19,7 @@ from buffer.policy.order import Candidate
 from buffer.policy.rules import TABLES, TableRules
 from buffer.redis_access import RedisAccess
 from buffer.view import TableView
-from mesh.errors import FencedError, OldGenerationError
+from mesh.errors import FencedError, OldGenerationError, UnreachableError
 from mesh.versions import PolicyVersion
 from protos import trajectory_pb2 as trajectory
 
@@ -185,11 +185,19 @@ class Store:
     # --------------------------------------------------------------------------------------------- generators
 
     async def admit(
-        self, table: str, member_id: str, generation: int, serving: PolicyVersion, wanted: int, u: int, live_limit: int
+        self,
+        table: str,
+        member_id: str,
+        generation: int,
+        serving: PolicyVersion,
+        wanted: int,
+        u: int,
+        live_limit: int,
+        token: str,
     ) -> tuple[str, list[Grant], str]:
         """Up to `wanted` grants: (status, grants, why not more). Status `moved`: u is not what the proposal says."""
         answer = await self._redis.verb(
-            "admit", table, member_id, generation, serving.incarnation, serving.version, wanted, u, live_limit
+            "admit", table, member_id, generation, serving.incarnation, serving.version, wanted, u, live_limit, token
         )
         self._see(table, answer[1])
         status = answer[0].decode()
@@ -250,8 +258,10 @@ class Store:
         candidates = tuple(Candidate(gid.decode(), deadline, order) for gid, deadline, order in answer[2])
         return Outlook(candidates, tuple(answer[3]), int(answer[4]), int(answer[5]))
 
-    async def sample(self, table: str, incarnation: int, version: int, group_ids: Sequence[str]) -> list[Leased]:
-        answer = await self._table_verb("sample", table, incarnation, version, *group_ids)
+    async def sample(
+        self, table: str, incarnation: int, version: int, group_ids: Sequence[str], token: str
+    ) -> list[Leased]:
+        answer = await self._table_verb("sample", table, incarnation, version, token, *group_ids)
         return [_leased(item) for item in answer[2]]
 
     async def payloads(self, table: str, groups: Sequence[Leased]) -> list[list[bytes | None]]:
@@ -363,6 +373,8 @@ def _checked(answer: list[Any]) -> list[Any]:
         raise fenced()
     if status == b"old_generation":
         raise OldGenerationError("this connection generation is over", hint="join the mesh again")
+    if status == b"replaced":
+        raise UnreachableError("a newer stream of the same member is open", hint="use that one")
     return answer
 
 

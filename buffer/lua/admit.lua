@@ -1,11 +1,12 @@
 -- Grants groups to a generator: orphans first (they skip the gate, not the bound), then pending tasks.
 -- ARGV: member, generation, incarnation and version it serves, wanted, u as the front knows it,
---       live_limit (live unclaimed groups below which the gate is open to this version)
+--       live_limit (live unclaimed groups below which the gate is open to this version), token of the stream
 load_table(ARGV[1])
 load_run()
 local member, serving_inc, serving = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
 local wanted, live_limit = tonumber(ARGV[6]), tonumber(ARGV[8])
 if generation_of(member) ~= tonumber(ARGV[3]) then return {'old_generation', view()} end
+if replaced(member, ARGV[9]) then return {'replaced', view()} end
 if serving_inc ~= R.incarnation then return {'other_incarnation', view()} end
 if C.bounded == 1 and tonumber(ARGV[7]) ~= C.u then return {'moved', view()} end
 

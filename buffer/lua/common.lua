@@ -211,6 +211,12 @@ local function generation_of(member)
   return tonumber(redis.call('HGET', RUN .. ':generations', member) or -1)
 end
 
+-- Whether a stream has been replaced by a newer one of the same holder, maybe at another front: then it may take
+-- nothing more in its holder's name, since nobody would hear of it. No token, no stream: the caller is trusted.
+local function replaced(holder, token)
+  return token ~= '' and redis.call('HGET', T .. ':streams', holder) ~= token
+end
+
 -- Over its memory limit Redis refuses a script whose first write needs memory, and lets one go on whose first write
 -- frees some. Verbs that lead out of that state, or keep what there is, begin with such a write.
 local function free_first() redis.call('DEL', RUN .. ':none') end

@@ -1,9 +1,10 @@
 -- Leases proposed ready groups to the learner for one version; re-checks state, bound and quota of each.
--- ARGV: incarnation, for_version, gids...
+-- ARGV: incarnation, for_version, token of the stream, gids...
 load_table(ARGV[1])
 load_run()
 free_first()
 if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
+if replaced('learner', ARGV[4]) then return {'replaced', view()} end
 local version = tonumber(ARGV[3])
 local now = now_ms()
 local room = NO_BOUND
@@ -12,7 +13,7 @@ if C.bounded == 1 then
   if version < C.u then room = 0 end
 end
 local answer = {}
-for i = 4, #ARGV do
+for i = 5, #ARGV do
   local gid = ARGV[i]
   local g = read_group(gid)
   if #answer < room and g and g.state == 'ready' and g.deadline >= version then

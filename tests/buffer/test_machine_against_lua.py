@@ -116,7 +116,7 @@ class BothMachines(RuleBasedStateMachine):
         serving = PolicyVersion(self.incarnation, max(0, self.version - behind))
         u, rules = self.machine.u, self.rules
         limit = gate.live_limit(u, serving.version, rules.groups_per_step, rules.max_staleness)
-        answer = self.verb("admit", "train", member, 1, serving.incarnation, serving.version, wanted, u, limit)
+        answer = self.verb("admit", "train", member, 1, serving.incarnation, serving.version, wanted, u, limit, "")
         granted = self.machine.admit(member, serving, wanted, limit, self.now)
         assert [(g[0].decode(), g[1].decode(), g[2]) for g in answer[2]] == [
             (g.group_id, g.lease, g.attempt) for g in granted
@@ -185,7 +185,7 @@ class BothMachines(RuleBasedStateMachine):
         version = self.machine.u + ahead
         ready = sorted((g for g in self.machine.groups.values() if g.state is State.READY), key=lambda g: g.order)
         ids = [g.group_id for g in ready[:count]]
-        answer = self.verb("sample", "train", self.incarnation, version, *ids)
+        answer = self.verb("sample", "train", self.incarnation, version, "", *ids)
         leased = self.machine.sample(self.incarnation, version, ids, self.now)
         assert [(g[0].decode(), g[1].decode()) for g in answer[2]] == [(g.group_id, g.lease) for g in leased]
 
@@ -239,7 +239,7 @@ class BothMachines(RuleBasedStateMachine):
     def zombie_is_fenced(self) -> None:
         answer = self.verb("commit", "train", self.incarnation - 1, 99, "path", 100)
         assert answer[0] == b"fenced"
-        assert self.verb("sample", "train", self.incarnation - 1, 0, "train-1")[0] == b"fenced"
+        assert self.verb("sample", "train", self.incarnation - 1, 0, "", "train-1")[0] == b"fenced"
 
     @rule(at=index)
     def release(self, at: int) -> None:
