@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from buffer.streams import Seen, StandingStream
@@ -17,6 +17,10 @@ class AdmitStream(StandingStream):
 
     Attributes:
         waiting_reason: why nothing is granted at present; empty when something was just granted.
+        on_cancelled: called on the event loop with leases whose groups nobody needs any more (over the bound,
+            withdrawn, in other hands): their work stops at once. It must not block; it may be told the same lease
+            twice. Leases are compared, not groups: the same member may hold the group again under another lease.
+            Grants that are cancelled before they were taken from the stream are dropped, and their credit returns.
     """
 
     def __init__(self, stub: Any, table: str, member_id: str, generation: Callable[[], int], retry_s: float) -> None:
@@ -27,6 +31,8 @@ class AdmitStream(StandingStream):
         self._credits = 0
         self._serving: PolicyVersion | None = None
         self._seen = Seen()
+        self._cancelled = Seen()
+        self.on_cancelled: Callable[[Sequence[pb.LeaseRef]], None] = _unheard
         self._grants: asyncio.Queue[pb.GroupGrant | RollmeshError] = asyncio.Queue()
         self.waiting_reason = "connecting to the buffer"
         super().__init__(f"admission ({table})", retry_s)
@@ -66,6 +72,10 @@ class AdmitStream(StandingStream):
 
     def _received(self, response: pb.AdmitResponse) -> None:
         self.waiting_reason = response.waiting_reason
+        if response.cancelled:
+            for lease in response.cancelled:
+                self._cancelled.add((lease.group_id, lease.lease_id))
+            self.on_cancelled(response.cancelled)
         for grant in response.grants:
             if self._seen.add((grant.group_id, grant.lease_id)):
                 self._credits = max(0, self._credits - 1)
@@ -79,8 +89,15 @@ class AdmitStream(StandingStream):
         return self
 
     async def __anext__(self) -> pb.GroupGrant:
-        grant = await self._grants.get()
-        if isinstance(grant, RollmeshError):
-            self._grants.put_nowait(grant)
-            raise grant
-        return grant
+        while True:
+            grant = await self._grants.get()
+            if isinstance(grant, RollmeshError):
+                self._grants.put_nowait(grant)
+                raise grant
+            if (grant.group_id, grant.lease_id) not in self._cancelled:
+                return grant
+            self.update(self._credits + 1)
+
+
+def _unheard(_leases: Sequence[pb.LeaseRef]) -> None:
+    """Until the owner says what to do."""

@@ -32,6 +32,9 @@ class Seen:
     def __init__(self) -> None:
         self._keys: OrderedDict[Any, None] = OrderedDict()
 
+    def __contains__(self, key: Any) -> bool:
+        return key in self._keys
+
     def add(self, key: Any) -> bool:
         """Whether the key is new."""
         if key in self._keys:

@@ -19,6 +19,7 @@ class TableView:
         end_of_data: 1 when no further task will come.
         bytes, reserved: payload bytes stored, and set aside for groups being generated.
         orphaned: generating groups that wait for a new holder.
+        cancelled: groups ever cancelled at their generator.
         first_deadline: the least deadline among generating and ready groups.
     """
 
@@ -35,6 +36,7 @@ class TableView:
     bytes: int = 0
     reserved: int = 0
     orphaned: int = 0
+    cancelled: int = 0
     first_deadline: int = 1 << 60
 
     @classmethod

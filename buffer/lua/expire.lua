@@ -38,5 +38,6 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', RUN .. ':heartbeats', '-inf'
   redis.call('HDEL', RUN .. ':members', member)
   redis.call('HDEL', RUN .. ':status', member)
   redis.call('HDEL', RUN .. ':generations', member)
+  forget_cancels(member)
 end
 return {'ok', view(), ended, returned, restarted}

@@ -7,6 +7,7 @@ redis.call('ZREM', RUN .. ':heartbeats', member)
 redis.call('HDEL', RUN .. ':members', member)
 redis.call('HDEL', RUN .. ':status', member)
 redis.call('HDEL', RUN .. ':generations', member)
+forget_cancels(member)
 local is_learner = R.learner == member
 if is_learner then
   redis.call('HSET', RUN, 'learner_until', 0)

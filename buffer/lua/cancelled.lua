@@ -1,0 +1,9 @@
+-- What a member works on that nobody needs any more. ARGV: member, generation, portion, then what it has been told
+-- since, each "gid lease": only that is forgotten, so that what is lost on the way is told again.
+load_table(ARGV[1])
+load_run()
+free_first()
+local member = ARGV[2]
+if generation_of(member) ~= tonumber(ARGV[3]) then return {'old_generation', view()} end
+if #ARGV > 4 then redis.call('SREM', cancels_key(member), unpack(ARGV, 5)) end
+return {'ok', view(), redis.call('SRANDMEMBER', cancels_key(member), tonumber(ARGV[4]))}
