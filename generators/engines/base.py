@@ -5,6 +5,7 @@ Invariants every engine keeps (the contract suite in `tests/generators/engines/c
 - Every accepted request ends in exactly one `GenerationResult`, delivered through `on_results`; or else the engine
   has failed as a whole and said so through `on_failure`.
 - A sampled token carries the version of the weights whose forward pass produced its logits.
+- Tokens that a request brings with it (`prefix`) stand in its result as they came, and are never sampled again.
 - Weights change between two decode steps only, all tensors at once, and never while a pinned request is running.
 - A bad request or a bad set of weights is refused by a typed error and changes nothing.
 """
@@ -12,7 +13,7 @@ Invariants every engine keeps (the contract suite in `tests/generators/engines/c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,8 @@ class SamplingParams:
         max_tokens: upper bound of response tokens, the end token included.
         stop: strings that end the response; the text up to and including the match is kept.
         seed: seed of the draws; 0 lets the engine choose. Requests with the same prompt and seed draw alike, so
-            that the members of a group need different seeds.
+            that the members of a group need different seeds. Behind a prefix draws never repeat those of the
+            response's first tokens; whether they are those of an uninterrupted response is left to the engine.
     """
 
     temperature: float = 1.0
@@ -58,6 +60,25 @@ class SamplingParams:
     max_tokens: int = 1024
     stop: tuple[str, ...] = ()
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledTokens:
+    """The first tokens of a response.
+
+    Attributes:
+        response_ids: int32 [T], T at least one.
+        log_probs: float32 [T], nats, as in `GenerationResult`.
+        versions: the version of each token, T in all.
+    """
+
+    response_ids: NDArray[np.int32]
+    log_probs: NDArray[np.float32]
+    versions: VersionRuns
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.response_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +91,17 @@ class GenerationRequest:
         sampling: see `SamplingParams`.
         pinned: finish under the weights that are served when it is submitted: while one is queued or running no swap
             happens, and while a swap waits only pinned requests start. Meant for finite sets, such as an evaluation.
+        prefix: tokens of the response that are sampled already, here or elsewhere, under whatever versions: the engine
+            goes on behind them, and its result begins with them. `sampling` holds for the whole response: its
+            `max_tokens` counts them and `stop` is looked for in them. Where they are complete (end token, stop
+            string, budget or context used up) the result comes at once. A pinned request takes none.
     """
 
     request_id: str
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     pinned: bool = False
+    prefix: SampledTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +122,21 @@ class GenerationResult:
     log_probs: NDArray[np.float32]
     versions: VersionRuns
     finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartialResponse:
+    """What there is of a response that is being sampled.
+
+    Attributes:
+        request_id: of the request.
+        sampled: its tokens so far, the request's `prefix` included; a copy.
+        running_s: seconds since the engine took it up.
+    """
+
+    request_id: str
+    sampled: SampledTokens
+    running_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +230,23 @@ class InferenceEngine(ABC):
     @abstractmethod
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends requests early; each still gets its result (`aborted`, with the tokens so far). Unknown ids: ignored."""
+
+    @abstractmethod
+    def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
+        """Copies what there is of running responses, between two decode steps.
+
+        Nothing is paid for it where nobody asks, and while one asks, only the copies.
+
+        Args:
+            at_least: request id -> tokens below which its response is left out.
+
+        Returns:
+            A future of the responses that are running and have that many tokens, in no order; ids that are unknown,
+            queued or finished are left out. It fails with EngineError where the engine does.
+
+        Raises:
+            EngineError: the engine is not running.
+        """
 
     @abstractmethod
     def update_weights(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from generators.engines.base import GenerationRequest
+from generators.engines.base import GenerationRequest, SampledTokens
 from generators.engines.hf.loading import LoadedModel
 from mesh.errors import PayloadError
 
@@ -26,10 +26,19 @@ def check_request(request: GenerationRequest, loaded: LoadedModel) -> None:
             hint="lower rollout.max_prompt_tokens",
         )
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
-    lowest, highest = min(request.prompt_ids), max(request.prompt_ids)
+    _check_ids("prompt_ids", min(request.prompt_ids), max(request.prompt_ids), vocabulary)
+    _check_sampling(request, loaded)
+    if request.prefix is not None:
+        _check_prefix(request, request.prefix, context - length, vocabulary)
+
+
+def _check_ids(field: str, lowest: int, highest: int, vocabulary: int) -> None:
     if lowest < 0 or highest >= vocabulary:
         wrong = lowest if lowest < 0 else highest
-        raise PayloadError("prompt_ids", f"token id {wrong} is outside the vocabulary of {vocabulary}")
+        raise PayloadError(field, f"token id {wrong} is outside the vocabulary of {vocabulary}")
+
+
+def _check_sampling(request: GenerationRequest, loaded: LoadedModel) -> None:
     sampling = request.sampling
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         raise PayloadError("sampling.temperature", f"{sampling.temperature} is not a number >= 0")
@@ -45,3 +54,20 @@ def check_request(request: GenerationRequest, loaded: LoadedModel) -> None:
         raise PayloadError("sampling.stop", "an empty stop string would end every response at once")
     if sampling.stop and loaded.tokenizer is None:
         raise PayloadError("sampling.stop", "stop strings need a tokenizer, and the model folder has none")
+
+
+def _check_prefix(request: GenerationRequest, prefix: SampledTokens, room: int, vocabulary: int) -> None:
+    count = len(prefix)
+    if request.pinned:
+        raise PayloadError("prefix", "a pinned request is answered by one version and takes no tokens of others")
+    if count == 0:
+        raise PayloadError("prefix", "no tokens: leave it out")
+    if len(prefix.log_probs) != count or len(prefix.versions) != count:
+        raise PayloadError(
+            "prefix", f"{count} tokens, {len(prefix.log_probs)} log-probs and {len(prefix.versions)} versions"
+        )
+    if count > min(request.sampling.max_tokens, room):
+        raise PayloadError(
+            "prefix", f"{count} tokens are more than max_tokens {request.sampling.max_tokens} or the room for {room}"
+        )
+    _check_ids("prefix", int(prefix.response_ids.min()), int(prefix.response_ids.max()), vocabulary)

@@ -8,21 +8,22 @@ row, and closes the rows that have ended. A new row's first token is drawn from 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
 
-from generators.engines.base import GenerationResult
+from generators.engines.base import FinishReason, GenerationRequest, GenerationResult
 from generators.engines.hf.cache import SlotCache
 from generators.engines.hf.loading import LoadedModel
 from generators.engines.hf.masks import MaskBuilder
 from generators.engines.hf.prefill import Prefiller, Prefix, PrefixBatch
 from generators.engines.hf.recording import DirectForward, ForwardPass, record
-from generators.engines.hf.sampling import draw, next_uniform
+from generators.engines.hf.sampling import draw, next_uniform, state_after
 from generators.engines.hf.scheduling import Prompt, Waiting
 from generators.engines.hf.stopping import StopMatcher
 from generators.engines.hf.table import Running, SlotTable
-from mesh.versions import PolicyVersion
+from mesh.versions import PolicyVersion, VersionRuns
 
 
 class Decoder:
@@ -69,7 +70,8 @@ class Decoder:
         rows = table.rows
         table.position[:rows] += 1
         if new_rows:
-            table.position[new_rows] = table.prompt_length[new_rows]
+            # They took no part in the forward pass.
+            table.position[new_rows] -= 1
         uniform = torch.from_numpy(next_uniform(table.generator[:rows])).to(self._device)
         ids, log_probs = draw(logits, uniform, table.sampling(self._device))
         tokens = ids.cpu().numpy()
@@ -92,10 +94,7 @@ class Decoder:
     def served(self, version: PolicyVersion) -> None:
         """Notes that the model's weights are now those of `version`."""
         self.serving = version
-        for row, running in enumerate(self.table.running):
-            if running is not None:
-                drawn = int(self.table.position[row] - self.table.prompt_length[row]) + 1
-                running.marks.append((drawn, version))
+        self.table.served(version)
 
     def recompute(self) -> None:
         """Replaces the cached keys and values of all running sequences by those of the present weights."""
@@ -106,16 +105,38 @@ class Decoder:
         for batch, members in _by_batch(self._prefiller.run(sequences)):
             self._store([rows[member] for member, _ in members], batch, [index for _, index in members])
 
+    def completed(self, request: GenerationRequest) -> FinishReason | None:
+        """Why nothing is to be sampled behind a request's prefix; None where something is, or where it has none."""
+        prefix = request.prefix
+        if prefix is None:
+            return None
+        matcher = self._matcher(request)
+        if self._is_end[prefix.response_ids[-1]] or (matcher and matcher.push(prefix.response_ids.tolist())):
+            return "stop"
+        return "length" if len(prefix) >= self._limit(request) else None
+
     def _open(self, waiting: Waiting) -> int:
         request, serving = waiting.request, self.serving
         assert serving is not None
-        sampling = request.sampling
-        tokenizer = self._loaded.tokenizer
-        matcher = StopMatcher(tokenizer, sampling.stop) if sampling.stop and tokenizer else None
-        prompt = waiting.prompt.ids
-        limit = min(sampling.max_tokens, self._loaded.context - len(prompt))
-        seed = sampling.seed or int(self._seeds.integers(1, 2**63))
-        return self.table.open(Running(request, [(0, serving)], matcher), prompt, limit, seed)
+        marks, drawn = [(0, serving)], 0
+        matcher = self._matcher(request)
+        if request.prefix is not None:
+            drawn = len(request.prefix)
+            marks = [*_marks(request.prefix.versions), (drawn, serving)]
+            if matcher is not None:
+                matcher.push(request.prefix.response_ids.tolist())
+        seed = request.sampling.seed or int(self._seeds.integers(1, 2**63))
+        # Draws depend on the position alone: behind a prefix none is used a second time.
+        state = state_after(seed, drawn)
+        return self.table.open(Running(request, marks, matcher), waiting.prompt.ids, self._limit(request), state)
+
+    def _limit(self, request: GenerationRequest) -> int:
+        """Most tokens of its response."""
+        return min(request.sampling.max_tokens, self._loaded.context - len(request.prompt_ids))
+
+    def _matcher(self, request: GenerationRequest) -> StopMatcher | None:
+        stop, tokenizer = request.sampling.stop, self._loaded.tokenizer
+        return StopMatcher(tokenizer, stop) if stop and tokenizer else None
 
     def _close_ranks(self, *, spare: int) -> None:
         """Moves sequences from the end into holes until at most `spare` holes are left for new ones."""
@@ -161,12 +182,18 @@ class Decoder:
         stopped = self._is_end[tokens]
         for row in table.watched_rows():
             running = table.running[row]
-            if running is not None and running.matcher is not None and running.matcher.push(int(tokens[row])):
+            if running is not None and running.matcher is not None and running.matcher.push([int(tokens[row])]):
                 stopped[row] = True
         ended = stopped | (table.position[:rows] >= table.last_position[:rows])
         if not ended.any():
             return []
         return [table.close(row, "stop" if stopped[row] else "length") for row in np.flatnonzero(ended).tolist()]
+
+
+def _marks(versions: VersionRuns) -> list[tuple[int, PolicyVersion]]:
+    """(index of the first token, version) of each run."""
+    starts = accumulate((length for length, _ in versions.runs), initial=0)
+    return [(start, version) for start, (_, version) in zip(starts, versions.runs, strict=False)]
 
 
 def _prefix(waiting: Waiting) -> Prefix:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,40 +20,24 @@ import torch
 from generators.engines.base import (
     EngineError,
     EngineStatus,
+    FinishReason,
     GenerationRequest,
     GenerationResult,
     InferenceEngine,
     KvPolicy,
     OnFailure,
     OnResults,
+    PartialResponse,
     SwapTimings,
 )
 from generators.engines.hf.checks import check_request
+from generators.engines.hf.commands import Abort, Command, Progress, Submit, Update
 from generators.engines.hf.decoder import Decoder
 from generators.engines.hf.loading import LoadedModel, load_model
 from generators.engines.hf.scheduling import WaitingLine
 from generators.engines.hf.weights import InPlaceWeights
 from mesh.errors import PayloadError, WeightsError
 from mesh.versions import PolicyVersion, VersionRuns
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Submit:
-    requests: Sequence[GenerationRequest]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Abort:
-    request_ids: set[str]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Update:
-    version: PolicyVersion
-    tensors: Iterable[tuple[str, torch.Tensor]]
-    digest: str
-    asked: float
-    done: Future[SwapTimings]
 
 
 class HfEngine(InferenceEngine):
@@ -86,12 +70,13 @@ class HfEngine(InferenceEngine):
         self._weights = InPlaceWeights(loaded.model)
         self._decoder = Decoder(loaded, slots, seed)
         self._line = WaitingLine()
-        self._updates: deque[_Update] = deque()
+        self._taken: deque[Command] = deque()
+        self._updates: deque[Update] = deque()
         self._swaps = 0
         self._digest = ""
         self._wake = threading.Condition()
         # Guarded by `_wake`:
-        self._inbox: deque[_Submit | _Abort | _Update] = deque()
+        self._inbox: deque[Command] = deque()
         self._in_flight: set[str] = set()
         self._stopping = False
         self._failure: EngineError | None = None
@@ -127,13 +112,21 @@ class HfEngine(InferenceEngine):
                     raise PayloadError("request_id", f"{request.request_id!r} is already in flight")
                 ids.add(request.request_id)
             self._in_flight |= ids
-            self._inbox.append(_Submit(tuple(requests)))
+            self._inbox.append(Submit(tuple(requests)))
             self._wake.notify_all()
 
     def abort(self, request_ids: Iterable[str]) -> None:
         with self._wake:
-            self._inbox.append(_Abort(set(request_ids)))
+            self._inbox.append(Abort(set(request_ids)))
             self._wake.notify_all()
+
+    def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
+        done: Future[list[PartialResponse]] = Future()
+        with self._wake:
+            self._check_running()
+            self._inbox.append(Progress(dict(at_least), done))
+            self._wake.notify_all()
+        return done
 
     def update_weights(
         self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
@@ -141,7 +134,7 @@ class HfEngine(InferenceEngine):
         done: Future[SwapTimings] = Future()
         with self._wake:
             self._check_running()
-            self._inbox.append(_Update(version, tensors, digest, time.perf_counter(), done))
+            self._inbox.append(Update(version, tensors, digest, time.perf_counter(), done))
             self._wake.notify_all()
         return done
 
@@ -210,21 +203,31 @@ class HfEngine(InferenceEngine):
     def _take_commands(self) -> None:
         with self._wake:
             self._wake.wait_for(lambda: bool(self._inbox) or self._stopping or self._has_work())
-            commands, self._inbox = self._inbox, deque()
-        for command in commands:
-            match command:
-                case _Submit():
-                    self._line.add(command.requests)
-                case _Abort():
+            self._taken, self._inbox = self._inbox, deque()
+        while self._taken:
+            match command := self._taken.popleft():
+                case Submit():
+                    self._queue(command.requests)
+                case Abort():
                     self._deliver(self._withdraw(command.request_ids))
-                case _Update():
+                case Progress():
+                    _answer(command.done, self._decoder.table.progress(command.at_least))
+                case Update():
                     self._updates.append(command)
 
+    def _queue(self, requests: Sequence[GenerationRequest]) -> None:
+        """Puts requests in the line; those whose prefix leaves nothing to be sampled end here."""
+        complete = [(request, self._decoder.completed(request)) for request in requests if request.prefix is not None]
+        results = [_unsampled(request, reason) for request, reason in complete if reason is not None]
+        ended = {result.request_id for result in results}
+        self._line.add([request for request in requests if request.request_id not in ended] if ended else requests)
+        self._deliver(results)
+
     def _withdraw(self, request_ids: set[str]) -> list[GenerationResult]:
-        waiting = [_never_started(item.request) for item in self._line.withdraw(request_ids)]
+        waiting = [_unsampled(item.request, "aborted") for item in self._line.withdraw(request_ids)]
         return waiting + self._decoder.abort(request_ids)
 
-    def _swap(self, update: _Update) -> None:
+    def _swap(self, update: Update) -> None:
         if not update.done.set_running_or_notify_cancel():
             return
         begin = time.perf_counter()
@@ -279,24 +282,38 @@ class HfEngine(InferenceEngine):
         with self._wake:
             self._failure = failure
             self._in_flight.clear()
-            self._updates.extend(command for command in self._inbox if isinstance(command, _Update))
-            self._inbox.clear()
+            commands, self._inbox = self._inbox, deque()
             self._wake.notify_all()
+        for command in (*self._taken, *commands):
+            if isinstance(command, Progress):
+                _refuse(command.done, failure)
+            elif isinstance(command, Update):
+                self._updates.append(command)
         self._refuse_updates(failure)
         self._on_failure(failure)
 
     def _refuse_updates(self, error: EngineError) -> None:
         while self._updates:
-            update = self._updates.popleft()
-            if update.done.set_running_or_notify_cancel():
-                update.done.set_exception(error)
+            _refuse(self._updates.popleft().done, error)
 
 
-def _never_started(request: GenerationRequest) -> GenerationResult:
+def _answer(done: Future[Any], value: Any) -> None:
+    if done.set_running_or_notify_cancel():
+        done.set_result(value)
+
+
+def _refuse(done: Future[Any], error: EngineError) -> None:
+    if done.set_running_or_notify_cancel():
+        done.set_exception(error)
+
+
+def _unsampled(request: GenerationRequest, reason: FinishReason) -> GenerationResult:
+    """The result of a request for which nothing was sampled here: what it brought with it."""
+    prefix = request.prefix
     return GenerationResult(
         request_id=request.request_id,
-        response_ids=np.zeros(0, np.int32),
-        log_probs=np.zeros(0, np.float32),
-        versions=VersionRuns(()),
-        finish_reason="aborted",
+        response_ids=prefix.response_ids if prefix else np.zeros(0, np.int32),
+        log_probs=prefix.log_probs if prefix else np.zeros(0, np.float32),
+        versions=prefix.versions if prefix else VersionRuns(()),
+        finish_reason=reason,
     )

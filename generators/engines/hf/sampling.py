@@ -32,6 +32,11 @@ def next_uniform(state: NDArray[np.uint64]) -> NDArray[np.float64]:
     return mixed * _UNIT
 
 
+def state_after(seed: int, draws: int) -> int:
+    """The generator state of a row that was seeded with `seed` and has drawn so often."""
+    return (seed + draws * int(_GAMMA)) % 2**64
+
+
 @dataclass(frozen=True, slots=True)
 class RowSampling:
     """Sampling parameters of the rows of a batch; None where no row needs the treatment.

@@ -24,7 +24,7 @@ class Prompt:
     """A prompt shared by requests.
 
     Attributes:
-        ids: token ids.
+        ids: token ids; of a request with a prefix, these behind its prompt's.
         prefix: its keys, values and last logits under the present weights; None until prefilled.
     """
 
@@ -58,6 +58,8 @@ class WaitingLine:
         prompts: dict[tuple[int, ...], Prompt] = {}
         for request in requests:
             ids = tuple(request.prompt_ids)
+            if request.prefix is not None:
+                ids += tuple(request.prefix.response_ids.tolist())
             prompt = prompts.setdefault(ids, Prompt(ids))
             self._line.append(Waiting(request, prompt))
             self.pinned += request.pinned

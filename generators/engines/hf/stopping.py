@@ -31,9 +31,9 @@ class StopMatcher:
         self._context_text = ""
         self._tail = ""
 
-    def push(self, token: int) -> bool:
-        """Adds a token; True where it completes a stop string."""
-        self._fresh.append(token)
+    def push(self, tokens: Sequence[int]) -> bool:
+        """Adds tokens; True where they complete a stop string."""
+        self._fresh.extend(tokens)
         text = self._decode(self._context + self._fresh)
         window = self._tail + text[len(self._context_text) :]
         if any(stop in window for stop in self._stop):

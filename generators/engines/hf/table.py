@@ -8,13 +8,21 @@ Per-step work is a handful of vectorized operations, whatever the number of rows
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from generators.engines.base import FinishReason, GenerationRequest, GenerationResult
+from generators.engines.base import (
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    PartialResponse,
+    SampledTokens,
+)
 from generators.engines.hf.sampling import RowSampling
 from generators.engines.hf.stopping import StopMatcher
 from mesh.versions import PolicyVersion, VersionRuns
@@ -30,11 +38,13 @@ class Running:
         request: as submitted.
         marks: (index of the first response token, version that produces tokens from there on).
         matcher: finds its stop strings; None without any.
+        started: monotonic time at which it got its slot.
     """
 
     request: GenerationRequest
     marks: list[tuple[int, PolicyVersion]]
     matcher: StopMatcher | None
+    started: float = field(default_factory=time.monotonic)
 
 
 class SlotTable:
@@ -70,31 +80,35 @@ class SlotTable:
         """Slots that can be given out."""
         return self.slots - self.active
 
-    def open(self, running: Running, prompt: tuple[int, ...], limit: int, seed: int) -> int:
+    def open(self, running: Running, ids: tuple[int, ...], limit: int, seed: int) -> int:
         """Gives a request a row and returns it.
 
         Args:
             running: the request.
-            prompt: token ids, not empty.
-            limit: most response tokens, at least one.
+            ids: token ids of its prompt and, if it brings one, its prefix.
+            limit: most response tokens, more than its prefix has.
             seed: 64-bit state of the row's random numbers.
         """
         row = self.holes.pop() if self.holes else self.rows
         self.rows = max(self.rows, row + 1)
-        length = len(prompt)
+        length = len(ids)
         self.reserve(length + 1)
-        sampling = running.request.sampling
+        request, prefix = running.request, running.request.prefix
+        sampling, prompt_length = request.sampling, len(request.prompt_ids)
         greedy = sampling.temperature == 0
         self.running[row] = running
-        self.position[row] = self.prompt_length[row] = length
-        self.last_position[row] = length + limit - 1
+        self.position[row] = length
+        self.prompt_length[row] = prompt_length
+        self.last_position[row] = prompt_length + limit - 1
         self.last_token[row] = 0
         self.generator[row] = seed
         self._temperature[row] = 1.0 if greedy else sampling.temperature
         self._greedy[row] = greedy
         self._top_k[row] = 0 if greedy else sampling.top_k
         self._top_p[row] = 1.0 if greedy else sampling.top_p
-        self.tokens[row, :length] = prompt
+        self.tokens[row, :length] = ids
+        if prefix is not None:
+            self.log_probs[row, prompt_length:length] = prefix.log_probs
         self._membership_changed()
         return row
 
@@ -111,17 +125,36 @@ class SlotTable:
         """Ends a row: it becomes a hole, and its sequence a result."""
         running = self.running[row]
         assert running is not None
-        begin, end = int(self.prompt_length[row]), int(self.position[row]) + 1
+        sampled = self._sampled(row, running)
         self.running[row] = None
         self.holes.append(row)
         self._membership_changed()
         return GenerationResult(
             request_id=running.request.request_id,
-            response_ids=self.tokens[row, begin:end].copy(),
-            log_probs=self.log_probs[row, begin:end].copy(),
-            versions=_runs(running.marks, end - begin),
+            response_ids=sampled.response_ids,
+            log_probs=sampled.log_probs,
+            versions=sampled.versions,
             finish_reason=reason,
         )
+
+    def progress(self, at_least: Mapping[str, int]) -> list[PartialResponse]:
+        """Copies of the running responses that have as many tokens as `at_least` says of their request."""
+        now = time.monotonic()
+        found = []
+        for row, running in enumerate(self.running[: self.rows]):
+            if running is None:
+                continue
+            wanted = at_least.get(running.request.request_id)
+            if wanted is not None and self._drawn(row) >= wanted:
+                sampled = self._sampled(row, running)
+                found.append(PartialResponse(running.request.request_id, sampled, now - running.started))
+        return found
+
+    def served(self, version: PolicyVersion) -> None:
+        """From here on tokens are drawn by `version`."""
+        for row, running in enumerate(self.running):
+            if running is not None:
+                running.marks.append((self._drawn(row), version))
 
     def next_move(self) -> tuple[int, int] | None:
         """Takes one hole out of use; returns the (source, target) rows to be moved for it, or None where none is."""
@@ -171,6 +204,17 @@ class SlotTable:
         self.tokens = np.pad(self.tokens, ((0, 0), (0, new - have)))
         self.log_probs = np.pad(self.log_probs, ((0, 0), (0, new - have)))
 
+    def _drawn(self, row: int) -> int:
+        return int(self.position[row] - self.prompt_length[row]) + 1
+
+    def _sampled(self, row: int, running: Running) -> SampledTokens:
+        begin, end = int(self.prompt_length[row]), int(self.position[row]) + 1
+        return SampledTokens(
+            response_ids=self.tokens[row, begin:end].copy(),
+            log_probs=self.log_probs[row, begin:end].copy(),
+            versions=_runs(running.marks, end - begin),
+        )
+
     def _move(self, source: int, target: int) -> None:
         self.running[target], self.running[source] = self.running[source], None
         for column in (
@@ -200,7 +244,14 @@ def _column(values: NDArray[np.generic], device: torch.device) -> torch.Tensor:
 
 
 def _runs(marks: list[tuple[int, PolicyVersion]], length: int) -> VersionRuns:
-    """Marks as runs over `length` tokens; marks under which no token was drawn vanish."""
+    """Marks as runs over `length` tokens; marks under which no token was drawn vanish, equal neighbours are one."""
     ends = [start for start, _ in marks[1:]] + [length]
-    runs = [(end - start, version) for (start, version), end in zip(marks, ends, strict=True) if end > start]
+    runs: list[tuple[int, PolicyVersion]] = []
+    for (start, version), end in zip(marks, ends, strict=True):
+        if end <= start:
+            continue
+        if runs and runs[-1][1] == version:
+            runs[-1] = (runs[-1][0] + end - start, version)
+        else:
+            runs.append((end - start, version))
     return VersionRuns(tuple(runs))

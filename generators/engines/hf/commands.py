@@ -1,0 +1,48 @@
+"""What other threads ask of the engine's thread; taken up between two decode steps, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from generators.engines.base import GenerationRequest, PartialResponse, SwapTimings
+from mesh.versions import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Submit:
+    """Requests, checked."""
+
+    requests: Sequence[GenerationRequest]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Abort:
+    """Requests to be ended early."""
+
+    request_ids: set[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Progress:
+    """Responses to be copied; see `InferenceEngine.progress`."""
+
+    at_least: Mapping[str, int]
+    done: Future[list[PartialResponse]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """Weights to be swapped in; `asked` is the performance counter's time of the call."""
+
+    version: PolicyVersion
+    tensors: Iterable[tuple[str, torch.Tensor]]
+    digest: str
+    asked: float
+    done: Future[SwapTimings]
+
+
+Command = Submit | Abort | Progress | Update
