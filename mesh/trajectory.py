@@ -10,7 +10,13 @@ response tokens, `mask` = runs [[length, 0 or 1], ...] over the response tokens.
 entry per response token. Tokens with mask 0 (tool output, later turns' prompts) are not trained; their log-prob is 0.
 The prompt is not in here: it is stored once per group.
 
-The buffer checks a payload with `inspect` (header and sizes only) and never parses the arrays.
+With `codec` = "zstd" in the header each array is a compressed frame instead (`mesh.compression`), and `stored` has
+their sizes in bytes; the header itself is never compressed. Payloads are packed where they are made and opened where
+they are trained on; in between they are the same bytes. The buffer checks a payload with `inspect` (header and sizes,
+also those that frames state) and never parses or decompresses the arrays; of one that is uploaded in pieces it sees
+the head (magic and header) alone.
+
+Bounds: at most `MAX_TOKENS` tokens; a frame is opened only if it states exactly the size that the tokens need.
 """
 
 from __future__ import annotations
@@ -18,18 +24,22 @@ from __future__ import annotations
 import itertools
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from mesh.compression import check_frame, compress, decompress
 from mesh.errors import PayloadError
 from mesh.versions import VersionRuns
 
 MAGIC = b"RMT1"
 _PREFIX = struct.Struct("<4sI")
 _MAX_HEADER_BYTES = 1 << 20
+# Far above any response; bounds what a payload can make its reader allocate.
+MAX_TOKENS = 1 << 26
+Codec = Literal["none", "zstd"]
 # Required arrays and their dtypes; both have one entry per response token.
 ARRAYS: dict[str, str] = {"response_ids": "int32", "log_probs": "float32"}
 
@@ -60,8 +70,22 @@ class PayloadInfo:
     mask_runs: tuple[tuple[int, int], ...]
 
 
-def encode(trajectory: Trajectory) -> bytes:
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the arrays are: the head ends at `start`; `stored` has the bytes of each frame, none where plain."""
+
+    info: PayloadInfo
+    start: int
+    stored: tuple[int, int] | None
+
+
+def encode(trajectory: Trajectory, *, codec: Codec = "none", level: int = 1) -> bytes:
     """Packs a trajectory.
+
+    Args:
+        trajectory: one response.
+        codec: `none`, or `zstd` for compressed arrays.
+        level: of zstd, 1 (fast) to 19.
 
     Raises:
         PayloadError: where lengths disagree.
@@ -70,47 +94,82 @@ def encode(trajectory: Trajectory) -> bytes:
     for field in ("log_probs", "response_mask", "versions"):
         if len(getattr(trajectory, field)) != count:
             raise PayloadError(field, f"{len(getattr(trajectory, field))} entries for {count} response tokens")
-    header = msgpack.packb(
-        {
-            "arrays": [[name, dtype, count] for name, dtype in ARRAYS.items()],
-            "versions": trajectory.versions.to_wire(),
-            "mask": _runs(trajectory.response_mask),
-        }
-    )
-    return b"".join(
-        (
-            _PREFIX.pack(MAGIC, len(header)),
-            header,
-            np.ascontiguousarray(trajectory.response_ids, dtype="<i4").tobytes(),
-            np.ascontiguousarray(trajectory.log_probs, dtype="<f4").tobytes(),
-        )
-    )
+    header: dict[str, Any] = {
+        "arrays": [[name, dtype, count] for name, dtype in ARRAYS.items()],
+        "versions": trajectory.versions.to_wire(),
+        "mask": _runs(trajectory.response_mask),
+    }
+    ids = np.ascontiguousarray(trajectory.response_ids, dtype="<i4")
+    log_probs = np.ascontiguousarray(trajectory.log_probs, dtype="<f4")
+    if codec == "zstd" and count:
+        arrays = compress(ids, level), compress(log_probs, level)
+        header |= {"codec": codec, "stored": [len(frame) for frame in arrays]}
+    else:
+        arrays = ids.tobytes(), log_probs.tobytes()
+    packed = msgpack.packb(header)
+    return b"".join((_PREFIX.pack(MAGIC, len(packed)), packed, *arrays))
 
 
-def inspect(payload: bytes) -> PayloadInfo:
+def head_of(payload: bytes) -> bytes:
+    """Magic and header of a payload: what `inspect` needs besides its size.
+
+    Raises:
+        PayloadError: it has no head.
+    """
+    return payload[: _head_bytes(payload)]
+
+
+def inspect(payload: bytes, total: int | None = None) -> PayloadInfo:
     """Checks a payload's header and sizes.
 
-    Raises:
-        PayloadError: naming the field that is wrong.
-    """
-    return _parse(payload)[0]
-
-
-def decode(payload: bytes) -> Trajectory:
-    """Unpacks a payload; the arrays are views of its bytes.
+    Args:
+        payload: all of it, or its head where `total` is given.
+        total: bytes of the whole payload, of which `payload` is the head alone.
 
     Raises:
         PayloadError: naming the field that is wrong.
     """
-    info, start = _parse(payload)
+    layout = _parse(payload, len(payload) if total is None else total)
+    if total is not None:
+        if layout.start != len(payload):
+            raise PayloadError("payload", f"{len(payload)} bytes, but the head has {layout.start}")
+    elif layout.stored is not None:
+        for name, frame in zip(ARRAYS, _frames(payload, layout), strict=True):
+            check_frame(name, frame, layout.info.response_tokens)
+    return layout.info
+
+
+def decode(payload: bytes, *, tokens: int | None = None) -> Trajectory:
+    """Unpacks a payload; the arrays are views of its bytes unless they were compressed.
+
+    Args:
+        payload: as `encode` made it.
+        tokens: response tokens that it must have, where the caller knows; checked before anything is decompressed.
+
+    Raises:
+        PayloadError: naming the field that is wrong.
+    """
+    layout = _parse(payload, len(payload))
+    info, start = layout.info, layout.start
+    if tokens is not None and tokens != info.response_tokens:
+        raise PayloadError("response_tokens", f"expected {tokens}, the payload has {info.response_tokens}")
     count = info.response_tokens
     mask = np.repeat(
         np.array([value for _, value in info.mask_runs], dtype=np.uint8),
         np.array([length for length, _ in info.mask_runs], dtype=np.int64),
     )
+    arrays: list[Any]
+    if layout.stored is None:
+        arrays = [
+            np.frombuffer(payload, dtype="<i4", count=count, offset=start),
+            np.frombuffer(payload, dtype="<f4", count=count, offset=start + 4 * count),
+        ]
+    else:
+        frames = zip(ARRAYS, _frames(payload, layout), ("<i4", "<f4"), strict=True)
+        arrays = [decompress(name, frame, count, dtype) for name, frame, dtype in frames]
     return Trajectory(
-        response_ids=np.frombuffer(payload, dtype="<i4", count=count, offset=start),
-        log_probs=np.frombuffer(payload, dtype="<f4", count=count, offset=start + 4 * count),
+        response_ids=arrays[0],
+        log_probs=arrays[1],
         response_mask=mask,
         versions=info.versions,
     )
@@ -126,15 +185,26 @@ def _runs(mask: NDArray[np.uint8]) -> list[list[int]]:
     return [[end - begin, int(mask[begin])] for begin, end in itertools.pairwise(bounds)]
 
 
-def _parse(payload: bytes) -> tuple[PayloadInfo, int]:
+def _frames(payload: bytes, layout: _Layout) -> tuple[memoryview, memoryview]:
+    assert layout.stored is not None, "the arrays are not compressed"
+    view, middle = memoryview(payload), layout.start + layout.stored[0]
+    return view[layout.start : middle], view[middle:]
+
+
+def _head_bytes(payload: bytes) -> int:
     if len(payload) < _PREFIX.size:
         raise PayloadError("payload", f"{len(payload)} bytes are too few for a trajectory")
     magic, header_bytes = _PREFIX.unpack_from(payload)
     if magic != MAGIC:
         raise PayloadError("payload.magic", f"expected {MAGIC!r}, got {magic!r}")
-    start = _PREFIX.size + header_bytes
+    start: int = _PREFIX.size + header_bytes
     if header_bytes > _MAX_HEADER_BYTES or start > len(payload):
         raise PayloadError("payload.header", f"header of {header_bytes} bytes in a payload of {len(payload)}")
+    return start
+
+
+def _parse(payload: bytes, total: int) -> _Layout:
+    start = _head_bytes(payload)
     try:
         header: Any = msgpack.unpackb(payload[_PREFIX.size : start])
     except (ValueError, msgpack.UnpackException) as error:
@@ -142,8 +212,10 @@ def _parse(payload: bytes) -> tuple[PayloadInfo, int]:
     if not isinstance(header, dict):
         raise PayloadError("payload.header", "expected a map")
     count = _check_arrays(header.get("arrays"))
-    if len(payload) != start + 8 * count:
-        raise PayloadError("payload", f"{len(payload) - start} bytes of arrays, {8 * count} declared")
+    stored = _check_codec(header.get("codec", "none"), header.get("stored"))
+    declared = 8 * count if stored is None else sum(stored)
+    if total != start + declared:
+        raise PayloadError("payload", f"{total - start} bytes of arrays, {declared} declared")
     wire_versions = header.get("versions")
     if not isinstance(wire_versions, list):
         raise PayloadError("versions", "expected a list of runs")
@@ -151,7 +223,18 @@ def _parse(payload: bytes) -> tuple[PayloadInfo, int]:
     if len(versions) != count:
         raise PayloadError("versions", f"runs cover {len(versions)} of {count} response tokens")
     mask_runs = _check_mask(header.get("mask"), count)
-    return PayloadInfo(count, versions, mask_runs), start
+    return _Layout(PayloadInfo(count, versions, mask_runs), start, stored)
+
+
+def _check_codec(codec: Any, stored: Any) -> tuple[int, int] | None:
+    if codec == "none":
+        return None
+    if codec != "zstd":
+        raise PayloadError("codec", f"expected none or zstd, got {codec!r}")
+    good = isinstance(stored, list) and len(stored) == len(ARRAYS)
+    if not good or not all(type(size) is int and size > 0 for size in stored):
+        raise PayloadError("stored", f"expected the bytes of {list(ARRAYS)}, got {stored!r}")
+    return stored[0], stored[1]
 
 
 def _check_arrays(declared: Any) -> int:
@@ -163,8 +246,8 @@ def _check_arrays(declared: Any) -> int:
             raise PayloadError(f"arrays.{name}", f"expected [{name!r}, {dtype!r}, count], got {item!r}")
         if item[1] != dtype:
             raise PayloadError(f"arrays.{name}.dtype", f"expected {dtype}, got {item[1]!r}")
-        if type(item[2]) is not int or item[2] < 1:
-            raise PayloadError(f"arrays.{name}.count", f"expected at least one token, got {item[2]!r}")
+        if type(item[2]) is not int or not 1 <= item[2] <= MAX_TOKENS:
+            raise PayloadError(f"arrays.{name}.count", f"expected 1 to {MAX_TOKENS} tokens, got {item[2]!r}")
         counts.add(item[2])
     if len(counts) != 1:
         raise PayloadError("arrays", f"lengths differ: {sorted(counts)}")
