@@ -1,8 +1,14 @@
 """The embedded Redis: a real redis-server process, started and owned by us, with its data in the run folder.
 
-Invariants: one redis-server at a time owns a folder (it inherits a lock on it); it listens on loopback only; every
-acknowledged write is in the append-only file before the acknowledgement (`durability: always`); it never evicts; it
-dies with its owner, so no orphan is left behind.
+Invariants: one redis-server at a time owns a folder (it inherits a lock on it); it listens on loopback only; it never
+evicts; it dies with its owner, so no orphan is left behind.
+
+Durability, by name:
+  * `always`: the append-only file is written and fsynced before an acknowledgement. What was acknowledged survives
+    kill -9 of Redis, and the end of the machine. One fsync serves all commands that arrived together.
+  * `everysec`: acknowledged first, fsynced once a second. A power cut takes up to about two seconds of acknowledged
+    writes; so does kill -9 where a slow disk made Redis put its writes off.
+  * `none`: no file at all. Nothing survives the end of Redis: for benchmarks and throw-away runs.
 """
 
 from __future__ import annotations
@@ -16,7 +22,9 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import redis.asyncio
 import redis.exceptions
@@ -25,6 +33,7 @@ from mesh.errors import StoreError
 from mesh.supervised import wrapped
 
 log = logging.getLogger(__name__)
+Durability = Literal["always", "everysec", "none"]
 _START_S = 30.0
 _STOP_S = 10.0
 # Replies while the append-only file is read: not ready yet, but well.
@@ -56,14 +65,23 @@ class RedisServer:
 
     Args:
         folder: holds the append-only file, the log and the configuration; created if missing.
-        durability: `always` or `everysec` (may lose a second of writes).
+        durability: what survives its end, see above.
         max_memory: bytes above which Redis refuses writes; 0 for no limit.
+        environment: of the process, beside this process' own.
     """
 
-    def __init__(self, folder: Path, *, durability: str = "always", max_memory: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        durability: Durability = "always",
+        max_memory: int = 0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._folder = folder
         self._durability = durability
         self._max_memory = max_memory
+        self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
 
@@ -105,6 +123,7 @@ class RedisServer:
                     stderr=sink,
                     start_new_session=True,
                     pass_fds=[lock],
+                    env={**os.environ, **self._environment},
                 )
         except OSError as error:
             raise StoreError(f"cannot start {binary}: {error.strerror}") from error
@@ -126,12 +145,13 @@ class RedisServer:
             await asyncio.sleep(0.05)
 
     def _options(self) -> list[str]:
+        persistent = self._durability != "none"
         settings = {
             "bind": "127.0.0.1",
             "port": str(self._port),
             "dir": str(self._folder.resolve()),
-            "appendonly": "yes",
-            "appendfsync": self._durability,
+            "appendonly": "yes" if persistent else "no",
+            "appendfsync": self._durability if persistent else "no",
             "no-appendfsync-on-rewrite": "no",
             "auto-aof-rewrite-percentage": "200",
             "auto-aof-rewrite-min-size": "256mb",

@@ -116,3 +116,10 @@ class OldGenerationError(RollmeshError):
 
     code = "old_generation"
     exit_code = 42
+
+
+class LostStateError(RollmeshError):
+    """Redis may have lost what it had acknowledged: the learner must say again what it has used (it does by itself)."""
+
+    code = "lost_state"
+    exit_code = 43

@@ -32,6 +32,7 @@ _STATUS = {
     "fenced": grpc.StatusCode.FAILED_PRECONDITION,
     "takeover_refused": grpc.StatusCode.FAILED_PRECONDITION,
     "old_generation": grpc.StatusCode.FAILED_PRECONDITION,
+    "lost_state": grpc.StatusCode.FAILED_PRECONDITION,
     "weights": grpc.StatusCode.NOT_FOUND,
 }
 # Failures of the connection or of a service behind it: the same call may succeed later.
