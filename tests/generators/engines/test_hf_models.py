@@ -12,9 +12,16 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from generators.engines import create_engine
-from generators.engines.base import GenerationRequest, GenerationResult, InferenceEngine, KvPolicy, SamplingParams
+from generators.engines.base import (
+    GenerationRequest,
+    GenerationResult,
+    InferenceEngine,
+    KvPolicy,
+    SampledTokens,
+    SamplingParams,
+)
 from mesh.errors import ConfigError, DataError, PayloadError
-from mesh.versions import PolicyVersion
+from mesh.versions import PolicyVersion, VersionRuns
 from tests.generators.engines import tiny
 from tests.generators.engines.contract import DEADLINE_S, Collector
 
@@ -194,6 +201,40 @@ def test_stop_strings(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> Non
             first = next(end for end, text in enumerate(texts) if stop in text)
             assert result.response_ids.tolist() == ids[: first + 1], repr(stop)
             assert result.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_an_interrupted_response_goes_on_as_if_it_had_not_been(
+    name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Under the same weights a seeded request draws behind its prefix what it would have drawn there; stop strings are
+    found wherever the cut falls into them."""
+    model = tiny.build_model(tiny.configs()[name])
+    prompt = tokenizer("to be")["input_ids"]
+    with serving(tmp_path, model, tokenizer) as (engine, collector):
+        [free] = run(engine, collector, [GenerationRequest("free", prompt, SamplingParams(max_tokens=40, seed=3))])
+        text = tokenizer.decode(free.response_ids, skip_special_tokens=True)
+        parts = [text[begin : begin + 4] for begin in range(6, len(text) - 4)]
+        stops = [part for part in parts if "\ufffd" not in part][::6]
+        assert stops
+        for stop in ("never there", *stops[:3]):
+            sampling = SamplingParams(max_tokens=40, seed=3, stop=(stop,))
+            [whole] = run(engine, collector, [GenerationRequest(f"whole {stop}", prompt, sampling)])
+            assert (whole.finish_reason == "length") == (stop == "never there" and len(whole.response_ids) == 40)
+            cut = [
+                GenerationRequest(f"{stop} {count}", prompt, sampling, prefix=_first(whole, count))
+                for count in range(1, len(whole.response_ids) + 1)
+            ]
+            for result in run(engine, collector, cut):
+                assert result.response_ids.tolist() == whole.response_ids.tolist()
+                assert result.finish_reason == whole.finish_reason
+                np.testing.assert_allclose(result.log_probs, whole.log_probs, atol=1e-4)
+        assert engine.status().active == 0
+
+
+def _first(result: GenerationResult, count: int) -> SampledTokens:
+    [(_, version)] = result.versions.runs
+    return SampledTokens(result.response_ids[:count], result.log_probs[:count], VersionRuns(((count, version),)))
 
 
 def test_stop_strings_without_tokenizer_are_refused(tmp_path: Path) -> None:
