@@ -16,10 +16,11 @@ from generators.control import SERVICE_NAME, GeneratorControl
 from generators.generator import Generator
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import ConfigError
+from mesh.fronts import open_mesh
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent, new_member_id
 from mesh.metrics import metrics_server
-from mesh.rpc import bind, new_server, open_channel
+from mesh.rpc import bind, new_server
 from mesh.service import (
     Shutdown,
     add_health_and_reflection,
@@ -97,7 +98,7 @@ async def serve(
     server = new_server(security)
     bound = bind(server, host, port, security)
     address = advertised_address(host, bound, advertise)
-    channel = open_channel(mesh, security)
+    channel = open_mesh(mesh, security)
     agent = MembershipAgent(
         channel, membership_pb2.ROLE_GENERATOR, member_id=member_id, address=address, host_id=host_id()
     )

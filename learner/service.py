@@ -26,7 +26,7 @@ from learner.team import Link, Team, follow
 from learner.worker import Worker
 from mesh.config import Config
 from mesh.errors import RollmeshError
-from mesh.rpc import open_channel
+from mesh.fronts import open_mesh
 from mesh.service import AsyncBridge
 from mesh.telemetry import setup_logging
 from mesh.threads import available_cores, plan_threads
@@ -128,7 +128,7 @@ def _set_threads(config: Config) -> None:
 def _fetch_client(config: Config, mesh: str, bridge: AsyncBridge) -> BufferClient:
     async def connect() -> BufferClient:
         network = config.network
-        channel = open_channel(mesh, config.security, max_message_mb=network.max_message_mb)
+        channel = open_mesh(mesh, config.security, max_message_mb=network.max_message_mb)
         return BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
 
     return bridge.call(connect(), config.network.rpc_timeout_s)

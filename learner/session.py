@@ -21,10 +21,11 @@ from learner.state import LearnerState
 from learner.weights import WeightPublisher, WeightsService
 from learner.weights.service import SERVICE_NAME as WEIGHTS_SERVICE
 from mesh.config import Config
+from mesh.fronts import open_mesh
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent, new_member_id
 from mesh.metrics import metrics_server
-from mesh.rpc import bind, new_server, open_channel
+from mesh.rpc import bind, new_server
 from mesh.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 from protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
 
@@ -88,7 +89,7 @@ class Session:
         self._closers.push_async_callback(server.stop, _SERVER_GRACE_S)
         await set_serving(health, names)
         address = advertised_address(network.host, port, network.advertise)
-        channel = open_channel(self._mesh, security, max_message_mb=network.max_message_mb)
+        channel = open_mesh(self._mesh, security, max_message_mb=network.max_message_mb)
         self._closers.push_async_callback(channel.close)
         self.client = BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
         self.agent = MembershipAgent(

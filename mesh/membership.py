@@ -1,8 +1,8 @@
 """A service's membership: joining, heartbeats, and what the answers tell about the mesh.
 
 Invariants: the agent keeps trying while the mesh is away, for at most `retry_s` in a row, and then says so through
-`lost`; a member that the mesh has forgotten joins again under a new connection generation; a learner whose
-incarnation was taken over sees `fenced`.
+`lost`; a channel to the mesh learns from every answer which fronts are alive; a member that the mesh has forgotten
+joins again under a new connection generation; a learner whose incarnation was taken over sees `fenced`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import grpc
 
 from mesh.errors import RollmeshError, UnreachableError
+from mesh.fronts import MeshChannel
 from mesh.rpc import call_with_retry, to_rollmesh_error
 from mesh.versions import PolicyVersion
 from protos import membership_pb2, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
 PROTOCOL = 1
+# Heartbeats that may time out one after the other within a member's time to live.
+_BEATS_LOST = 4
 
 
 def new_member_id(role: str) -> str:
@@ -32,6 +36,9 @@ def new_member_id(role: str) -> str:
 
 class MembershipAgent:
     """Joins the mesh and heartbeats in the background.
+
+    Args:
+        channel: to the mesh (`mesh.fronts.open_mesh`), or to one front alone.
 
     Attributes:
         member_id: this process's id.
@@ -55,13 +62,15 @@ class MembershipAgent:
         timeout_s: float = 10.0,
         retry_s: float = 60.0,
     ) -> None:
-        self._stub = membership_pb2_grpc.MembershipStub(channel)
+        self._stub: Any = membership_pb2_grpc.MembershipStub(channel)
+        self._learn = channel.learn if isinstance(channel, MeshChannel) else _stay
         self._join_request = membership_pb2.JoinRequest(
             member_id=member_id, role=role, address=address, host_id=host_id, pid=os.getpid(), protocol=PROTOCOL
         )
         self._timeout_s = timeout_s
         self._retry_s = retry_s
         self._interval_s = 1.0
+        self._beat_timeout_s = timeout_s
         self._serving: PolicyVersion | None = None
         self._gauges: dict[str, float] = {}
         self._waiting_reason = ""
@@ -118,12 +127,13 @@ class MembershipAgent:
                 waiting_reason=self._waiting_reason,
                 incarnation=self._incarnation,
             ),
-            timeout=self._timeout_s,
+            timeout=self._beat_timeout_s,
         )
         if not response.known:
             await self._join(self._retry_s)
             self._notify()
             return
+        self._learn(response.fronts)
         learner = response.learner if response.learner.member_id else None
         policy = PolicyVersion.from_proto(response.policy) if response.HasField("policy") else None
         changed = policy != self.policy or _identity(learner) != _identity(self.learner)
@@ -171,17 +181,20 @@ class MembershipAgent:
         self.run_name = response.run_name
         self.config_json = response.run_config_json
         self._interval_s = response.heartbeat_interval_ms / 1000
+        # A front that hangs may cost a beat, but not the membership.
+        self._beat_timeout_s = min(self._timeout_s, response.member_ttl_ms / 1000 / _BEATS_LOST)
+        self._learn(response.fronts)
         log.info("joined run %s as %s (generation %d)", self.run_name, self.member_id, self.generation)
 
     async def _run(self) -> None:
-        last_answer = time.monotonic()
+        last_answer, pause_s = time.monotonic(), self._interval_s
         while True:
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(pause_s)
             try:
                 await self.beat()
-                last_answer = time.monotonic()
+                last_answer, pause_s = time.monotonic(), self._interval_s
             except grpc.aio.AioRpcError as error:
-                away = time.monotonic() - last_answer
+                away, pause_s = time.monotonic() - last_answer, self._interval_s / _BEATS_LOST
                 log.warning("no heartbeat answer for %.1f s: %s", away, error.details())
                 if away > self._retry_s:
                     self._give_up(to_rollmesh_error(error, "heartbeat"))
@@ -202,3 +215,7 @@ class MembershipAgent:
 
 def _identity(member: membership_pb2.Member | None) -> tuple[str, str] | None:
     return (member.member_id, member.address) if member else None
+
+
+def _stay(_fronts: Iterable[str]) -> None:
+    """A channel to one front stays with it."""

@@ -37,6 +37,9 @@ _STATUS = {
 }
 # Failures of the connection or of a service behind it: the same call may succeed later.
 _TRANSIENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+# Seconds of silence after which a peer is asked for a sign of life; it has 0.8 times as long to give one. A peer that
+# hangs or is cut off is thus noticed well within a lease term.
+KEEPALIVE_S = 5.0
 
 
 def _error_classes() -> dict[str, type[RollmeshError]]:
@@ -66,27 +69,31 @@ def _token(security: SecuritySection) -> str | None:
     return token
 
 
-def _options(max_message_mb: int) -> list[tuple[str, int]]:
+def _options(max_message_mb: int, keepalive_s: float = KEEPALIVE_S) -> list[tuple[str, int]]:
     return [
         ("grpc.max_send_message_length", max_message_mb << 20),
         ("grpc.max_receive_message_length", max_message_mb << 20),
-        ("grpc.keepalive_time_ms", 10_000),
-        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
+        ("grpc.keepalive_timeout_ms", round(keepalive_s * 800)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        # What a server puts up with.
+        ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ]
 
 
 # ------------------------------------------------------------------------------------------------- client side
 
 
-def open_channel(address: str, security: SecuritySection, *, max_message_mb: int = 64) -> grpc.aio.Channel:
+def open_channel(
+    address: str, security: SecuritySection, *, max_message_mb: int = 64, keepalive_s: float = KEEPALIVE_S
+) -> grpc.aio.Channel:
     """A channel to `host:port` (or `grpc://host:port`) that reconnects by itself within a second or two."""
     options = [
-        *_options(max_message_mb),
+        *_options(max_message_mb, keepalive_s),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        # For all its name, what one attempt to connect may take.
+        ("grpc.min_reconnect_backoff_ms", 2_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.use_local_subchannel_pool", 1),
     ]
@@ -138,13 +145,18 @@ class _UnaryStreamToken(_TokenBase, grpc.aio.UnaryStreamClientInterceptor):
         return await continuation(self._with_token(details), request)
 
 
+class _StreamUnaryToken(_TokenBase, grpc.aio.StreamUnaryClientInterceptor):
+    async def intercept_stream_unary(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return await continuation(self._with_token(details), requests)
+
+
 class _StreamStreamToken(_TokenBase, grpc.aio.StreamStreamClientInterceptor):
     async def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
         return await continuation(self._with_token(details), requests)
 
 
 def _token_interceptors(token: str) -> list[Any]:
-    return [_UnaryUnaryToken(token), _UnaryStreamToken(token), _StreamStreamToken(token)]
+    return [_UnaryUnaryToken(token), _UnaryStreamToken(token), _StreamUnaryToken(token), _StreamStreamToken(token)]
 
 
 def to_rollmesh_error(error: grpc.RpcError, what: str) -> RollmeshError:
@@ -174,9 +186,14 @@ def _trailing(error: grpc.RpcError) -> Any:
     return error.trailing_metadata() if isinstance(error, grpc.aio.AioRpcError) else None
 
 
+def is_transient_code(code: grpc.StatusCode) -> bool:
+    """Whether repeating a call that ended so may help (connection lost, deadline, store briefly away)."""
+    return code in _TRANSIENT
+
+
 def is_transient(error: BaseException) -> bool:
-    """Whether repeating the call may help (connection lost, deadline, store briefly away)."""
-    return isinstance(error, grpc.aio.AioRpcError) and error.code() in _TRANSIENT
+    """Whether repeating the call that raised this may help."""
+    return isinstance(error, grpc.aio.AioRpcError) and is_transient_code(error.code())
 
 
 async def call_with_retry(call: Callable[[], Awaitable[T]], *, retry_s: float, what: str) -> T:

@@ -12,9 +12,9 @@ import socket
 from pathlib import Path
 
 from mesh.config.models import Config
+from mesh.fronts import open_mesh
 from mesh.membership import MembershipAgent, new_member_id
 from mesh.metrics import metrics_server
-from mesh.rpc import open_channel
 from mesh.service import Shutdown, advertised_address, run_service, write_ready_file
 from protos import membership_pb2
 from reward_service.engine import ScoringEngine
@@ -90,7 +90,7 @@ async def _serve_in_mesh(
 ) -> None:
     """Advertises the service in the mesh until the run has ended or the process is asked to."""
     network = config.network
-    channel = open_channel(mesh, config.security, max_message_mb=network.max_message_mb)
+    channel = open_mesh(mesh, config.security, max_message_mb=network.max_message_mb)
     agent = MembershipAgent(
         channel,
         membership_pb2.ROLE_REWARD,

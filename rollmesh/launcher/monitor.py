@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import grpc
 
 from mesh.config.models import SecuritySection
-from mesh.rpc import open_channel, to_rollmesh_error
+from mesh.fronts import open_mesh
+from mesh.rpc import to_rollmesh_error
 from protos import buffer_pb2, buffer_pb2_grpc, membership_pb2, membership_pb2_grpc
 from rollmesh.report.metrics import Record, is_evaluation, is_training
 
@@ -69,12 +70,12 @@ class MeshView:
     """Asks one mesh, over one channel.
 
     Args:
-        address: the mesh address (`host:port`).
+        address: the mesh address (`host:port`, or several with commas between them).
     """
 
     def __init__(self, address: str, security: SecuritySection) -> None:
         self._address = address
-        self._channel = open_channel(address, security)
+        self._channel = open_mesh(address, security)
         self._buffer = buffer_pb2_grpc.BufferStub(self._channel)
         self._membership = membership_pb2_grpc.MembershipStub(self._channel)
 
