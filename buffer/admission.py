@@ -44,6 +44,9 @@ class AdmitSession:
         self._rules = front.rules[self._table]
         self._wish = _Wish()
         self._token = ""
+        # Cancellations: the count up to which they have been read, and what was sent since the last look.
+        self._cancels_read = -1
+        self._told: list[tuple[str, str]] = []
         if not self._member_id:
             raise PayloadError("member_id", "must name the member that joined")
         self._take(first)
@@ -64,6 +67,9 @@ class AdmitSession:
                 async with pump(requests, self._take, event) as reader:
                     while not reader.done():
                         event.clear()
+                        if cancelled := await self._cancelled():
+                            yield cancelled
+                            continue
                         grants, reason = await self._try()
                         if grants:
                             self._wish.credits = max(0, self._wish.credits - len(grants))
@@ -74,6 +80,18 @@ class AdmitSession:
                         if not await wait_for(event, _RECHECK_S):
                             await store.refresh(self._table)
                             yield pb.AdmitResponse(waiting_reason=reason)
+
+    async def _cancelled(self) -> pb.AdmitResponse | None:
+        """What the generator need not go on with; forgotten in Redis only once it has been sent."""
+        store = self._front.store
+        count = store.views[self._table].cancelled
+        if count == self._cancels_read and not self._told:
+            return None
+        self._told = await store.cancelled(self._table, self._member_id, self._generation, self._told)
+        self._cancels_read = count
+        if not self._told:
+            return None
+        return pb.AdmitResponse(cancelled=[pb.LeaseRef(group_id=g, lease_id=lease) for g, lease in self._told])
 
     def _run_clock(self, reason: str) -> None:
         if reason and self._table == TRAIN:
@@ -95,7 +113,7 @@ class AdmitSession:
         if wish.serving.incarnation != view.incarnation:
             return [], f"policy {view.incarnation}:{view.version} is in force, this generator serves {wish.serving}"
         limit = gate.live_limit(view.u, wish.serving.version, rules.groups_per_step, rules.max_staleness)
-        is_open = view.pending and (not rules.bounded or view.live < limit)
+        is_open = view.pending and (not rules.bounded or view.demand + rules.samples_per_insert - 1 < limit)
         if not is_open and not view.orphaned:
             return [], self._closed(view)
         status, grants, why = await self._front.store.admit(
@@ -120,14 +138,16 @@ class AdmitSession:
             return "the data has ended" if view.end_of_data else "no prompt tasks are pending"
         if not self._rules.bounded:
             return f"pending tasks are pinned to another version than {self._wish.serving}"
-        floor = gate.version_floor(view.u, view.live, self._rules.groups_per_step, self._rules.max_staleness)
+        rules = self._rules
+        ahead = view.demand + rules.samples_per_insert - 1
+        floor = gate.version_floor(view.u, ahead, rules.groups_per_step, rules.max_staleness)
         return f"gate: {view.live} unclaimed groups, needs version {floor}, serves {self._wish.serving.version}"
 
     async def _response(self, grants: list[Grant]) -> pb.AdmitResponse:
         store, rules = self._front.store, self._rules
         prompts = await store.prompts(self._table, [grant.ordinal for grant in grants])
         view = store.views[self._table]
-        floor = gate.version_floor(view.u, max(0, view.live - 1), rules.groups_per_step, rules.max_staleness)
+        floor = gate.version_floor(view.u, max(0, view.demand - 1), rules.groups_per_step, rules.max_staleness)
         response = pb.AdmitResponse()
         lost = []
         for grant in grants:

@@ -6,7 +6,7 @@ Every verb is idempotent under repetition, so calls are simply repeated while fa
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -126,6 +126,15 @@ class BufferClient:
             self._stub.SetPolicyVersion, request, "announcing a version"
         )
         return response.version
+
+    async def set_priorities(
+        self, table: str, incarnation: int, priorities: Mapping[str, float]
+    ) -> pb.SetPrioritiesResponse:
+        """Weights of groups, by id, in the draws of `order: priority`; groups that have ended are passed over."""
+        items = [pb.GroupPriority(group_id=group_id, priority=value) for group_id, value in priorities.items()]
+        request = pb.SetPrioritiesRequest(table=table, incarnation=incarnation, priorities=items)
+        response: pb.SetPrioritiesResponse = await self._call(self._stub.SetPriorities, request, "setting priorities")
+        return response
 
     async def describe(self, table: str) -> pb.DescribeResponse:
         """The state of a table in figures."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from buffer.bell import Bell
 from buffer.policy.rules import TABLES, TableRules
+from buffer.scoring import Score
 from buffer.store import Store
 from buffer.waits import Waits
 from mesh.errors import PayloadError, RollmeshError
@@ -30,6 +31,8 @@ class FrontContext:
         rules: by table.
         run_name, config_json: as Join hands them out.
         member_ttl_ms: silence after which a member counts as lost.
+        score: the user's, where it ranks the ready groups.
+        priority_exponent: weight of a draw = priority to this power.
         generators: members with that role as of the last sweep, and the reason one of them waits or fails.
     """
 
@@ -38,6 +41,8 @@ class FrontContext:
     run_name: str
     config_json: str
     member_ttl_ms: int
+    score: Score | None = None
+    priority_exponent: float = 1.0
     bell: Bell = field(default_factory=Bell)
     waits: dict[str, Waits] = field(default_factory=lambda: {table: Waits() for table in TABLES})
     generators: int = 0

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from buffer.admission import admit_stream
 from buffer.context import FrontContext
+from buffer.fetch_stream import fetch_stream
 from buffer.ledger import describe, ledger
+from buffer.policy.reuse import weight_of
 from buffer.redis_access import RedisAccess
 from buffer.sampling import sample_stream
 from buffer.store import Write
+from buffer.upload import Uploads
 from buffer.validation import check_write
 from mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
 from protos import buffer_pb2 as pb
@@ -34,7 +38,6 @@ _DISPOSITIONS = {
 # Bytes of a stored response token (id and log-prob), and of a payload's frame.
 _TOKEN_BYTES = 8
 _FRAME_BYTES = 512
-_FETCH_BYTES = 512 << 10
 
 
 def reserve(task: trajectory.PromptTask) -> int:
@@ -67,6 +70,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
     def __init__(self, front: FrontContext, access: RedisAccess) -> None:
         self._front = front
         self._access = access
+        self._uploads = Uploads(front)
 
     async def Seed(self, request: pb.SeedRequest, _context: Any) -> pb.SeedResponse:
         """See buffer.proto."""
@@ -134,21 +138,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
 
     async def Fetch(self, request: pb.FetchRequest, _context: Any) -> AsyncIterator[pb.FetchResponse]:
         """See buffer.proto."""
-        table = self._front.checked_table(request.table)
-        members = [(ref.group_id, ref.member) for ref in request.members]
-        response, size = pb.FetchResponse(), 0
-        for (group_id, member), payload in zip(members, await self._front.store.fetch(table, members), strict=True):
-            if payload is None:
-                raise DataError(
-                    f"no payload of group {group_id}, member {member}",
-                    hint="the group has ended, or this member is not scored",
-                )
-            response.payloads.append(payload)
-            size += len(payload)
-            if size >= _FETCH_BYTES:
-                yield response
-                response, size = pb.FetchResponse(), 0
-        if response.payloads:
+        async for response in fetch_stream(self._front, request):
             yield response
 
     async def Claim(self, request: pb.ClaimRequest, _context: Any) -> pb.ClaimResponse:
@@ -209,6 +199,21 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             self._front.checked_table(request.table), request.member_id, request.generation, _pairs(request.leases)
         )
         return pb.ReleaseResponse(released=released)
+
+    async def SetPriorities(self, request: pb.SetPrioritiesRequest, _context: Any) -> pb.SetPrioritiesResponse:
+        """See buffer.proto."""
+        front = self._front
+        for index, item in enumerate(request.priorities):
+            if not (math.isfinite(item.priority) and item.priority > 0):
+                raise PayloadError(f"priorities[{index}].priority", f"must be positive and finite, got {item.priority}")
+        weighted = [
+            (item.group_id, item.priority, weight_of(item.priority, front.priority_exponent))
+            for item in request.priorities
+        ]
+        table = front.checked_table(request.table)
+        return pb.SetPrioritiesResponse(
+            changed=await front.store.set_priorities(table, request.incarnation, weighted) if weighted else 0
+        )
 
     async def SetPolicyVersion(self, request: pb.SetPolicyVersionRequest, _context: Any) -> pb.SetPolicyVersionResponse:
         """See buffer.proto."""

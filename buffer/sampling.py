@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from buffer.bell import wait_for
 from buffer.context import FrontContext, StreamHold, pump
-from buffer.policy.order import Choice, choose_fifo, choose_in_order
-from buffer.policy.rules import TRAIN
+from buffer.policy.order import Choice, choose_first, choose_in_order
+from buffer.policy.rules import TRAIN, Order
+from buffer.scoring import Ranking
 from buffer.store import Leased, Outlook, fenced
 from buffer.view import TableView
 from buffer.waits import INSERTS
@@ -22,6 +23,7 @@ _RECHECK_S = 1.0
 _GATHER_S = 0.025
 _MESSAGE_BYTES = 512 << 10
 _LEARNER = "learner"
+_RANKED_AT_MOST = 4096
 
 
 @dataclass(slots=True)
@@ -46,6 +48,8 @@ class SampleSession:
         self._with_payloads = first.with_payloads
         self._token = ""
         self._wishes: deque[_Wish] = deque()
+        ranked = self._rules.order is Order.SCORE and front.score is not None
+        self._ranking = Ranking(front.score) if ranked and front.score is not None else None
         self._take(first)
 
     def _take(self, request: pb.SampleRequest) -> None:
@@ -104,6 +108,8 @@ class SampleSession:
         if not view.ready:
             return [], self._waiting(view)
         outlook = await self._front.store.peek(self._table, wish.version, self._candidates(wish))
+        if self._ranking is not None:
+            outlook = await self._ranked(self._ranking, outlook)
         choice, reason = self._choose(wish, view, outlook)
         if not choice.group_ids:
             return [], reason
@@ -127,19 +133,29 @@ class SampleSession:
         return self._front.store.views[self._table]
 
     def _candidates(self, wish: _Wish) -> int:
-        return wish.credits + self._rules.groups_per_step // 2
+        rules = self._rules
+        if self._ranking is not None:
+            # All that the gate lets become ready, within reason.
+            return min(_RANKED_AT_MOST, (rules.max_staleness + 1) * rules.groups_per_step)
+        return wish.credits + rules.groups_per_step // 2
+
+    async def _ranked(self, ranking: Ranking, outlook: Outlook) -> Outlook:
+        unknown = ranking.unknown(outlook.candidates)
+        if unknown:
+            ranking.learn(await self._front.store.facts(self._table, unknown))
+        return replace(outlook, candidates=tuple(ranking.ranked(outlook.candidates)))
 
     def _choose(self, wish: _Wish, view: TableView, outlook: Outlook) -> tuple[Choice, str]:
         rules = self._rules
         if not rules.bounded:
-            return choose_fifo(outlook.candidates, version=wish.version, slots=wish.credits), "nothing is ready"
+            return choose_first(outlook.candidates, version=wish.version, slots=wish.credits), "nothing is ready"
         if outlook.earlier < rules.groups_per_step * (wish.version - view.u):
             return Choice((), 0), f"version {wish.version} comes after the batch of version {view.u}"
         free = rules.groups_per_step - outlook.taken
         if free <= 0:
             return Choice((), 0), f"the batch of version {wish.version} is leased in full"
-        if rules.fifo:
-            choice = choose_fifo(outlook.candidates, version=wish.version, slots=min(free, wish.credits))
+        if rules.order is not Order.IN_ORDER:
+            choice = choose_first(outlook.candidates, version=wish.version, slots=min(free, wish.credits))
             return choice, "what is ready is over the staleness bound"
         choice = choose_in_order(
             outlook.candidates,
@@ -170,10 +186,11 @@ class SampleSession:
         if not leased:
             return
         prompts = await store.prompts(self._table, [group.ordinal for group in leased])
-        values = await store.payloads(self._table, leased)
+        values = store.payloads.of_groups(self._table, leased, inline=self._with_payloads)
         lost: list[tuple[str, str]] = []
         response, size = pb.SampleResponse(), 0
-        for group, payloads in zip(leased, values, strict=True):
+        for group in leased:
+            payloads = await anext(values)
             if group.ordinal not in prompts or None in payloads:
                 lost.append((group.group_id, group.lease_id))
                 continue
@@ -201,10 +218,16 @@ def _to_proto(group: Leased, prompt: bytes, payloads: Sequence[bytes | None] | N
         attempt=group.attempt,
         generating_ms=group.generating_ms,
         queued_ms=group.queued_ms,
+        use=group.use,
+        probability=group.probability,
+        priority=group.priority,
     )
     if payloads is not None:
-        by_member = {member: value or b"" for (member, _), value in zip(group.payloads, payloads, strict=True)}
+        by_member = {place.member: value or b"" for place, value in zip(group.places, payloads, strict=True)}
         message.payloads.extend(by_member.get(member, b"") for member in range(len(group.metas)))
+        if b"" in payloads:
+            left = {p.member: max(1, p.pieces) for p in group.places if not by_member[p.member]}
+            message.pieces.extend(left.get(member, 0) for member in range(len(group.metas)))
     return message
 
 

@@ -13,18 +13,19 @@ from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from buffer import figures, upkeep
 from buffer.context import FrontContext
 from buffer.front import BufferServicer
 from buffer.keys import Keys
 from buffer.members import MembershipServicer
-from buffer.policy.rules import TABLES, rules_of
+from buffer.policy.rules import TABLES, Order, rules_of
 from buffer.redis_access import RedisAccess
 from buffer.redis_server import RedisServer
+from buffer.scoring import load_score
 from buffer.store import Store
 from mesh.config import Config
+from mesh.config.redis_url import without_login
 from mesh.errors import StoreError
 from mesh.metrics import GaugeBoard, metrics_server
 from mesh.rpc import bind, new_server
@@ -150,10 +151,13 @@ class BufferService:
         config = self._config
         rules = {table: rules_of(config, table) for table in TABLES}
         run_key = Keys(config.run.name).run
-        access = self._access = RedisAccess(url, run_key, timeout_s=config.network.rpc_timeout_s)
+        access = self._access = RedisAccess(
+            url, run_key, timeout_s=config.network.rpc_timeout_s, options=config.buffer.redis_options
+        )
         self._exit.push_async_callback(access.close)
         store = Store(access, config.run.name)
         config_json = without_secrets(config).model_dump_json()
+        await access.check_rights(store.keys.payload("train", "none", 0, 0))
         await store.bootstrap(rules, config_json)
         front = FrontContext(
             store=store,
@@ -161,6 +165,8 @@ class BufferService:
             run_name=config.run.name,
             config_json=config_json,
             member_ttl_ms=rules["train"].lease_ms,
+            score=load_score(config.buffer.order) if rules["train"].order is Order.SCORE else None,
+            priority_exponent=config.buffer.priority_exponent,
         )
         store.on_change(front.bell.ring)
         return front, access
@@ -180,13 +186,10 @@ class BufferService:
 
 
 def without_secrets(config: Config) -> Config:
-    """The configuration as members are told it: the password in the URL of Redis is nobody else's business."""
+    """The configuration as members are told it: how to log in to Redis is nobody else's business."""
     if config.buffer.redis is None:
         return config
-    parts = urlsplit(config.buffer.redis)
-    if parts.password is None:
-        return config
-    url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    url = without_login(config.buffer.redis)
     return config.model_copy(update={"buffer": config.buffer.model_copy(update={"redis": url})})
 
 

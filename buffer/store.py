@@ -1,8 +1,8 @@
 """The buffer's store: the verbs over Redis with typed answers. Decides nothing: `buffer.policy` proposes, Lua disposes.
 
-Payloads and prompts are plain keys that never pass through Lua. A payload is SET (first value wins) with a time to
-live, together with the verb that makes it count; sealing makes it permanent; the end of its group names it in the
-`trash`, from which any front removes it.
+Payloads and prompts are plain keys that never pass through Lua. A small payload is SET together with the verb that
+makes it count (`buffer.payloads` says the rest); the end of its group names it in the `trash`, from which any front
+removes it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from buffer.drafts import DraftPlace, Drafts, draft_places
 from buffer.keys import Keys
-from buffer.policy.order import Candidate
+from buffer.payloads import Payloads, Place, places
+from buffer.policy.order import Candidate, GroupFacts
 from buffer.policy.rules import TABLES, TableRules
 from buffer.redis_access import RedisAccess
 from buffer.view import TableView
@@ -24,15 +26,16 @@ from mesh.versions import PolicyVersion
 from protos import trajectory_pb2 as trajectory
 
 log = logging.getLogger(__name__)
-# Seconds for which a payload whose group is not sealed survives.
-PAYLOAD_TTL_S = 24 * 3600
 _PORTION = 256
 _PROMPTS_CACHED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A generator's right to a group. `done` has one character per member, `1` where an outcome is stored."""
+    """A generator's right to a group. `done` has one character per member, `1` where an outcome is stored.
+
+    `drafts` are what earlier holders had sampled of members that are not done.
+    """
 
     group_id: str
     lease_id: str
@@ -40,11 +43,17 @@ class Grant:
     ordinal: int
     done: str
     parent: str
+    drafts: tuple[DraftPlace, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A member's outcome, checked. `meta` is the serialized MemberMeta; `ranges` the versions of its tokens."""
+    """A member's outcome, checked.
+
+    `meta` is the serialized MemberMeta; `ranges` the versions of its tokens; `size` the payload's bytes. A payload in
+    `pieces` was uploaded before, and `payload` is empty. `tokens` are those of the response, where there is a payload;
+    else `reason` says why not. A `draft` is the payload so far of a member that is not finished.
+    """
 
     group_id: str
     lease_id: str
@@ -54,6 +63,15 @@ class Write:
     payload: bytes
     ranges: str
     meta: bytes
+    size: int
+    pieces: int = 0
+    tokens: int = 0
+    reason: str = ""
+    draft: bool = False
+
+    @property
+    def place(self) -> Place:
+        return Place(self.member, self.attempt, self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +84,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A group leased to the learner. `payloads` are (member, attempt) of the stored values."""
+    """A group leased to the learner."""
 
     group_id: str
     lease_id: str
@@ -75,8 +93,12 @@ class Leased:
     attempt: int
     generating_ms: int
     queued_ms: int
-    payloads: tuple[tuple[int, int], ...]
+    places: tuple[Place, ...]
     metas: tuple[bytes, ...]
+    size: int
+    use: int
+    priority: float
+    probability: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +122,8 @@ class Store:
     def __init__(self, access: RedisAccess, run_name: str) -> None:
         self._redis = access
         self.keys = Keys(run_name)
+        self.payloads = Payloads(access, self.keys)
+        self.drafts = Drafts(access, self.keys)
         self.views: dict[str, TableView] = {table: TableView() for table in TABLES}
         self._listeners: list[Callable[[str], None]] = []
         self._prompts: OrderedDict[tuple[str, int], bytes] = OrderedDict()
@@ -224,38 +248,50 @@ class Store:
         answer = await self._table_verb("release", table, member_id, generation, *_flat(leases))
         return int(answer[2])
 
+    async def cancelled(
+        self, table: str, member_id: str, generation: int, told: Sequence[tuple[str, str]]
+    ) -> list[tuple[str, str]]:
+        """Leases that a member works on and nobody needs; those in `told` are forgotten."""
+        entries = (f"{group_id} {lease_id}" for group_id, lease_id in told)
+        answer = await self._table_verb("cancelled", table, member_id, generation, _PORTION, *entries)
+        pairs = (entry.decode().partition(" ") for entry in answer[2])
+        return [(group_id, lease_id) for group_id, _, lease_id in pairs]
+
     async def write(self, table: str, writes: Sequence[Write]) -> list[Written]:
         """Stores outcomes: one round trip, and a second one where groups were sealed."""
         commands: list[tuple[str | bytes | int, ...]] = []
         arguments: list[str | bytes | int] = []
         for w in writes:
-            if w.scored:
-                key = self.keys.payload(table, w.group_id, w.member, w.attempt)
-                commands.append(("SET", key, w.payload, "EX", PAYLOAD_TTL_S, "NX"))
-            arguments += [
-                w.group_id, w.lease_id, w.attempt, w.member, int(w.scored), len(w.payload), w.ranges, w.meta,
-            ]  # fmt: skip
+            if w.draft:
+                place = DraftPlace(w.member, w.attempt, w.tokens)
+                commands.append(self.drafts.set(table, w.group_id, place, w.payload))
+            elif w.scored and not w.pieces:
+                commands.append(self.payloads.set_whole(table, w.group_id, w.place, w.payload))
+            values = -1 if w.draft else max(1, w.pieces) if w.scored else 0
+            detail = w.tokens if values else w.reason
+            arguments += [w.group_id, w.lease_id, w.attempt, w.member, values, w.size, w.ranges, w.meta, detail]
         answer = await self._redis.after(commands, "write", table, *arguments)
         self._see(table, answer[1])
-        results = [Written(int(status), bool(sealed)) for status, sealed, _ in answer[2]]
+        results = [Written(int(status), bool(sealed)) for status, sealed, *_ in answer[2]]
         await self._settle(table, writes, answer[2])
         return results
 
     async def _settle(self, table: str, writes: Sequence[Write], answers: Sequence[Any]) -> None:
-        """Makes payloads of sealed groups permanent and removes those of superseded writes."""
+        """Makes payloads of sealed groups permanent; removes superseded values and drafts that are no more needed."""
         commands: dict[str, str] = {}
-        for w, (status, _, payloads) in zip(writes, answers, strict=True):
-            for member, attempt in _members(payloads):
-                commands[self.keys.payload(table, w.group_id, member, attempt)] = "PERSIST"
+        for w, (status, _, payloads, draft) in zip(writes, answers, strict=True):
+            for key in self.payloads.keys_of_groups(table, [(w.group_id, payloads)]):
+                commands[key] = "PERSIST"
+            commands.update(dict.fromkeys(self.drafts.keys_of(table, w.group_id, draft), "UNLINK"))
             if status >= 3 and w.scored:
-                commands[self.keys.payload(table, w.group_id, w.member, w.attempt)] = "UNLINK"
+                commands.update(dict.fromkeys(self.payloads.keys_of(table, w.group_id, w.place), "UNLINK"))
         await self._redis.batch([(command, key) for key, command in commands.items()])
 
     # ------------------------------------------------------------------------------------------------ learner
 
     async def peek(self, table: str, version: int, count: int) -> Outlook:
         answer = await self._table_verb("peek", table, version, count)
-        candidates = tuple(Candidate(gid.decode(), deadline, order) for gid, deadline, order in answer[2])
+        candidates = tuple(Candidate(gid.decode(), deadline, float(order)) for gid, deadline, order in answer[2])
         return Outlook(candidates, tuple(answer[3]), int(answer[4]), int(answer[5]))
 
     async def sample(
@@ -264,22 +300,21 @@ class Store:
         answer = await self._table_verb("sample", table, incarnation, version, token, *group_ids)
         return [_leased(item) for item in answer[2]]
 
-    async def payloads(self, table: str, groups: Sequence[Leased]) -> list[list[bytes | None]]:
-        """The stored values of each group in the order of its `payloads`; None where one is lost."""
-        keys = [self.keys.payload(table, g.group_id, m, a) for g in groups for m, a in g.payloads]
-        found = iter(await self._redis.mget(keys))
-        return [[next(found) for _ in g.payloads] for g in groups]
-
-    async def fetch(self, table: str, members: Sequence[tuple[str, int]]) -> list[bytes | None]:
-        """Payloads of single members of live groups."""
-        group_ids = list(dict.fromkeys(group_id for group_id, _ in members))
+    async def places(self, table: str, group_ids: Sequence[str]) -> dict[str, tuple[Place, ...]]:
+        """Where the payloads of live groups are; nothing for those that are not live."""
         answer = await self._table_verb("payloads", table, *group_ids)
-        attempts = {
-            (group_id, member): attempt
-            for group_id, text in zip(group_ids, answer[2], strict=True)
-            for member, attempt in _members(text)
-        }
-        return await self._redis.mget([self.keys.payload(table, g, m, attempts.get((g, m), 0)) for g, m in members])
+        return {group_id: places(text) for group_id, text in zip(group_ids, answer[2], strict=True)}
+
+    async def facts(self, table: str, group_ids: Sequence[str]) -> list[GroupFacts]:
+        """What a score is asked about; groups that have ended are left out."""
+        answer = await self._table_verb("facts", table, *group_ids)
+        return [_facts(item) for item in answer[2]]
+
+    async def set_priorities(self, table: str, incarnation: int, priorities: Sequence[tuple[str, float, int]]) -> int:
+        """Changes (group id, priority, weight); returns the number of groups changed."""
+        flat = [part for gid, priority, weight in priorities for part in (gid, repr(priority), weight)]
+        answer = await self._table_verb("set_priorities", table, incarnation, *flat)
+        return int(answer[2])
 
     async def claim(
         self, table: str, incarnation: int, train_version: int, leases: Sequence[tuple[str, str]]
@@ -342,8 +377,9 @@ class Store:
                 return collected
             keys = []
             for entry in entries:
-                group_id, ordinal, payloads = entry.decode().split("|")
-                keys += [self.keys.payload(table, group_id, m, a) for m, a in _members(payloads)]
+                group_id, ordinal, payloads, drafts = entry.decode().split("|")
+                keys += self.payloads.keys_of_groups(table, [(group_id, payloads)])
+                keys += self.drafts.keys_of(table, group_id, drafts)
                 if ordinal:
                     keys.append(self.keys.prompt(table, ordinal))
                     self._prompts.pop((table, int(ordinal)), None)
@@ -382,20 +418,26 @@ def _flat(leases: Sequence[tuple[str, str]]) -> list[str]:
     return [part for pair in leases for part in pair]
 
 
-def _members(text: bytes | str) -> list[tuple[int, int]]:
-    """`member:attempt,...` as pairs."""
-    plain = text.decode() if isinstance(text, bytes) else text
-    return [(int(m), int(a)) for m, _, a in (part.partition(":") for part in plain.split(",") if part)]
-
-
 def _grant(item: Sequence[Any]) -> Grant:
-    gid, lease, attempt, ordinal, done, parent = item
-    return Grant(gid.decode(), lease.decode(), int(attempt), int(ordinal), done.decode(), parent.decode())
+    gid, lease, attempt, ordinal, done, parent, drafts = item
+    return Grant(
+        gid.decode(), lease.decode(), int(attempt), int(ordinal), done.decode(), parent.decode(), draft_places(drafts)
+    )
 
 
 def _leased(item: Sequence[Any]) -> Leased:
-    gid, lease, version, ordinal, attempt, generating, queued, payloads, metas = item
+    gid, lease, version, ordinal, attempt, generating, queued, payloads, metas, use, priority, chance, size = item
     return Leased(
         gid.decode(), lease.decode(), version, ordinal, attempt, generating, queued,
-        tuple(_members(payloads)), tuple(metas),
+        places(payloads), tuple(metas), size, use, float(priority), float(chance),
+    )  # fmt: skip
+
+
+def _facts(item: Sequence[Any]) -> GroupFacts:
+    gid, ordinal, deadline, uses, priority, metas = item
+    members = [trajectory.MemberMeta.FromString(meta) for meta in metas if meta]
+    scored = [member for member in members if member.outcome == trajectory.OUTCOME_SCORED]
+    return GroupFacts(
+        gid.decode(), ordinal, deadline, uses, float(priority),
+        tuple(member.reward for member in scored), tuple(member.response_tokens for member in scored),
     )  # fmt: skip

@@ -20,7 +20,8 @@ class TableView:
         bytes, reserved: payload bytes stored, and set aside for groups being generated.
         orphaned: generating groups that wait for a new holder.
         cancelled: groups ever cancelled at their generator.
-        first_deadline: the least deadline among generating and ready groups.
+        first_deadline: the least deadline among generating and ready groups that wait for their first use.
+        demand: uses that the unclaimed groups demand, which the gate counts.
     """
 
     rev: int = 0
@@ -38,6 +39,7 @@ class TableView:
     orphaned: int = 0
     cancelled: int = 0
     first_deadline: int = 1 << 60
+    demand: int = 0
 
     @classmethod
     def from_reply(cls, values: Sequence[int]) -> TableView:

@@ -1,6 +1,6 @@
 -- Grants groups to a generator: orphans first (they skip the gate, not the bound), then pending tasks.
 -- ARGV: member, generation, incarnation and version it serves, wanted, u as the front knows it,
---       live_limit (live unclaimed groups below which the gate is open to this version), token of the stream
+--       live_limit (demand below which the gate is open to this version), token of the stream
 load_table(ARGV[1])
 load_run()
 local member, serving_inc, serving = ARGV[2], tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -15,13 +15,15 @@ local grants = {}
 local serving_pin = serving_inc .. ':' .. serving
 
 local function grant(gid, g)
+  if g.attempt > 0 then cancel(gid, g) end
   add('leases', 1)
-  g.lease = 'a' .. C.leases
+  g.lease, g.former = 'a' .. C.leases, nil
   g.attempt, g.holder, g.orphan = g.attempt + 1, member, false
+  local drafts = hand_out(gid, g)
   redis.call('SADD', held_by(member), gid)
   redis.call('ZADD', T .. ':deadline', g.deadline, gid)
   save_group(gid, g)
-  grants[#grants + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent}
+  grants[#grants + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent, drafts}
 end
 
 local function regrant(pin)
@@ -42,8 +44,7 @@ end
 -- Why nothing more may be admitted, or nil.
 local function closed(reserve)
   if C.bounded == 0 then return nil end
-  local live = C.generating + C.ready + C.leased
-  if live >= live_limit then return 'gate' end
+  if demand() + C.samples_per_insert - 1 >= live_limit then return 'gate' end
   if C.bytes + C.reserved + reserve > C.max_bytes then return 'bytes' end
   return nil
 end
@@ -67,8 +68,7 @@ local function admit(pin)
     local g = {
       state = 'generating', ordinal = ordinal, n = n, pin = pin, reserve = reserve, task = task, parent = parent,
       refills = refills, seq = C.seq, order = C.seq, attempt = 0, lost = 0, lease = '', holder = '', orphan = false, leased_ms = 0, done = string.rep('0', n), scored = 0,
-      bytes = 0, ranges = '', payloads = '', grant = serving_pin, admitted_ms = now, sealed_ms = 0, train_version = 0,
-      for_version = 0
+      bytes = 0, ranges = '', payloads = '', grant = serving_pin, admitted_ms = now, sealed_ms = 0, for_version = 0
     }
     g.deadline = deadline_of(g)
     redis.call('ZADD', set_of('generating'), C.seq, gid)

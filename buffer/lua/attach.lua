@@ -18,7 +18,10 @@ for _, gid in ipairs(held) do
   if holder == 'learner' then
     answer[#answer + 1] = leased_group(gid, g)
   else
-    answer[#answer + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent}
+    local drafts = hand_out(gid, g)
+    redis.call('ZADD', T .. ':deadline', g.deadline, gid)
+    save_group(gid, g)
+    answer[#answer + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent, drafts}
   end
 end
 return {'ok', view(), answer}

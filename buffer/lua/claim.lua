@@ -1,5 +1,6 @@
 -- Turns leased groups into consumed ones before the optimizer step that uses them: all or none.
--- ARGV: incarnation, train_version, then gid, lease per group. Repeating a claim that succeeded succeeds.
+-- Those that may be used again are ready again at once. ARGV: incarnation, train_version, then gid, lease per group.
+-- Repeating a claim that succeeded succeeds.
 load_table(ARGV[1])
 load_run()
 free_first()
@@ -10,15 +11,16 @@ for i = 4, #ARGV, 2 do
   local gid, lease = ARGV[i], ARGV[i + 1]
   local g = read_group(gid)
   local why = nil
-  if not g or g.lease ~= lease or (g.state ~= 'leased' and g.state ~= 'consumed') then
+  local claimed = g and g.uses and g.claimed == lease
+  if claimed then
+    if last_use(g) ~= version then why = 'claimed_at_' .. last_use(g) end
+  elseif not g or g.lease ~= lease or g.state ~= 'leased' then
     why = 'lease_lost'
-  elseif g.state == 'consumed' then
-    if g.train_version ~= version then why = 'claimed_at_' .. g.train_version end
   elseif g.deadline < version then
     why = 'over_bound'
   end
   if why then refused[#refused + 1] = {gid, why} end
-  if not g or g.state ~= 'consumed' then repeated = false end
+  if not claimed then repeated = false end
   groups[#groups + 1] = {gid, g}
 end
 if #refused > 0 then return {'ok', view(), 0, refused} end
@@ -29,11 +31,21 @@ if C.bounded == 1 and version < C.u then
 end
 for _, pair in ipairs(groups) do
   local gid, g = pair[1], pair[2]
-  if g.state == 'leased' then
+  local uses = g.uses or {}
+  local again = #uses + 1 < C.max_reuse and g.deadline > version
+  g.claimed = g.lease
+  local before = spent(g)
+  uses[#uses + 1] = version
+  g.uses = uses
+  add('uses', 1)
+  add('spent', (again and spent(g) or 0) - before)
+  if again then
+    make_ready(gid, g)
+  else
     redis.call('ZREM', set_of('leased'), gid)
     redis.call('SREM', held_by('learner'), gid)
     redis.call('ZADD', set_of('consumed'), version, gid)
-    g.state, g.holder, g.train_version = 'consumed', '', version
+    g.state, g.holder = 'consumed', ''
     save_group(gid, g)
     add('leased', -1)
     add('consumed', 1)

@@ -6,7 +6,8 @@
 -- Invariants
 --   * A group is in exactly one of the sets generating, ready, leased, consumed; the counter of the same name in
 --     the table's hash moves in the same script. A fate removes the group and counts it, once.
---   * `deadline` holds the groups that are generating or ready, scored by the last version that may train them.
+--   * `deadline` holds the groups that are generating or ready and wait for their first use, scored by the last version
+--     that may train them; ready groups that have been used before are in `reuse` instead, scored alike.
 --   * Keys of payloads and prompts live in other slots: scripts only note them in `trash`, a front removes them.
 --   * `rev` grows with every change, so that a front can tell which of two answers is newer.
 local RUN = KEYS[1]
@@ -15,9 +16,13 @@ local FIGURES = {
   'rev', 'seq', 'leases', 'seals', 'u', 'admitted', 'trained', 'evicted_stale', 'filtered', 'failed', 'generating',
   'ready', 'leased', 'consumed', 'seeded', 'seeded_tasks', 'pending', 'withdrawn', 'first_admissions',
   'readmissions', 'superseded_writes', 'duplicate_writes', 'end_of_data', 'bytes', 'reserved', 'orphaned',
-  'groups_per_step', 'max_staleness', 'bounded', 'fifo', 'min_members', 'lease_ms', 'grace_ms', 'max_bytes',
+  'uses', 'spent', 'race', 'weight', 'cancelled', 'redriven',
+  'groups_per_step', 'max_staleness', 'bounded', 'order', 'max_reuse', 'samples_per_insert', 'seed', 'min_members', 'lease_ms', 'grace_ms', 'max_bytes',
   'max_attempts'
 }
+-- Orders of sampling, as buffer.policy.rules numbers them.
+local IN_ORDER, FRESHEST, PRIORITY = 0, 2, 3
+local WEIGHT_UNIT = 1000000
 local T, C, dirty, R
 
 local function load_table(name)
@@ -37,6 +42,7 @@ local function load_run()
 end
 
 local function add(field, by)
+  if by == 0 then return end
   C[field] = C[field] + by
   dirty[field] = true
 end
@@ -65,13 +71,16 @@ local function flush()
   dirty = {}
 end
 
+-- Uses that the unclaimed groups demand: what the gate counts. Their number, where each is used once.
+local function demand() return C.samples_per_insert * (C.generating + C.ready + C.leased) - C.spent end
+
 -- The figures as every answer carries them; writes what has changed first.
 local function view()
   flush()
   local first = redis.call('ZRANGE', T .. ':deadline', 0, 0, 'WITHSCORES')
   return {
     C.rev, R.incarnation, R.version, C.u, C.generating, C.ready, C.leased, C.consumed, C.pending, C.end_of_data,
-    C.bytes, C.reserved, C.orphaned, tonumber(first[2] or NO_BOUND)
+    C.bytes, C.reserved, C.orphaned, C.cancelled, tonumber(first[2] or NO_BOUND), demand()
   }
 end
 
@@ -144,6 +153,112 @@ local function deadline_of(g)
   return oldest + C.max_staleness
 end
 
+-- Uses: the train versions of the group's claims on the surviving lineage, ascending; absent while it has none.
+local function use_count(g) return g.uses and #g.uses or 0 end
+local function last_use(g) return g.uses[#g.uses] end
+local function waiting_set(g) return T .. (g.uses and ':reuse' or ':deadline') end
+-- Uses that an unclaimed group does not demand of the gate any more.
+local function spent(g) return math.min(use_count(g), C.samples_per_insert) end
+
+-- Changes the uses of a group; `claimed`: before and after, whether it counts as consumed.
+local function set_uses(g, uses, was_consumed, is_consumed)
+  local before = was_consumed and 0 or spent(g)
+  add('uses', #uses - use_count(g))
+  g.uses = #uses > 0 and uses or nil
+  add('spent', (is_consumed and 0 or spent(g)) - before)
+end
+
+-- Enters a ready group into the race by which weighted draws are made (buffer.policy.reuse).
+local function enter_race(gid, g)
+  g.draws = (g.draws or 0) + 1
+  local digest = redis.sha1hex(gid .. ':' .. g.draws .. ':' .. C.seed)
+  local uniform = (tonumber(string.sub(digest, 1, 13), 16) + 0.5) / 16 ^ 13
+  g.order = C.race - math.log(uniform) / (g.weight or WEIGHT_UNIT) * WEIGHT_UNIT
+end
+
+-- The place of a group that becomes ready among the others.
+local function take_place(gid, g)
+  if C.order == FRESHEST then
+    g.order = g.seal - g.deadline * 1000000000
+  elseif C.order == PRIORITY then
+    add('weight', g.weight or WEIGHT_UNIT)
+    enter_race(gid, g)
+  end
+end
+
+-- A ready group leaves the table of candidates.
+local function leave_ready(g)
+  if C.order == PRIORITY then add('weight', -(g.weight or WEIGHT_UNIT)) end
+end
+
+local function generation_of(member)
+  return tonumber(redis.call('HGET', RUN .. ':generations', member) or -1)
+end
+
+-- Leases that a member works on and that nobody needs any more, as "gid lease", until it has been told.
+local function cancels_key(member) return T .. ':cancels:' .. member end
+
+-- Tells whoever works on a group that it need not: its holder, or the one who lost it and may still be at it.
+local function cancel(gid, g)
+  local worker = g.holder ~= '' and g.holder or g.former or ''
+  if worker == '' or generation_of(worker) < 0 then return end
+  redis.call('SADD', cancels_key(worker), gid .. ' ' .. g.lease)
+  add('cancelled', 1)
+end
+
+-- Drafts: what was sampled of members that are not done, in the fields d0, d1, ... of the group's hash, each "attempt
+-- tokens ranges"; `g.drafts` counts them, absent where there is none. A draft's name is "member:attempt:tokens".
+local function read_draft(gid, member)
+  local text = redis.call('HGET', group_key(gid), 'd' .. member)
+  if not text then return nil end
+  local attempt, tokens, ranges = string.match(text, '(%d+) (%d+) (.*)')
+  local name = member .. ':' .. attempt .. ':' .. tokens
+  return {attempt = tonumber(attempt), tokens = tonumber(tokens), ranges = ranges, name = name}
+end
+
+local function drop_draft(gid, g, member)
+  redis.call('HDEL', group_key(gid), 'd' .. member)
+  g.drafts = g.drafts > 1 and g.drafts - 1 or nil
+end
+
+local function drafts_of(gid, g)
+  local drafts = {}
+  if not g.drafts then return drafts end
+  for member = 0, g.n - 1 do drafts[#drafts + 1] = read_draft(gid, member) end
+  return drafts
+end
+
+-- Counts an evicted group by the response tokens that were stored of it: by the least power of two not below them.
+local function count_length(g, drafts)
+  local tokens, class = g.tokens or 0, 1
+  for _, draft in ipairs(drafts) do tokens = tokens + draft.tokens end
+  while class < tokens do class = 2 * class end
+  redis.call('HINCRBY', T .. ':evicted_tokens', class, 1)
+end
+
+-- Notes a failed group with its cause; the oldest note makes room. A note keeps its prompt until it is driven again,
+-- except where the learner itself took the task back. Returns whether it does.
+local function bury(gid, g, reason)
+  local kept = reason ~= 'withdrawn'
+  redis.call('HSET', T .. ':dead', gid, cjson.encode({
+    group = gid, task = g.task, reason = reason, attempts = g.attempt, failed_ms = now_ms(), causes = g.causes,
+    ordinal = g.ordinal, n = g.n, pin = g.pin, reserve = g.reserve, kept = kept, redriven = false
+  }))
+  redis.call('LPUSH', T .. ':failures', gid)
+  while redis.call('LLEN', T .. ':failures') > tonumber(redis.call('HGET', T, 'failed_kept')) do
+    local oldest = redis.call('RPOP', T .. ':failures')
+    local note = cjson.decode(redis.call('HGET', T .. ':dead', oldest))
+    redis.call('HDEL', T .. ':dead', oldest)
+    if note.kept then redis.call('SADD', T .. ':trash', '|' .. note.ordinal .. '||') end
+  end
+  return kept
+end
+
+-- A member is gone: what it would have been told goes with it.
+local function forget_cancels(member)
+  for _, name in ipairs({'train', 'eval'}) do redis.call('DEL', RUN .. ':' .. name .. ':cancels:' .. member) end
+end
+
 local function leave_holder(gid, g)
   if g.holder ~= '' then redis.call('SREM', held_by(g.holder), gid) end
   if g.orphan then
@@ -155,6 +270,7 @@ end
 
 -- Ends a group with its fate and notes its payloads for removal. `requeue` gives its prompt another group.
 local function finish(gid, g, fate, reason, requeue)
+  if g.state == 'generating' and string.find(g.done, '0', 1, true) then cancel(gid, g) end
   redis.call('ZREM', set_of(g.state), gid)
   redis.call('ZREM', T .. ':deadline', gid)
   leave_holder(gid, g)
@@ -163,6 +279,11 @@ local function finish(gid, g, fate, reason, requeue)
   redis.call('HINCRBY', T .. ':reasons', fate .. '/' .. reason, 1)
   add('bytes', -g.bytes)
   if g.state == 'generating' then add('reserved', -g.reserve) end
+  if g.state == 'ready' then leave_ready(g) end
+  if g.uses and g.state ~= 'consumed' then
+    redis.call('ZREM', T .. ':reuse', gid)
+    add('spent', -spent(g))
+  end
   local prompt = g.ordinal
   local refills = g.refills + 1
   if requeue and refills <= C.max_attempts then
@@ -172,12 +293,33 @@ local function finish(gid, g, fate, reason, requeue)
     add('pending', 1)
     add('seeded_tasks', 1)
   end
-  if fate == 'failed' then
-    redis.call('LPUSH', T .. ':failures', cjson.encode({gid, g.task, reason, g.attempt, now_ms()}))
-    redis.call('LTRIM', T .. ':failures', 0, 999)
-  end
-  redis.call('SADD', T .. ':trash', gid .. '|' .. prompt .. '|' .. g.payloads)
+  local drafts, names = drafts_of(gid, g), {}
+  for i, draft in ipairs(drafts) do names[i] = draft.name end
+  if fate == 'evicted_stale' then count_length(g, drafts) end
+  if fate == 'failed' and bury(gid, g, reason) then prompt = '' end
+  redis.call('SADD', T .. ':trash', gid .. '|' .. prompt .. '|' .. g.payloads .. '|' .. table.concat(names, ','))
   redis.call('DEL', group_key(gid))
+end
+
+-- A group that may not be used any more but has been: consumed until its last use is committed, then trained.
+local function retire(gid, g)
+  if last_use(g) < R.committed then return finish(gid, g, 'trained', 'committed', false) end
+  redis.call('ZREM', set_of(g.state), gid)
+  redis.call('ZREM', T .. ':reuse', gid)
+  leave_holder(gid, g)
+  if g.state == 'ready' then leave_ready(g) end
+  add('spent', -spent(g))
+  add(g.state, -1)
+  add('consumed', 1)
+  g.state, g.lease = 'consumed', ''
+  redis.call('ZADD', set_of('consumed'), last_use(g), gid)
+  save_group(gid, g)
+end
+
+-- Ends a group that nobody will train (again).
+local function give_up(gid, g, fate, reason)
+  if g.uses and g.state ~= 'consumed' then return retire(gid, g) end
+  finish(gid, g, fate, reason, false)
 end
 
 -- Back to ready, from generating (sealed), leased or consumed.
@@ -189,8 +331,9 @@ local function make_ready(gid, g)
   if g.state == 'generating' then add('reserved', -g.reserve) end
   g.state, g.lease = 'ready', ''
   g.deadline = deadline_of(g)
+  take_place(gid, g)
   redis.call('ZADD', set_of('ready'), g.order, gid)
-  redis.call('ZADD', T .. ':deadline', g.deadline, gid)
+  redis.call('ZADD', waiting_set(g), g.deadline, gid)
   save_group(gid, g)
 end
 
@@ -200,15 +343,13 @@ local function orphan(gid, g, lost)
     finish(gid, g, 'failed', 'attempts_exhausted', false)
     return
   end
+  -- Who gives a group up knows that it does; who has lost it may come back.
+  if g.holder ~= '' then g.former = lost > 0 and g.holder or nil end
   leave_holder(gid, g)
   redis.call('ZADD', orphans_key(g.pin), g.seq, gid)
   add('orphaned', 1)
   g.lost, g.orphan = g.lost + lost, true
   save_group(gid, g)
-end
-
-local function generation_of(member)
-  return tonumber(redis.call('HGET', RUN .. ':generations', member) or -1)
 end
 
 -- Whether a stream has been replaced by a newer one of the same holder, maybe at another front: then it may take

@@ -12,5 +12,11 @@ for _, gid in ipairs(gids) do
   local g = read_group(gid)
   finish(gid, g, 'evicted_stale', g.state == 'ready' and 'over_bound' or 'hopeless', true)
 end
-if C.bounded == 1 then left = redis.call("ZCOUNT", T .. ":deadline", "-inf", limit) end
-return {"ok", view(), #gids, left}
+if C.bounded == 1 then
+  -- What has been used before is not evicted: it ends as trained, when that use is committed.
+  for _, gid in ipairs(redis.call('ZRANGEBYSCORE', T .. ':reuse', '-inf', limit, 'LIMIT', 0, tonumber(ARGV[2]))) do
+    retire(gid, read_group(gid))
+  end
+  left = redis.call('ZCOUNT', T .. ':deadline', '-inf', limit) + redis.call('ZCOUNT', T .. ':reuse', '-inf', limit)
+end
+return {'ok', view(), #gids, left}

@@ -5,6 +5,7 @@ local function leased_group(gid, g)
   local metas = redis.call('HMGET', group_key(gid), unpack(members))
   return {
     gid, g.lease, g.for_version, g.ordinal, g.attempt, g.sealed_ms - g.admitted_ms,
-    math.max(0, g.leased_ms - g.sealed_ms), g.payloads, metas
+    math.max(0, g.leased_ms - g.sealed_ms), g.payloads, metas, use_count(g) + 1,
+    string.format('%.17g', g.priority or 1), string.format('%.17g', g.chance or 1), g.bytes
   }
 end

@@ -12,7 +12,8 @@ local recount = {
 }
 local names = {
   'admitted', 'trained', 'evicted_stale', 'filtered', 'failed', 'generating', 'ready', 'leased', 'consumed',
-  'seeded_tasks', 'pending', 'withdrawn', 'first_admissions', 'readmissions', 'superseded_writes', 'duplicate_writes'
+  'seeded_tasks', 'pending', 'withdrawn', 'first_admissions', 'readmissions', 'superseded_writes', 'duplicate_writes',
+  'uses', 'redriven', 'cancelled'
 }
 local counters = {}
 for _, name in ipairs(names) do
@@ -21,4 +22,5 @@ for _, name in ipairs(names) do
 end
 local limit = tonumber(ARGV[2])
 local failures = limit > 0 and redis.call('LRANGE', T .. ':failures', 0, limit - 1) or {}
+if #failures > 0 then failures = redis.call('HMGET', T .. ':dead', unpack(failures)) end
 return {'ok', view(), counters, recount, redis.call('HGETALL', T .. ':reasons'), failures}

@@ -4,6 +4,6 @@ load_run()
 free_first()
 for i = 2, #ARGV, 2 do
   local g = read_group(ARGV[i])
-  if g and g.lease == ARGV[i + 1] then finish(ARGV[i], g, 'failed', 'payload_lost', false) end
+  if g and g.lease == ARGV[i + 1] then give_up(ARGV[i], g, 'failed', 'payload_lost') end
 end
 return {'ok', view()}

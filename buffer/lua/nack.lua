@@ -12,9 +12,9 @@ for i = 5, #ARGV, 2 do
     if disposition == 'release' then
       make_ready(gid, g)
     elseif disposition == 'filter' then
-      finish(gid, g, 'filtered', reason, false)
+      give_up(gid, g, 'filtered', reason)
     else
-      finish(gid, g, 'failed', reason, false)
+      give_up(gid, g, 'failed', reason)
     end
     changed = changed + 1
   end

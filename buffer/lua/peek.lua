@@ -6,28 +6,33 @@ load_run()
 local version, count = tonumber(ARGV[2]), tonumber(ARGV[3])
 local ids, orders, deadlines = {}, {}, {}
 
--- Adds groups of `from` that are ready and not among those already; `other` has their second score.
-local function gather(from, other, first, second)
+-- Adds groups of `from` that are ready and not among those already; `others` have their second score.
+local function gather(from, others, first, second)
   local flat = redis.call('ZRANGE', from, 0, count - 1, 'WITHSCORES')
   if #flat == 0 then return end
   local names = {}
   for i = 1, #flat, 2 do names[#names + 1] = flat[i] end
-  local scores = redis.call('ZMSCORE', other, unpack(names))
-  for i, name in ipairs(names) do
-    if scores[i] and not first[name] then
-      first[name], second[name] = tonumber(flat[2 * i]), tonumber(scores[i])
-      ids[#ids + 1] = name
+  for _, other in ipairs(others) do
+    local scores = redis.call('ZMSCORE', other, unpack(names))
+    for i, name in ipairs(names) do
+      if scores[i] and not first[name] then
+        first[name], second[name] = tonumber(flat[2 * i]), tonumber(scores[i])
+        ids[#ids + 1] = name
+      end
     end
   end
 end
 
-gather(set_of('ready'), T .. ':deadline', orders, deadlines)
+local waiting = {T .. ':deadline'}
+if C.spent > 0 then waiting[2] = T .. ':reuse' end
+gather(set_of('ready'), waiting, orders, deadlines)
 if C.ready > count and C.bounded == 1 then
   -- The tables are passed the other way round: this set is scored by the deadline.
-  gather(T .. ':deadline', set_of('ready'), deadlines, orders)
+  gather(T .. ':deadline', {set_of('ready')}, deadlines, orders)
 end
+-- Ready groups may have any order: floats travel as text.
 local candidates = {}
-for i, gid in ipairs(ids) do candidates[i] = {gid, deadlines[gid], orders[gid]} end
+for i, gid in ipairs(ids) do candidates[i] = {gid, deadlines[gid], string.format('%.17g', orders[gid])} end
 local live = {}
 if C.bounded == 1 then
   for later = 0, C.max_staleness do

@@ -18,7 +18,12 @@ for i = 5, #ARGV do
   local g = read_group(gid)
   if #answer < room and g and g.state == 'ready' and g.deadline >= version then
     redis.call('ZREM', set_of('ready'), gid)
-    redis.call('ZREM', T .. ':deadline', gid)
+    redis.call('ZREM', waiting_set(g), gid)
+    if C.order == PRIORITY then
+      g.chance = (g.weight or WEIGHT_UNIT) / C.weight
+      put('race', math.max(C.race, g.order))
+      leave_ready(g)
+    end
     redis.call('ZADD', set_of('leased'), version, gid)
     redis.call('SADD', held_by('learner'), gid)
     add('ready', -1)

@@ -7,6 +7,9 @@ then be at most S versions old, so only a generator that serves at least
     floor = u + floor(L / B) - S
 
 may have it. For S = 0 and L < B this demands exactly the current version: true on-policy.
+
+Where groups are used more than once (buffer.policy.reuse), L is the number of uses that they demand: a group's last use
+is then within the bound as well.
 """
 
 from __future__ import annotations

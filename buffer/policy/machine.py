@@ -9,12 +9,18 @@ Invariants (checked by `check`): every group is in exactly one state; admitted =
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from buffer.policy.cancels import Cancels
+from buffer.policy.dead_letter import DeadLetter
+from buffer.policy.drafts import Draft, hand_out
+from buffer.policy.lengths import length_class
 from buffer.policy.lineage import Lineage, VersionRanges
-from buffer.policy.rules import NO_BOUND, TableRules
+from buffer.policy.order import freshest_key
+from buffer.policy.reuse import draw_key, kept_uses, may_be_used_again, spent
+from buffer.policy.rules import NO_BOUND, Order, TableRules
 from buffer.policy.states import Fate, Group, State, Task
 from mesh.versions import PolicyVersion
 
@@ -45,9 +51,15 @@ class TableMachine:
         self.reasons: Counter[str] = Counter()
         self.holders: dict[str, int] = {}
         self.streams: set[str] = set()
+        self.cancels = Cancels()
+        self.drafts: defaultdict[str, dict[int, Draft]] = defaultdict(dict)
+        self.handed: dict[str, list[int]] = {}
+        self.dead = DeadLetter(rules.failed_kept)
+        self.evicted_tokens: Counter[int] = Counter()
         self.seeded = 0
         self.end_of_data = False
         self._seq = self._leases = self._seals = 0
+        self._race = 0.0
 
     # -------------------------------------------------------------------------------------------- figures
 
@@ -58,6 +70,12 @@ class TableMachine:
     def live(self) -> int:
         """Unclaimed live groups (L)."""
         return sum(group.state is not State.CONSUMED for group in self.groups.values())
+
+    @property
+    def demand(self) -> int:
+        """Uses that the unclaimed groups demand: what the gate counts."""
+        per_group = self.rules.samples_per_insert
+        return sum(per_group - spent(g.uses, per_group) for g in self.groups.values() if g.state is not State.CONSUMED)
 
     @property
     def bytes(self) -> int:
@@ -94,6 +112,13 @@ class TableMachine:
         return oldest + self.rules.max_staleness
 
     def _finish(self, group: Group, fate: Fate, reason: str, *, requeue: bool = False) -> None:
+        if group.state is State.GENERATING and not all(group.done):
+            self._cancel(group)
+        drafts = self.drafts.pop(group.group_id, {})
+        if fate is Fate.EVICTED_STALE:
+            self.evicted_tokens[length_class(group.tokens + sum(d.tokens for d in drafts.values()))] += 1
+        if fate is Fate.FAILED:
+            self.dead.bury(group, reason)
         del self.groups[group.group_id]
         self.counts[fate] += 1
         self.reasons[f"{fate}/{reason}"] += 1
@@ -107,12 +132,40 @@ class TableMachine:
         group.holder = group.lease = ""
         group.orphan = False
         group.deadline = self._deadline(group)
+        if self.rules.order is Order.FRESHEST:
+            group.order = freshest_key(group.seal, group.deadline)
+        elif self.rules.order is Order.PRIORITY:
+            self._enter_race(group)
+
+    def _enter_race(self, group: Group) -> None:
+        group.draws += 1
+        group.order = draw_key(group.group_id, group.draws, self.rules.seed, group.weight, self._race)
+
+    def _retire(self, group: Group) -> None:
+        """It has been used and may not be used again: consumed until its last use is committed."""
+        if group.uses[-1] < self.committed:
+            self._finish(group, Fate.TRAINED, "committed")
+            return
+        group.state = State.CONSUMED
+        group.holder = group.lease = ""
+
+    def _give_up(self, group: Group, fate: Fate, reason: str) -> None:
+        """Ends a group that nobody will train (again)."""
+        if group.uses and group.state is not State.CONSUMED:
+            self._retire(group)
+        else:
+            self._finish(group, fate, reason)
+
+    def _cancel(self, group: Group) -> None:
+        self.counts["cancelled"] += self.cancels.note(group)
 
     def _orphan(self, group: Group, lost: int) -> None:
         if group.lost + lost >= self.rules.max_attempts:
             self._finish(group, Fate.FAILED, "attempts_exhausted")
             return
         group.lost += lost
+        if group.holder:
+            group.former = group.holder if lost else ""
         group.holder = ""
         group.orphan = True
 
@@ -181,7 +234,8 @@ class TableMachine:
     def _open(self, live_limit: int, task: Task) -> bool:
         if not self.rules.bounded:
             return True
-        return self.live < live_limit and self.bytes + self.reserved + task.reserve <= self.rules.max_bytes
+        room = self.demand + self.rules.samples_per_insert - 1 < live_limit
+        return room and self.bytes + self.reserved + task.reserve <= self.rules.max_bytes
 
     def _admitted(self, task: Task, serving: PolicyVersion) -> Group:
         self._seq += 1
@@ -192,16 +246,32 @@ class TableMachine:
         return group
 
     def _granted(self, group: Group, member: str) -> Group:
+        if group.attempt:
+            self._cancel(group)
         self._leases += 1
         group.lease = f"a{self._leases}"
         group.attempt += 1
-        group.holder, group.orphan = member, False
+        group.holder, group.former, group.orphan = member, "", False
+        self._hand_out(group)
         return group
+
+    def _hand_out(self, group: Group) -> None:
+        self.handed[group.group_id] = hand_out(group, self.drafts[group.group_id], self._deadline, self.u)
+
+    def leave(self, member: str) -> None:
+        """A generator leaves in order: its leases end at once."""
+        self.cancels.leave(member)
+        for group in self.held(member):
+            self._orphan(group, 0)
+        self.holders.pop(member, None)
 
     def attach(self, holder: str, now: int) -> list[Group]:
         """The holder's stream is open (again): full term for what it has."""
         self.streams.add(holder)
         held = self.held(holder)
+        for group in held:
+            if group.state is State.GENERATING:
+                self._hand_out(group)
         if held:
             self.holders[holder] = now + self.rules.lease_ms
         return held
@@ -260,9 +330,9 @@ class TableMachine:
         if group.scored < self.rules.min_members:
             self._finish(group, Fate.FAILED, "too_few_scored")
             return
-        if self.rules.fifo:
+        if self.rules.order is not Order.IN_ORDER:
             self._seals += 1
-            group.order = self._seals
+            group.seal = group.order = self._seals
         self._make_ready(group)
 
     # ------------------------------------------------------------------------------------------------ learner
@@ -279,6 +349,7 @@ class TableMachine:
             group = self.groups.get(group_id)
             if len(leased) < room and group and group.state is State.READY and group.deadline >= version:
                 self._leases += 1
+                self._draw(group)
                 group.state, group.holder, group.lease = State.LEASED, LEARNER, f"s{self._leases}"
                 group.for_version = version
                 leased.append(group)
@@ -295,25 +366,52 @@ class TableMachine:
             if why:
                 refused.append((group_id, why))
             group = self.groups.get(group_id)
-            repeated = repeated and group is not None and group.state is State.CONSUMED
+            repeated = repeated and group is not None and bool(group.uses) and group.claimed == lease
         if refused or repeated:
             return refused
         if self.rules.bounded and version < self.u:
             return [(group_id, "version_claimed") for group_id, _ in leases]
         for group_id, _ in leases:
-            group = self.groups[group_id]
-            group.state, group.holder, group.train_version = State.CONSUMED, "", version
+            self._use(self.groups[group_id], version)
         if self.rules.bounded:
             self.u = version + 1
         return []
 
     def _refusal(self, group_id: str, lease: str, version: int) -> str:
         group = self.groups.get(group_id)
-        if group is None or group.lease != lease or group.state not in (State.LEASED, State.CONSUMED):
+        if group is not None and group.uses and group.claimed == lease:
+            return "" if group.uses[-1] == version else f"claimed_at_{group.uses[-1]}"
+        if group is None or group.lease != lease or group.state is not State.LEASED:
             return "lease_lost"
-        if group.state is State.CONSUMED:
-            return "" if group.train_version == version else f"claimed_at_{group.train_version}"
         return "over_bound" if group.deadline < version else ""
+
+    def _use(self, group: Group, version: int) -> None:
+        group.uses.append(version)
+        group.claimed = group.lease
+        self.counts["uses"] += 1
+        if may_be_used_again(group.uses, group.deadline, self.rules.max_reuse):
+            self._make_ready(group)
+        else:
+            group.state, group.holder = State.CONSUMED, ""
+
+    def _draw(self, group: Group) -> None:
+        if self.rules.order is Order.PRIORITY:
+            ready = (g.weight for g in self.groups.values() if g.state is State.READY)
+            group.chance = group.weight / sum(ready)
+            self._race = max(self._race, group.order)
+
+    def set_priorities(self, incarnation: int, priorities: Iterable[tuple[str, float, int]]) -> int:
+        """Changes (group id, priority, weight) of live groups; returns how many."""
+        self._fence(incarnation)
+        changed = 0
+        for group_id, priority, weight in priorities:
+            group = self.groups.get(group_id)
+            if group is not None:
+                group.priority, group.weight = priority, weight
+                if group.state is State.READY and self.rules.order is Order.PRIORITY:
+                    self._enter_race(group)
+                changed += 1
+        return changed
 
     def nack(self, incarnation: int, leases: Sequence[tuple[str, str]], disposition: str, reason: str) -> int:
         """Back to ready (`release`), or filtered (`filter`), or failed (`fail`)."""
@@ -326,7 +424,7 @@ class TableMachine:
             if disposition == "release":
                 self._make_ready(group)
             else:
-                self._finish(group, Fate.FILTERED if disposition == "filter" else Fate.FAILED, reason)
+                self._give_up(group, Fate.FILTERED if disposition == "filter" else Fate.FAILED, reason)
             changed += 1
         return changed
 
@@ -335,7 +433,7 @@ class TableMachine:
         self._fence(incarnation)
         if self.rules.bounded:
             self.committed = max(self.committed, version)
-        used = [g for g in self.groups.values() if g.state is State.CONSUMED and g.train_version < version]
+        used = [g for g in self.groups.values() if g.state is State.CONSUMED and g.uses[-1] < version]
         for group in used:
             self._finish(group, Fate.TRAINED, "committed")
         return len(used)
@@ -353,20 +451,29 @@ class TableMachine:
         self.streams.discard(LEARNER)
         trained = returned = evicted = 0
         for group in list(self.groups.values()):
+            kept = kept_uses(group.uses, k)
+            self.counts["uses"] -= len(group.uses) - len(kept)
+            group.uses = kept
             if group.state is State.LEASED:
                 self._make_ready(group)
-            elif group.state is State.CONSUMED and group.train_version < k:
+            elif group.state is not State.CONSUMED:
+                self._recount(group)
+            elif kept and (self._deadline(group) < k or len(kept) >= self.rules.max_reuse):
                 self._finish(group, Fate.TRAINED, "committed")
                 trained += 1
-            elif group.state is State.CONSUMED and self._deadline(group) < k:
+            elif self._deadline(group) < k:
                 self._finish(group, Fate.EVICTED_STALE, "resumed", requeue=True)
                 evicted += 1
-            elif group.state is State.CONSUMED:
+            else:
                 self._make_ready(group)
                 returned += 1
-        for group in self.groups.values():
-            group.deadline = self._deadline(group)
         return trained, returned, evicted
+
+    def _recount(self, group: Group) -> None:
+        """Tokens of versions that have just been discarded have grown older."""
+        group.deadline = self._deadline(group)
+        if group.state is State.READY and self.rules.order is Order.FRESHEST:
+            group.order = freshest_key(group.seal, group.deadline)
 
     # ------------------------------------------------------------------------------------------------- upkeep
 
@@ -378,9 +485,12 @@ class TableMachine:
         if not self.rules.bounded:
             return 0
         for group in hopeless:
+            if group.uses:
+                self._retire(group)
+                continue
             reason = "over_bound" if group.state is State.READY else "hopeless"
             self._finish(group, Fate.EVICTED_STALE, reason, requeue=True)
-        return len(hopeless)
+        return sum(not group.uses for group in hopeless)
 
     def expire(self, now: int) -> tuple[int, int]:
         """Leases that ran out end: (generating, leased)."""

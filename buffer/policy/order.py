@@ -24,7 +24,30 @@ class Candidate:
 
     group_id: str
     deadline: int
-    order: int
+    order: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What a user's score is told of a ready group.
+
+    Attributes:
+        group_id: unique in the run.
+        ordinal: position of its prompt in the data order.
+        deadline: last version that may train it: `max_staleness` after its oldest token.
+        uses: how often it has been trained.
+        priority: as last set; 1 unless set.
+        rewards: of its scored members.
+        response_tokens: of its scored members, in the same order.
+    """
+
+    group_id: str
+    ordinal: int
+    deadline: int
+    uses: int
+    priority: float
+    rewards: tuple[float, ...]
+    response_tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +63,13 @@ class Choice:
     reserved: int
 
 
-def choose_fifo(candidates: Sequence[Candidate], *, version: int, slots: int) -> Choice:
-    """The first `slots` groups within the bound; no look at stragglers."""
+def freshest_key(seal: int, deadline: int) -> int:
+    """Place in the order `freshest`: newest tokens first, those sealed first among equals."""
+    return seal - deadline * 1_000_000_000
+
+
+def choose_first(candidates: Sequence[Candidate], *, version: int, slots: int) -> Choice:
+    """The first `slots` groups of any order within the bound; no look at stragglers."""
     within = [c for c in sorted(candidates, key=lambda c: c.order) if c.deadline >= version]
     return Choice(tuple(c.group_id for c in within[:slots]), 0)
 

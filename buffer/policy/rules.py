@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from mesh.config import Config
 
@@ -13,6 +14,20 @@ TABLES = (TRAIN, EVAL)
 NO_BOUND = 10_000_000_000_000
 
 
+class Order(IntEnum):
+    """How ready groups are ranked; the verbs know them by number.
+
+    IN_ORDER: by admission, waiting for stragglers rather than dropping them. FIFO: by sealing. FRESHEST: newest tokens
+    first. PRIORITY: drawn in proportion to weights. SCORE: by a user's function, highest first.
+    """
+
+    IN_ORDER = 0
+    FIFO = 1
+    FRESHEST = 2
+    PRIORITY = 3
+    SCORE = 4
+
+
 @dataclass(frozen=True, slots=True)
 class TableRules:
     """Rules of one table.
@@ -21,36 +36,53 @@ class TableRules:
         groups_per_step: groups in a batch (B).
         max_staleness: versions by which a trained token may be older than the learner (S).
         bounded: whether gate and bound apply (`train`), or tasks are pinned instead (`eval`).
-        fifo: sample by sealing time rather than by admission.
+        order: how ready groups are ranked.
+        max_reuse: uses of a group at most (R), one per version.
+        samples_per_insert: uses per group that the gate counts on.
+        seed: of weighted draws.
         min_members: scored members below which a sealed group fails.
         lease_ms, grace_ms: lease term, and what is left of it when a stream breaks, in milliseconds.
         max_bytes: payload bytes (stored and reserved) above which nothing is admitted.
+        failed_kept: failed groups noted with their cause and their prompt.
         max_attempts: lost holders after which a group fails, and refills after which an evicted prompt is given up.
     """
 
     groups_per_step: int
     max_staleness: int
     bounded: bool = True
-    fifo: bool = False
+    order: Order = Order.IN_ORDER
+    max_reuse: int = 1
+    samples_per_insert: int = 1
+    seed: int = 0
     min_members: int = 2
     lease_ms: int = 15_000
     grace_ms: int = 3_000
     max_bytes: int = 1 << 30
     max_attempts: int = 4
+    failed_kept: int = 1000
 
     def to_fields(self) -> dict[str, int]:
         """As the Lua verbs read them."""
         return {name: int(getattr(self, name)) for name in self.__slots__}
 
 
+def order_of(name: str) -> Order:
+    """The order that `buffer.order` names; a path of the form `module:function` or `file.py:function` is a score."""
+    return Order.SCORE if ":" in name else Order[name.upper()]
+
+
 def rules_of(config: Config, table: str) -> TableRules:
     """The rules that a configuration means for `train` or `eval`."""
     train = table == TRAIN
+    max_reuse = config.buffer.max_reuse if train else 1
     return TableRules(
         groups_per_step=config.learner.batch.groups,
         max_staleness=config.buffer.max_staleness,
         bounded=train,
-        fifo=not train or config.buffer.order == "fifo",
+        order=order_of(config.buffer.order) if train else Order.FIFO,
+        max_reuse=max_reuse,
+        samples_per_insert=(config.buffer.samples_per_insert or max_reuse) if train else 1,
+        seed=config.run.seed,
         min_members=config.buffer.min_members if train else 1,
         lease_ms=round(config.buffer.lease_s * 1000),
         grace_ms=round(config.buffer.reconnect_grace_s * 1000),

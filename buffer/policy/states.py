@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from buffer.policy.lineage import VersionRanges
+from buffer.policy.reuse import WEIGHT_UNIT
 from mesh.versions import PolicyVersion
 
 
@@ -55,8 +56,10 @@ class Group:
 
     Attributes:
         seq: admission order.
-        order: place among ready groups.
+        order: place among ready groups, low first.
+        seal: number of its sealing, where the order asks for it.
         holder: who holds the lease; empty while nobody does.
+        former: who lost it last and may still be at it; empty once somebody else holds it.
         lease: names the right to it; kept until the next grant, so that late work of the last holder still counts.
         attempt: counts its holders.
         lost: holders that were lost.
@@ -64,15 +67,24 @@ class Group:
         done: outcome stored, per member.
         ranges: versions of the tokens stored.
         deadline: last version that may train it.
+        uses: train versions of its claims on the surviving lineage, ascending.
+        tokens: response tokens stored.
+        causes: what unscored members said, each once.
+        claimed: the lease of its last claim.
+        priority, weight: in weighted draws.
+        draws: how often it has entered the race of weighted draws.
+        chance: probability with which it was last drawn.
     """
 
     group_id: str
     task: Task
     seq: int
     grant: PolicyVersion
-    order: int = 0
+    order: float = 0
+    seal: int = 0
     state: State = State.GENERATING
     holder: str = ""
+    former: str = ""
     lease: str = ""
     attempt: int = 0
     lost: int = 0
@@ -84,4 +96,11 @@ class Group:
     payloads: list[tuple[int, int]] = field(default_factory=list)
     deadline: int = 0
     for_version: int = 0
-    train_version: int = 0
+    uses: list[int] = field(default_factory=list)
+    tokens: int = 0
+    causes: list[str] = field(default_factory=list)
+    claimed: str = ""
+    priority: float = 1.0
+    weight: int = WEIGHT_UNIT
+    draws: int = 0
+    chance: float = 1.0

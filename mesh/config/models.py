@@ -11,6 +11,9 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from mesh.config.redis_url import RedisOptions, parse_redis_url
+from mesh.errors import ConfigError
+
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 
@@ -170,24 +173,89 @@ class LearnerSection(Section):
     )
 
 
+# Orders of sampling by name.
+ORDERS = ("in_order", "fifo", "freshest", "priority")
+
+
 class BufferSection(Section):
-    redis: str | None = Field(None, description="Redis URL; none: a redis-server is started in the run folder.")
-    durability: Literal["always", "everysec"] = Field(
-        "always", description="fsync policy of the embedded Redis. `everysec` may lose a second of writes."
+    redis: str | None = Field(
+        None,
+        description="Redis URL (`redis://`, `rediss://`, `unix://`, `redis-cluster://`, `rediss-cluster://`); none: a "
+        "redis-server is started in the run folder.",
+    )
+    redis_password_file: Path | None = Field(
+        None, description="File whose first line is Redis' password; keeps it out of this file."
+    )
+    redis_tls_ca: Path | None = Field(None, description="PEM authorities of Redis' certificate; none: the system's.")
+    redis_tls_cert: Path | None = Field(None, description="PEM certificate that is shown to Redis.")
+    redis_tls_key: Path | None = Field(None, description="PEM key of `redis_tls_cert`.")
+    redis_tls_check_hostname: bool = Field(True, description="Redis' certificate must name the host of the URL.")
+    durability: Literal["always", "everysec", "none"] = Field(
+        "always",
+        description="What survives the end of the embedded Redis. `always`: every acknowledged write, also where the "
+        "machine ends. `everysec`: all but up to about two seconds of them, at a power cut or behind a slow disk. "
+        "`none`: nothing (benchmarks, throw-away runs).",
     )
     max_staleness: int = Field(4, ge=0, description="No trained token is older than this many versions (S).")
     commit: Literal["checkpoint", "step"] = Field(
         "checkpoint", description="When use counts as trained: with the checkpoint, or at once (at-most-once)."
     )
-    order: Literal["in_order", "fifo"] = Field(
+    order: str = Field(
         "in_order",
-        description="in_order: admission order, waiting for stragglers rather than dropping them; fifo: as ready.",
+        description="Which ready groups train first. in_order: as admitted, waiting for stragglers rather than "
+        "dropping them; fifo: as sealed; freshest: newest tokens first; priority: drawn in proportion to priorities; "
+        "`module:function` / `file.py:function`: highest score first, by a function of your own "
+        "(buffer.policy.order.GroupFacts -> float).",
+    )
+    max_reuse: PositiveInt = Field(
+        1, description="Uses of a group at most (R), one per version; at most `max_staleness` + 1."
+    )
+    samples_per_insert: PositiveInt | None = Field(
+        None, description="Uses per group that the gate counts on, with `max_reuse` above 1; none: all R."
+    )
+    priority_exponent: float = Field(
+        1.0, ge=0, description="Weight of a draw = priority to this power, with `order: priority`; 0: uniform."
     )
     min_members: PositiveInt = Field(2, description="Scored members below which a sealed group fails.")
     max_bytes: PositiveInt = Field(1 << 30, description="Payload bytes above which nothing more is admitted.")
     lease_s: PositiveFloat = Field(15.0, description="Lease term in seconds; heartbeats renew it.")
     reconnect_grace_s: PositiveFloat = Field(3.0, description="What is left of a lease when its stream breaks.")
     seed_ahead: PositiveInt = Field(4, description="Prompt tasks kept ready, in batches.")
+
+    @property
+    def redis_options(self) -> RedisOptions:
+        """What is told of Redis beside its URL."""
+        return RedisOptions(
+            tls_ca=self.redis_tls_ca,
+            tls_cert=self.redis_tls_cert,
+            tls_key=self.redis_tls_key,
+            check_hostname=self.redis_tls_check_hostname,
+            password_file=self.redis_password_file,
+        )
+
+    @model_validator(mode="after")
+    def _redis_can_be(self) -> BufferSection:
+        try:
+            if self.redis is not None:
+                parse_redis_url(self.redis, self.redis_options)
+            elif self.redis_options != RedisOptions():
+                raise ConfigError("buffer.redis_* without buffer.redis", hint="they are for a Redis of your own")
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    @model_validator(mode="after")
+    def _reuse_fits(self) -> BufferSection:
+        if ":" not in self.order and self.order not in ORDERS:
+            raise ValueError(f"order: expected one of {', '.join(ORDERS)} or a path with `:`, got {self.order!r}")
+        if self.max_reuse > self.max_staleness + 1:
+            raise ValueError(
+                f"max_reuse ({self.max_reuse}) exceeds max_staleness + 1 ({self.max_staleness + 1}): a group is used "
+                "at most once per version, and ends with the bound"
+            )
+        if self.samples_per_insert is not None and not self.samples_per_insert <= self.max_reuse > 1:
+            raise ValueError("samples_per_insert goes with max_reuse above 1, and is at most that")
+        return self
 
 
 class WeightsSection(Section):

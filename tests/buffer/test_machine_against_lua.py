@@ -31,7 +31,8 @@ from buffer.ledger import discrepancies
 from buffer.policy import gate
 from buffer.policy.lineage import VersionRanges
 from buffer.policy.machine import LEARNER, TableMachine
-from buffer.policy.rules import TableRules
+from buffer.policy.reuse import weight_of
+from buffer.policy.rules import Order, TableRules
 from buffer.policy.states import Fate, Group, State, Task
 from buffer.redis_access import RedisAccess
 from buffer.view import TableView
@@ -51,10 +52,17 @@ class BothMachines(RuleBasedStateMachine):
 
     url: ClassVar[str] = ""
 
-    @initialize(staleness=st.integers(0, 2), fifo=st.booleans(), budget=st.sampled_from([1 << 30, 450]))
-    def begin(self, staleness: int, fifo: bool, budget: int) -> None:
+    @initialize(
+        staleness=st.integers(0, 2),
+        order=st.sampled_from(Order),
+        reuse=st.integers(1, 3),
+        budget=st.sampled_from([1 << 30, 450]),
+    )
+    def begin(self, staleness: int, order: Order, reuse: int, budget: int) -> None:
+        reuse = min(reuse, staleness + 1)
         self.rules = TableRules(
-            groups_per_step=2, max_staleness=staleness, fifo=fifo, min_members=1, lease_ms=1000,
+            groups_per_step=2, max_staleness=staleness, order=order, max_reuse=reuse,
+            samples_per_insert=max(1, reuse - budget % 2), seed=7, min_members=1, lease_ms=1000,
             grace_ms=200, max_bytes=budget, max_attempts=2,
         )  # fmt: skip
         self.loop = asyncio.new_event_loop()
@@ -64,6 +72,7 @@ class BothMachines(RuleBasedStateMachine):
         self.now = 1_000_000
         self.version = 0
         self.old: list[tuple[str, str, int]] = []
+        self.claimed: list[tuple[int, list[tuple[str, str]]]] = []
         self.call(self.redis.client.set(f"{self.keys.run}:test_clock", self.now))
         self.call(self.redis.client.hset(f"{self.keys.run}:generations", mapping=dict.fromkeys(MEMBERS, 1)))
         for table in ("train", "eval"):
@@ -187,7 +196,11 @@ class BothMachines(RuleBasedStateMachine):
         ids = [g.group_id for g in ready[:count]]
         answer = self.verb("sample", "train", self.incarnation, version, "", *ids)
         leased = self.machine.sample(self.incarnation, version, ids, self.now)
-        assert [(g[0].decode(), g[1].decode()) for g in answer[2]] == [(g.group_id, g.lease) for g in leased]
+        assert [(g[0].decode(), g[1].decode(), g[9], float(g[10]), float(g[11])) for g in answer[2]] == [
+            (g.group_id, g.lease, len(g.uses) + 1, g.priority, g.chance) for g in leased
+        ]
+        if self.rules.order is Order.PRIORITY:
+            assert all(0 < g.chance <= 1 for g in leased)
 
     @rule(ahead=st.sampled_from([0, 0, 0, -1, 1]), lost=st.sampled_from([False] * 5 + [True]), drop=st.integers(0, 1))
     def claim(self, ahead: int, lost: bool, drop: int) -> None:
@@ -195,7 +208,7 @@ class BothMachines(RuleBasedStateMachine):
         leases = [
             (g.group_id, "wrong" if lost else g.lease)
             for g in self.machine.groups.values()
-            if g.state is State.LEASED or (g.state is State.CONSUMED and g.train_version == version)
+            if g.state is State.LEASED or (g.state is State.CONSUMED and g.uses[-1] == version)
         ][drop:]
         if not leases:
             return
@@ -204,12 +217,34 @@ class BothMachines(RuleBasedStateMachine):
         refused = self.machine.claim(self.incarnation, version, leases)
         assert [(g.decode(), why.decode()) for g, why in answer[3]] == refused
         assert bool(answer[2]) == (not refused)
+        if not refused:
+            self.claimed.append((version, leases))
 
     @rule()
     def publish(self) -> None:
         self.version = max(self.version, self.machine.u)
         self.verb("set_policy", "", self.incarnation, self.version)
         self.machine.set_policy(self.incarnation, self.version)
+
+    @precondition(lambda self: self.claimed)
+    @rule(at=index, later=st.integers(0, 1))
+    def claim_again(self, at: int, later: int) -> None:
+        """An answer was lost: the same claim once more, maybe long after."""
+        version, leases = self.claimed[at % len(self.claimed)]
+        flat = [part for pair in leases for part in pair]
+        answer = self.verb("claim", "train", self.incarnation, version + later, *flat)
+        refused = self.machine.claim(self.incarnation, version + later, leases)
+        assert [(g.decode(), why.decode()) for g, why in answer[3]] == refused
+
+    @rule(at=index, priority=st.sampled_from([0.01, 0.5, 1.0, 30.0]))
+    def prioritize(self, at: int, priority: float) -> None:
+        group = self.some(None, at)
+        if group is not None:
+            weight = weight_of(priority, 0.6)
+            flat = [group.group_id, repr(priority), weight, "no-such-group", "1.0", 1]
+            answer = self.verb("set_priorities", "train", self.incarnation, *flat)
+            items = [(group.group_id, priority, weight), ("no-such-group", 1.0, 1)]
+            assert answer[2] == self.machine.set_priorities(self.incarnation, items)
 
     @rule(at=index, disposition=st.sampled_from(["release", "filter", "fail"]))
     def nack(self, at: int, disposition: str) -> None:
@@ -287,7 +322,7 @@ class BothMachines(RuleBasedStateMachine):
 
     async def _compare(self) -> None:
         machine, keys = self.machine, self.keys
-        names = ("deadline", "holders", *State)
+        names = ("deadline", "reuse", "holders", *State)
         pipe = self.redis.client.pipeline(transaction=False)
         for gid in machine.groups:
             pipe.hget(keys.table("train", f"g:{gid}"), "group")
@@ -301,11 +336,14 @@ class BothMachines(RuleBasedStateMachine):
         for group in groups:
             stored = msgpack.unpackb(next(answers))
             assert {name: stored[name] for name in FIELDS} == _fields(group)
-        scored = {name: {m.decode(): int(score) for m, score in next(answers)} for name in names}
+            assert stored.get("uses", []) == group.uses
+        scored = {name: {m.decode(): score for m, score in next(answers)} for name in names}
         for state in State:
             assert set(scored[state]) == {g.group_id for g in groups if g.state is state}
         unleased = (State.GENERATING, State.READY)
-        assert scored["deadline"] == {g.group_id: g.deadline for g in groups if g.state in unleased}
+        waiting = [g for g in groups if g.state in unleased]
+        assert scored["deadline"] == {g.group_id: g.deadline for g in waiting if not g.uses}
+        assert scored["reuse"] == {g.group_id: g.deadline for g in waiting if g.uses}
         assert scored[State.READY] == {g.group_id: g.order for g in groups if g.state is State.READY}
         assert scored["holders"] == machine.holders
         for holder in HOLDERS:
@@ -326,7 +364,9 @@ class BothMachines(RuleBasedStateMachine):
         assert {name: counters[name] for name in FIGURES} == {name: machine.counts[name] for name in FIGURES}
         assert reasons == dict(machine.reasons)
         figures = TableView.from_reply(view)
-        assert (figures.u, figures.end_of_data) == (machine.u, int(machine.end_of_data))
+        assert (figures.u, figures.end_of_data, figures.demand) == (
+            machine.u, int(machine.end_of_data), machine.demand,
+        )  # fmt: skip
         assert (figures.bytes, figures.reserved) == (machine.bytes, machine.reserved)
         assert figures.orphaned == sum(g.orphan for g in machine.groups.values())
 
@@ -367,7 +407,7 @@ def random_walk(seed: int, steps: int) -> set[str]:
     """Takes weighted random commands, comparing after each; returns the reasons and states that came up."""
     rng = random.Random(seed)
     both = BothMachines()
-    both.begin(rng.randrange(3), rng.random() < 0.3, rng.choice([1 << 30, 450]))
+    both.begin(rng.randrange(3), rng.choice(list(Order)), rng.randint(1, 3), rng.choice([1 << 30, 450]))
     commands: list[tuple[str, Callable[[], None]]] = [
         ("time_passes", lambda: both.time_passes(rng.choice([1, 150, 400, 1100]))),
         ("seed", lambda: both.seed(rng.randint(1, 4), rng.random() < 0.5, rng.random() < 0.3, rng.random() < 0.1)),
@@ -386,6 +426,8 @@ def random_walk(seed: int, steps: int) -> set[str]:
         ("write_any", lambda: both.write_any(rng.randrange(30), rng.randrange(2), [0]) if both.old else None),
         ("sample", lambda: both.sample(rng.randrange(2), rng.randint(1, 3))),
         ("claim", lambda: both.claim(rng.choice([0, 0, -1, 1]), rng.random() < 0.1, rng.randrange(2))),
+        ("claim_again", lambda: both.claim_again(rng.randrange(30), rng.randrange(2)) if both.claimed else None),
+        ("prioritize", lambda: both.prioritize(rng.randrange(30), rng.choice([0.01, 0.5, 1.0, 30.0]))),
         ("publish", both.publish),
         ("nack", lambda: both.nack(rng.randrange(30), rng.choice(["release", "filter", "fail"]))),
         ("commit", lambda: both.commit(rng.randrange(3))),

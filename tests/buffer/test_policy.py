@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from buffer.policy.gate import live_limit, version_floor
 from buffer.policy.lineage import Lineage, VersionRanges
-from buffer.policy.order import Candidate, choose_fifo, choose_in_order
+from buffer.policy.order import Candidate, choose_first, choose_in_order
 from mesh.versions import PolicyVersion
 
 small = st.integers(0, 6)
@@ -94,7 +94,7 @@ def test_the_urgent_go_first_where_the_bound_demands_it() -> None:
 
 def test_fifo_ignores_stragglers_and_leaves_out_what_is_over_the_bound() -> None:
     candidates = [Candidate("late", 9, 3), Candidate("stale", 3, 1), Candidate("first", 9, 2)]
-    assert choose_fifo(candidates, version=4, slots=5).group_ids == ("first", "late")
+    assert choose_first(candidates, version=4, slots=5).group_ids == ("first", "late")
 
 
 @given(

@@ -1,0 +1,25 @@
+-- Shared by `admit` and `attach`: the drafts from which the holder of a group goes on. The versions of their tokens count
+-- from now on; a draft with which the group would be over the bound is removed, and its member begins anew.
+-- Answer: names joined by ','. The caller saves the group and its deadline.
+local function hand_out(gid, g)
+  local names, dropped = {}, {}
+  if not g.drafts then return '' end
+  for member = 0, g.n - 1 do
+    local draft = read_draft(gid, member)
+    if draft then
+      local before = g.ranges
+      g.ranges = merge_ranges(before, draft.ranges)
+      local deadline = deadline_of(g)
+      if deadline >= C.u then
+        g.deadline = deadline
+        names[#names + 1] = draft.name
+      else
+        g.ranges = before
+        drop_draft(gid, g, member)
+        dropped[#dropped + 1] = draft.name
+      end
+    end
+  end
+  if #dropped > 0 then redis.call('SADD', T .. ':trash', gid .. '|||' .. table.concat(dropped, ',')) end
+  return table.concat(names, ',')
+end
