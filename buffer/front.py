@@ -18,7 +18,7 @@ from buffer.sampling import sample_stream
 from buffer.store import Write
 from buffer.upload import Uploads
 from buffer.validation import check_write
-from mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
+from mesh.errors import FencedError, PayloadError, TakeoverRefusedError
 from protos import buffer_pb2 as pb
 from protos import buffer_pb2_grpc
 from protos import trajectory_pb2 as trajectory
@@ -114,7 +114,10 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         for write in request.writes:
             result = response.results.add(group_id=write.group_id, member=write.meta.member)
             try:
-                good.append(check_write(write))
+                checked = check_write(write)
+                if checked.pieces or write.meta.side:
+                    await self._uploads.check(table, checked, write.meta.side)
+                good.append(checked)
                 places.append(result)
             except PayloadError as error:
                 result.status = pb.WRITE_STATUS_REJECTED
@@ -128,6 +131,10 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         if log.isEnabledFor(logging.DEBUG):
             log.debug("members stored", extra=_stored(request, response))
         return response
+
+    async def Upload(self, request_iterator: AsyncIterator[pb.UploadRequest], _context: Any) -> pb.UploadResponse:
+        """See buffer.proto."""
+        return await self._uploads.take(request_iterator)
 
     async def Sample(
         self, request_iterator: AsyncIterator[pb.SampleRequest], _context: Any

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-
-import redis.exceptions as rex
+from functools import partial
 
 from buffer.bell import wait_for
 from buffer.context import FrontContext
@@ -26,6 +25,8 @@ SWEEP_S = 0.25
 # The members are looked at in every so many sweeps.
 _LOOK_EVERY = 4
 _RECONNECT_S = 0.5
+# Side data that belongs to no live group stays for this long.
+_SIDE_AGE_S = 3600.0
 
 
 async def sweep(front: FrontContext, access: RedisAccess) -> None:
@@ -98,21 +99,31 @@ async def collect(front: FrontContext) -> None:
             await asyncio.sleep(SWEEP_S)
 
 
+async def sweep_side(front: FrontContext) -> None:
+    """Removes side data that belongs to no live group, and what uploads left unfinished."""
+    while True:
+        for table in TABLES:
+            try:
+                removed = await front.store.side.sweep(table, partial(front.store.alive, table), _SIDE_AGE_S)
+                if removed:
+                    log.warning("removed %d leftovers of side data", removed, extra={"table": table})
+            except StoreError as error:
+                log.warning("sweeping side data: %s", error)
+        await asyncio.sleep(_SIDE_AGE_S / 2)
+
+
 async def listen(front: FrontContext, access: RedisAccess) -> None:
     """Takes hints of other fronts; after every (re)connection all figures are read anew."""
     while True:
-        subscription = access.client.pubsub(ignore_subscribe_messages=True)
         try:
-            await subscription.subscribe(front.store.keys.wake)
-            for table in TABLES:
-                await front.store.refresh(table)
-            async for message in subscription.listen():
-                await _take_hint(front, message["data"])
-        except (rex.RedisError, OSError, StoreError) as error:
+            async with access.subscribed(front.store.keys.wake) as subscription:
+                for table in TABLES:
+                    await front.store.refresh(table)
+                async for message in subscription.listen():
+                    await _take_hint(front, message["data"])
+        except StoreError as error:
             log.warning("wake-ups lost for now: %s", error)
             await asyncio.sleep(_RECONNECT_S)
-        finally:
-            await subscription.aclose()
 
 
 async def _take_hint(front: FrontContext, data: bytes) -> None:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+from buffer.drafts import MAX_DRAFT_BYTES
+from buffer.payloads import PIECE_BYTES
 from buffer.policy.lineage import VersionRanges
+from buffer.side_store import check_side
 from buffer.store import Write
 from mesh.errors import PayloadError
-from mesh.trajectory import inspect
+from mesh.trajectory import PayloadInfo, inspect
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 
+# Larger payloads have to be uploaded in pieces, at most so many.
+MAX_WHOLE_BYTES = 2 * PIECE_BYTES
+MAX_PIECES = 4096
+# A reason is kept with a failed group up to this length.
+_REASON_CHARACTERS = 300
 _OUTCOMES = frozenset({trajectory.OUTCOME_SCORED, trajectory.OUTCOME_UNSCORABLE, trajectory.OUTCOME_ERROR})
 
 
@@ -25,14 +33,42 @@ def check_write(write: pb.MemberWrite) -> Write:
     meta = write.meta
     if not write.group_id or "|" in write.group_id:
         raise PayloadError("group_id", f"not a group id: {write.group_id!r}")
+    if write.draft:
+        return _draft(write)
     if meta.outcome not in _OUTCOMES:
         raise PayloadError("meta.outcome", f"expected scored, unscorable or error, got {meta.outcome}")
     scored = meta.outcome == trajectory.OUTCOME_SCORED
-    ranges = _check_scored(meta, write.payload) if scored else _check_unscored(write.payload)
+    ranges = _check_scored(meta, write) if scored else _check_unscored(write)
+    if meta.side:
+        check_side(meta.side)
     return Write(
         write.group_id, write.lease_id, write.attempt, meta.member, scored, write.payload, ranges,
-        meta.SerializeToString(),
+        meta.SerializeToString(), write.uploaded_bytes if write.pieces else len(write.payload), write.pieces,
+        meta.response_tokens if scored else 0, meta.reason[:_REASON_CHARACTERS],
     )  # fmt: skip
+
+
+def _draft(write: pb.MemberWrite) -> Write:
+    if write.pieces:
+        raise PayloadError("pieces", "a draft travels whole", hint="draft so long a member no more")
+    if len(write.payload) > MAX_DRAFT_BYTES:
+        raise PayloadError("payload", f"a draft of {len(write.payload)} bytes, over {MAX_DRAFT_BYTES}")
+    info = inspect(write.payload)
+    if info.response_tokens == 0:
+        raise PayloadError("payload", "a draft must hold at least one token")
+    return Write(
+        group_id=write.group_id,
+        lease_id=write.lease_id,
+        attempt=write.attempt,
+        member=write.meta.member,
+        scored=False,
+        payload=write.payload,
+        ranges=_ranges(info.versions.runs),
+        meta=b"",
+        size=len(write.payload),
+        tokens=info.response_tokens,
+        draft=True,
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -40,14 +76,29 @@ def _ranges(runs: tuple[tuple[int, PolicyVersion], ...]) -> str:
     return str(VersionRanges.of(version for _, version in runs))
 
 
-def _check_unscored(payload: bytes) -> str:
-    if payload:
+def _check_unscored(write: pb.MemberWrite) -> str:
+    if write.payload:
         raise PayloadError("payload", "must be empty unless the outcome is scored")
+    if write.pieces:
+        raise PayloadError("pieces", "must be 0 unless the outcome is scored")
     return ""
 
 
-def _check_scored(meta: trajectory.MemberMeta, payload: bytes) -> str:
-    info = inspect(payload)
+def _inspect(write: pb.MemberWrite) -> PayloadInfo:
+    pieces, payload = write.pieces, write.payload
+    if not pieces:
+        if len(payload) > MAX_WHOLE_BYTES:
+            raise PayloadError(
+                "payload", f"{len(payload)} bytes, over {MAX_WHOLE_BYTES}", hint="upload it in pieces before the write"
+            )
+        return inspect(payload)
+    if not 2 <= pieces <= MAX_PIECES:
+        raise PayloadError("pieces", f"expected 2 to {MAX_PIECES}, got {pieces}")
+    return inspect(payload, write.uploaded_bytes)
+
+
+def _check_scored(meta: trajectory.MemberMeta, write: pb.MemberWrite) -> str:
+    info = _inspect(write)
     if meta.response_tokens != info.response_tokens:
         raise PayloadError(
             "meta.response_tokens", f"{meta.response_tokens}, but the payload holds {info.response_tokens}"

@@ -1,0 +1,201 @@
+"""Payloads in Redis: plain keys, spread over all slots, that never pass through Lua.
+
+Invariants
+  * A payload counts only through the write verb. Until its group is sealed its keys have a time to live, so that what
+    no verb ever names disappears by itself; sealing makes them permanent; the end of the group removes them.
+  * A small payload is one value, the first one wins. A large one is in pieces, a key each, uploaded before the write
+    that names their number; a piece that is uploaded again never gets a time to live back.
+  * Whatever is read is read in portions of bounded size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from buffer.keys import Keys
+from buffer.redis_access import RedisAccess
+from buffer.wire import Argument
+
+# Payloads above this are stored in pieces of this size.
+PIECE_BYTES = 512 << 10
+# A group with more payload bytes than this is leased without payloads: they are fetched.
+INLINE_BYTES = 2 << 20
+# Seconds for which a payload whose group is not sealed survives.
+PAYLOAD_TTL_S = 24 * 3600
+# Bytes read from Redis at once.
+_PORTION_BYTES = 1 << 20
+_KEYS_AT_ONCE = 1024
+
+
+class Place(NamedTuple):
+    """Where the payload of a member is: the attempt that wrote it, and its pieces (0: one whole value)."""
+
+    member: int
+    attempt: int
+    pieces: int = 0
+
+
+class Stored(Protocol):
+    """A group whose payloads are stored: their places, and their bytes together."""
+
+    @property
+    def group_id(self) -> str: ...
+    @property
+    def places(self) -> Sequence[Place]: ...
+    @property
+    def size(self) -> int: ...
+
+
+# Per payload: its bytes; empty where it is there but has to be fetched; None where it is lost.
+Values = list[bytes | None]
+
+
+class Part(NamedTuple):
+    """Bytes of a payload; `last` says that they are its end."""
+
+    data: bytes
+    last: bool
+
+
+class PayloadMissing(Exception):  # noqa: N818  an answer: the caller knows what it means
+    """A value is not there (any more)."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
+def places(text: bytes | str) -> tuple[Place, ...]:
+    """Parses what the verbs note of a group's payloads: `member:attempt[:pieces],...`."""
+    plain = text.decode() if isinstance(text, bytes) else text
+    return tuple([Place(*map(int, part.split(":"))) for part in plain.split(",")]) if plain else ()
+
+
+class Payloads:
+    """Reads and writes payload values of one run.
+
+    Args:
+        access: Redis.
+        keys: names.
+    """
+
+    def __init__(self, access: RedisAccess, keys: Keys) -> None:
+        self._redis = access
+        self._keys = keys
+
+    def keys_of(self, table: str, group_id: str, place: Place) -> list[str]:
+        """Keys of one payload, in the order of its bytes."""
+        key = self._keys.payload(table, group_id, place.member, place.attempt)
+        return [f"{key}:{piece}" for piece in range(place.pieces)] if place.pieces else [key]
+
+    def keys_of_groups(self, table: str, groups: Iterable[tuple[str, bytes | str]]) -> list[str]:
+        """Keys of all payloads of groups, given as (group id, what the verbs noted)."""
+        return [key for gid, text in groups for place in places(text) for key in self.keys_of(table, gid, place)]
+
+    def set_whole(self, table: str, group_id: str, place: Place, payload: bytes) -> tuple[Argument, ...]:
+        """The command that stores a small payload: the first value wins."""
+        (key,) = self.keys_of(table, group_id, place)
+        return ("SET", key, payload, "EX", PAYLOAD_TTL_S, "NX")
+
+    async def put_piece(self, table: str, group_id: str, place: Place, piece: int, data: bytes) -> None:
+        """Stores one piece of a large payload; repeating it is harmless at any time."""
+        key = f"{self._keys.payload(table, group_id, place.member, place.attempt)}:{piece}"
+        (new,) = await self._redis.batch([("SET", key, data, "EX", PAYLOAD_TTL_S, "NX")])
+        if new is None:
+            # Sealing may have made it permanent meanwhile: that must stay so.
+            await self._redis.batch([("SET", key, data, "XX", "KEEPTTL")])
+
+    async def sizes(self, keys: Sequence[str]) -> list[int]:
+        """Bytes of each value; 0 where it is missing."""
+        found: list[int] = []
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            found += await self._redis.batch([("STRLEN", key) for key in keys[start : start + _KEYS_AT_ONCE]])
+        return found
+
+    async def begins_with(self, key: str, head: bytes) -> bool:
+        """Whether a value begins with these bytes."""
+        (start,) = await self._redis.batch([("GETRANGE", key, 0, len(head) - 1)])
+        return bool(start == head)
+
+    async def of_groups(self, table: str, groups: Sequence[Stored], *, inline: bool) -> AsyncIterator[Values]:
+        """For each group the values of its payloads, in order of their places.
+
+        Args:
+            table: of the groups.
+            groups: where their payloads are.
+            inline: read them; else only see whether they are there.
+        """
+        loads = [group.size if inline and group.size <= INLINE_BYTES else 0 for group in groups]
+        for portion in _portions(loads, INLINE_BYTES):
+            read: list[str] = []
+            looked: list[str] = []
+            for at in portion:
+                for place in groups[at].places:
+                    keys = self.keys_of(table, groups[at].group_id, place)
+                    (read if loads[at] and not place.pieces else looked).extend(keys)
+            values, sizes = iter(await self._redis.mget(read)), iter(await self.sizes(looked))
+            for at in portion:
+                found: list[bytes | None] = []
+                for place in groups[at].places:
+                    if loads[at] and not place.pieces:
+                        found.append(next(values))
+                    else:
+                        present = [next(sizes) > 0 for _ in range(max(1, place.pieces))]
+                        found.append(b"" if all(present) else None)
+                yield found
+
+    async def stream(self, table: str, members: Sequence[tuple[str, Place]]) -> AsyncIterator[Part]:
+        """Payloads of members one behind the other, in parts of at most a piece; one portion is read ahead.
+
+        Raises:
+            PayloadMissing: with the index of the member whose payload is gone.
+        """
+        wanted = [
+            (key, index, last)
+            for index, (group_id, place) in enumerate(members)
+            for key, last in _with_last(self.keys_of(table, group_id, place))
+        ]
+        lengths = await self.sizes([key for key, _, _ in wanted])
+        for (_, index, _), length in zip(wanted, lengths, strict=True):
+            if not length:
+                raise PayloadMissing(index)
+        portions = _portions(lengths, _PORTION_BYTES)
+        ahead: asyncio.Task[list[bytes | None]] | None = None
+        try:
+            for number, portion in enumerate(portions):
+                values = await (ahead or self._get(wanted, portion))
+                ahead = None
+                if number + 1 < len(portions):
+                    ahead = asyncio.create_task(self._get(wanted, portions[number + 1]))
+                for at, value in zip(portion, values, strict=True):
+                    if value is None:
+                        raise PayloadMissing(wanted[at][1])
+                    yield Part(value, wanted[at][2])
+                del values, value
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
+
+    async def _get(self, wanted: Sequence[tuple[str, int, bool]], portion: range) -> list[bytes | None]:
+        return await self._redis.mget([wanted[at][0] for at in portion])
+
+
+def _with_last(keys: Sequence[str]) -> list[tuple[str, bool]]:
+    return [(key, index == len(keys) - 1) for index, key in enumerate(keys)]
+
+
+def _portions(lengths: Sequence[int], limit: int) -> list[range]:
+    """Cuts a sequence into runs whose lengths add up to at most `limit` (or that hold one entry)."""
+    cut: list[range] = []
+    start = size = 0
+    for index, length in enumerate(lengths):
+        if index > start and size + length > limit:
+            cut.append(range(start, index))
+            start, size = index, 0
+        size += length
+    if start < len(lengths):
+        cut.append(range(start, len(lengths)))
+    return cut
