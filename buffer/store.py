@@ -20,6 +20,7 @@ from buffer.payloads import Payloads, Place, places
 from buffer.policy.order import Candidate, GroupFacts
 from buffer.policy.rules import TABLES, TableRules
 from buffer.redis_access import RedisAccess
+from buffer.side_store import SideStore
 from buffer.view import TableView
 from mesh.errors import FencedError, OldGenerationError, UnreachableError
 from mesh.versions import PolicyVersion
@@ -117,12 +118,14 @@ class Store:
     Args:
         access: Redis.
         run_name: names the keys.
+        side: where large data of members lies.
     """
 
-    def __init__(self, access: RedisAccess, run_name: str) -> None:
+    def __init__(self, access: RedisAccess, run_name: str, side: SideStore) -> None:
         self._redis = access
         self.keys = Keys(run_name)
         self.payloads = Payloads(access, self.keys)
+        self.side = side
         self.drafts = Drafts(access, self.keys)
         self.views: dict[str, TableView] = {table: TableView() for table in TABLES}
         self._listeners: list[Callable[[str], None]] = []
@@ -276,6 +279,22 @@ class Store:
         await self._settle(table, writes, answer[2])
         return results
 
+    async def member_state(self, table: str, group_id: str, lease_id: str, attempt: int, member: int) -> int:
+        """Whether a holder may write a member: 1 it may, 2 it is stored, 3 its right is gone, 4 no such member."""
+        answer = await self._table_verb("member", table, group_id, lease_id, attempt, member)
+        return int(answer[2])
+
+    async def metas(self, table: str, members: Sequence[tuple[str, int]]) -> list[bytes | None]:
+        """Serialized MemberMetas; None where the group has ended or the member is not stored."""
+        return await self._redis.batch(
+            [("HGET", self.keys.table(table, f"g:{group_id}"), member) for group_id, member in members]
+        )
+
+    async def alive(self, table: str, group_ids: Sequence[str]) -> list[bool]:
+        """Which groups have not ended."""
+        commands = [("EXISTS", self.keys.table(table, f"g:{group_id}")) for group_id in group_ids]
+        return [bool(found) for found in await self._redis.batch(commands)]
+
     async def _settle(self, table: str, writes: Sequence[Write], answers: Sequence[Any]) -> None:
         """Makes payloads of sealed groups permanent; removes superseded values and drafts that are no more needed."""
         commands: dict[str, str] = {}
@@ -383,6 +402,7 @@ class Store:
                 if ordinal:
                     keys.append(self.keys.prompt(table, ordinal))
                     self._prompts.pop((table, int(ordinal)), None)
+            await self.side.remove(table, [entry.decode().partition("|")[0] for entry in entries])
             await self._redis.batch([*([("UNLINK", *keys)] if keys else []), ("SREM", trash, *entries)])
             collected += len(entries)
 
