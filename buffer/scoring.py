@@ -6,15 +6,13 @@ group and use: a priority set later counts at the next use. What it raises ends 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from buffer.policy.order import Candidate, GroupFacts
 from mesh.errors import ConfigError, DataError
+from mesh.user_code import load_callable
 
 Score = Callable[[GroupFacts], float]
 
@@ -25,24 +23,7 @@ def load_score(path: str) -> Score:
     Raises:
         ConfigError: it cannot be imported, or is not callable.
     """
-    module_name, _, name = path.rpartition(":")
-    try:
-        if module_name.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(f"rollmesh_order_{Path(module_name).stem}", module_name)
-            if spec is None or spec.loader is None:
-                raise ConfigError(f"buffer.order: cannot read {module_name}")
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(module_name)
-        score: Score = getattr(module, name)
-    except (ImportError, OSError, SyntaxError, AttributeError) as error:
-        raise ConfigError(
-            f"buffer.order: cannot load {path}: {error}",
-            hint="give `package.module:function`, or `file.py:function` with a path that the buffer can read",
-        ) from error
-    if not callable(score):
-        raise ConfigError(f"buffer.order: {path} is not a function")
+    score: Score = load_callable(path, "buffer.order", ConfigError)
     return score
 
 

@@ -1,0 +1,83 @@
+"""User code by import path: `package.module:function` or `path/to/file.py:function`.
+
+Modules are also looked for in the working directory, files may import their neighbours; a file is run once per process.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mesh.errors import RollmeshError
+
+
+def load_callable(path: str, what: str, raises: type[RollmeshError]) -> Callable[..., Any]:
+    """The function that a path names.
+
+    Args:
+        path: as above.
+        what: what the function is for, for messages.
+        raises: the error's type.
+
+    Raises:
+        RollmeshError: of type `raises`: no such file, module or function, or the module fails on import.
+    """
+    location, _, attribute = path.rpartition(":")
+    try:
+        module = _from_file(Path(location)) if location.endswith(".py") else _from_module(location)
+    except FileNotFoundError as error:
+        raise raises(
+            f"{what} {path}: no file {location}", hint=f"paths are relative to the working directory {Path.cwd()}"
+        ) from error
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise raises(
+            f"{what} {path}: importing it raised {type(error).__name__}: {error}",
+            hint="it must import in the environment of the service that runs it",
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise raises(f"{what} {path}: no function {attribute!r} there", hint=_nearest(attribute, defined))
+    loaded: Callable[..., Any] = function
+    return loaded
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(known)) or 'none'}"
+
+
+def _from_module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    return importlib.import_module(name)
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    path = path.resolve()
+    name = f"rollmesh_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and the like look their module up while it runs
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
