@@ -1,0 +1,1 @@
+"""Benchmarks of the replay buffer: rates, latency, memory, growth, and where the time goes."""

@@ -1,0 +1,238 @@
+"""Our side of a measurement: the real buffer service in its own process, writers and a learner in theirs.
+
+CPU seconds of each process and Redis' own count of its commands are taken over the measured window alone, so that a
+cell also says what a trajectory costs, which a noisy machine changes less than its rate.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+
+from benchmarks.buffer import front, roles
+from benchmarks.buffer.plan import Plan
+from buffer.redis_server import find_redis_server
+from mesh.errors import RollmeshError
+
+_READY_S = 60.0
+_ROLES = ("front", "redis", "writers", "learner")
+
+
+class MeasurementError(RollmeshError):
+    """A process of the measured system failed."""
+
+    code = "measurement"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a run gave.
+
+    Attributes:
+        items_s: trajectories claimed per second in the window.
+        p50_ms, p99_ms: from the beginning of the insertion to the learner's hand.
+        payload_bytes: of one trajectory.
+        cpu_us: CPU microseconds per trajectory, by process.
+        redis_us: microseconds of Redis' own time per trajectory, by command, largest first.
+        balanced: the ledger agreed with a recount, and nothing was claimed twice or lost.
+        latencies_ms: every sample of a paced run.
+    """
+
+    items_s: float
+    p50_ms: float
+    p99_ms: float
+    payload_bytes: int
+    cpu_us: dict[str, float]
+    redis_us: dict[str, float]
+    balanced: bool
+    latencies_ms: list[float]
+
+
+def settings(plan: Plan, folder: Path, url: str | None = None) -> dict[str, Any]:
+    """The run's configuration: FIFO, each group once, a staleness bound that throttles nothing."""
+    return {
+        "model": {"path": "none"},
+        "data": {"train": "none"},
+        "run": {"dir": str(folder), "name": "benchmark"},
+        "rollout": {"n": plan.group},
+        "learner": {"batch": {"groups": plan.groups_per_step}},
+        "buffer": {
+            "order": "fifo",
+            "min_members": 1,
+            "max_staleness": 1_000_000,
+            "max_bytes": 4 << 30,
+            "durability": plan.durability if plan.durability != "none" else "always",
+            "redis": url,
+        },
+    }
+
+
+class Mesh:
+    """The processes of one cell; `measure` runs it.
+
+    Args:
+        plan: what to run.
+        folder: an empty one for Redis' files.
+        profile: a file for the front's profile (cProfile), if wanted.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, profile: Path | None = None) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._profile = profile
+        self._context = multiprocessing.get_context("spawn")
+        self._processes: list[SpawnProcess] = []
+        self._own: subprocess.Popen[bytes] | None = None
+
+    def _start(self, target: Any, *arguments: Any) -> tuple[Connection, SpawnProcess]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        process.start()
+        theirs.close()
+        self._processes.append(process)
+        return ours, process
+
+    def __enter__(self) -> Mesh:
+        ready = self._folder / "ready.json"
+        url = self._plain_redis() if self._plan.durability == "none" else None
+        service = self._context.Process(
+            target=front.serve, args=(settings(self._plan, self._folder, url), ready, self._profile)
+        )
+        service.start()
+        self._front = service
+        self._address = _wait_ready(ready, service)
+        self._learner, learner = self._start(roles.learner, self._address, self._plan)
+        self._writers = [
+            self._start(roles.writer, self._address, self._plan, number) for number in range(self._plan.writers)
+        ]
+        incarnation = _hear(self._learner)
+        for conn, _ in self._writers:
+            _hear(conn)
+        owner = psutil.Process(self._own.pid if self._own else service.pid)
+        self._redis = next(p for p in (owner, *owner.children(recursive=True)) if p.name() == "redis-server")
+        port = self._redis.net_connections(kind="tcp")[0].laddr.port
+        self._client = redis.Redis(port=port)
+        self._watched = {
+            "front": [psutil.Process(service.pid)],
+            "redis": [self._redis],
+            "writers": [psutil.Process(process.pid) for _, process in self._writers],
+            "learner": [psutil.Process(learner.pid)],
+        }
+        for conn, _ in self._writers:
+            conn.send(incarnation)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.terminate()
+            process.join(10)
+        if self._front.is_alive() and self._front.pid is not None:
+            os.kill(self._front.pid, signal.SIGTERM)
+        self._front.join(20)
+        if self._own:
+            self._own.terminate()
+            self._own.wait()
+
+    def _plain_redis(self) -> str:
+        """A redis-server that keeps nothing on disk."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        options = ["--port", str(port), "--dir", str(self._folder), "--save", "", "--appendonly", "no"]
+        self._own = subprocess.Popen([find_redis_server(), *options], stdout=subprocess.DEVNULL)
+        redis.Redis(port=port, retry=Retry(ConstantBackoff(0.05), 100)).ping()
+        return f"redis://127.0.0.1:{port}/0"
+
+    def memory(self) -> dict[str, int]:
+        """`used_memory` and friends, as Redis says."""
+        return {name: int(value) for name, value in self._client.info("memory").items() if name.startswith("used_")}
+
+    def _cpu(self) -> dict[str, float]:
+        times = {}
+        for role in _ROLES:
+            used = [process.cpu_times() for process in self._watched[role]]
+            times[role] = sum(t.user + t.system for t in used)
+        return times
+
+    def measure(self) -> Cell:
+        """One measured window after the warm-up; the cell ends with it."""
+        time.sleep(self._plan.warmup)
+        self._client.config_resetstat()
+        before, began = self._cpu(), time.time()
+        time.sleep(self._plan.seconds)
+        ended, after = time.time(), self._cpu()
+        commands = self._client.info("commandstats")
+        self._learner.send("end")
+        figures = _hear(self._learner)
+        written = []
+        for conn, _ in self._writers:
+            conn.send("end")
+            written.append(_hear(conn))
+        inside = [(at, count) for at, count in figures["claims"] if began <= at < ended]
+        if len(inside) < 2:
+            raise MeasurementError("fewer than two batches were claimed in the window", hint="measure for longer")
+        items = inside[-1][1] - inside[0][1]
+        span = inside[-1][0] - inside[0][0]
+        rate = items / span
+        expected = rate * (ended - began)
+        latencies = sorted(figures["latencies"])
+        redis_us = {
+            name.removeprefix("cmdstat_"): round(stats["usec"] / expected, 2) for name, stats in commands.items()
+        }
+        return Cell(
+            items_s=rate,
+            p50_ms=_quantile(latencies, 0.50) * 1e3,
+            p99_ms=_quantile(latencies, 0.99) * 1e3,
+            payload_bytes=figures["payload_bytes"],
+            cpu_us={role: (after[role] - before[role]) / expected * 1e6 for role in _ROLES},
+            redis_us=dict(sorted(redis_us.items(), key=lambda item: -item[1])[:8]),
+            balanced=not figures["discrepancies"] and figures["used"] * self._plan.group == figures["claimed"],
+            latencies_ms=[value * 1e3 for value in figures["latencies"]] if self._plan.rate else [],
+        )
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def _hear(conn: Connection) -> Any:
+    if not conn.poll(_READY_S):
+        raise MeasurementError(f"a process said nothing for {_READY_S:.0f} s")
+    try:
+        return conn.recv()
+    except EOFError as error:
+        raise MeasurementError("a process ended early", hint="its traceback is on the terminal") from error
+
+
+def _wait_ready(path: Path, process: SpawnProcess) -> str:
+    deadline = time.monotonic() + _READY_S
+    while not path.exists():
+        if not process.is_alive() or time.monotonic() > deadline:
+            raise MeasurementError("the buffer service did not start", hint="its log is on the terminal")
+        time.sleep(0.02)
+    return str(json.loads(path.read_text(encoding="utf-8"))["address"])
+
+
+@contextmanager
+def started(plan: Plan, folder: Path, profile: Path | None = None) -> Iterator[Mesh]:
+    """A mesh for a plan, ended afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Mesh(plan, folder, profile) as mesh:
+        yield mesh

@@ -1,0 +1,260 @@
+"""A writer and a learner as processes of their own, through the public client alone.
+
+Each answers its parent over a pipe: `up` when it has joined, then its figures once it was told to end. Time stamps are
+`time.time()`, which processes of one machine share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from benchmarks.buffer.arrays import DISTINCT, make_arrays
+from benchmarks.buffer.plan import Plan
+from buffer.client import BufferClient, Writer
+from mesh.config.models import SecuritySection
+from mesh.membership import MembershipAgent
+from mesh.rpc import open_channel
+from mesh.trajectory import Trajectory, decode, encode
+from mesh.versions import PolicyVersion, VersionRuns
+from protos import buffer_pb2 as pb
+from protos import membership_pb2
+from protos import trajectory_pb2 as proto
+
+TABLE = "train"
+PROMPT_TOKENS = 64
+_TIMEOUT_S = 10.0
+# Trajectories that a writer has in flight at most.
+_WINDOW = 256
+
+
+async def _join(address: str, role: membership_pb2.Role, name: str) -> tuple[BufferClient, MembershipAgent]:
+    channel = open_channel(address, SecuritySection())
+    agent = MembershipAgent(channel, role, member_id=name, address="127.0.0.1:1", host_id="benchmark")
+    await agent.start()
+    return BufferClient(channel, timeout_s=_TIMEOUT_S, retry_s=30.0), agent
+
+
+async def _told(conn: Connection) -> Any:
+    """The parent's next message."""
+    loop, heard = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(conn.fileno(), heard.set)
+    try:
+        await heard.wait()
+    finally:
+        loop.remove_reader(conn.fileno())
+    return conn.recv()
+
+
+def trajectories(tokens: int, incarnation: int) -> list[Trajectory]:
+    """What a writer stores again and again."""
+    found = []
+    for seed in range(DISTINCT):
+        arrays = make_arrays(tokens, seed)
+        half = tokens // 2
+        runs = ((half, PolicyVersion(incarnation, 0)), (tokens - half, PolicyVersion(incarnation, 1)))
+        found.append(Trajectory(arrays["ids"], arrays["log_probs"], arrays["mask"], VersionRuns(runs)))
+    return found
+
+
+def member(grant: pb.GroupGrant, index: int, item: Trajectory) -> pb.MemberWrite:
+    """A scored member; `finished_unix_ns` is the moment at which storing it began."""
+    runs = item.versions.runs
+    return pb.MemberWrite(
+        group_id=grant.group_id,
+        lease_id=grant.lease_id,
+        attempt=grant.attempt,
+        meta=proto.MemberMeta(
+            finished_unix_ns=time.time_ns(),
+            member=index,
+            outcome=proto.OUTCOME_SCORED,
+            reward=1.0,
+            finish_reason=proto.FINISH_REASON_STOP,
+            prompt_tokens=PROMPT_TOKENS,
+            response_tokens=len(item.response_ids),
+            oldest=runs[0][1].to_proto(),
+            newest=runs[-1][1].to_proto(),
+            generator="benchmark",
+        ),
+        payload=encode(item),
+    )
+
+
+class _Producer:
+    """Writes a group for every grant, at a pace or as fast as acknowledgements come."""
+
+    def __init__(self, plan: Plan, client: BufferClient, agent: MembershipAgent, incarnation: int) -> None:
+        self._plan = plan
+        self._items = trajectories(plan.tokens, incarnation)
+        self._serving = PolicyVersion(incarnation, 1)
+        self._admission = client.admit(TABLE, agent.member_id, lambda: agent.generation)
+        self._writer: Writer = client.writer(TABLE, agent.member_id, lambda: agent.generation)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._window = max(2, _WINDOW // plan.group)
+        self._credits = self._outstanding = 0
+        self.written = 0
+
+    def _ask(self) -> None:
+        """States credits when a good part of the window is free."""
+        free = self._window - self._outstanding - self._credits
+        if free >= self._window // 4:
+            self._credits += free
+            self._admission.update(self._credits, self._serving)
+
+    async def _group(self, grant: pb.GroupGrant) -> None:
+        first = self.written
+        self.written += self._plan.group
+        members = [member(grant, i, self._items[(first + i) % DISTINCT]) for i in range(self._plan.group)]
+        results = await self._writer.write(members)
+        assert all(r.status == pb.WRITE_STATUS_STORED for r in results), results[0]
+        self._outstanding -= 1
+        self._ask()
+
+    async def run(self) -> None:
+        self._ask()
+        pause = self._plan.writers * self._plan.group / self._plan.rate if self._plan.rate else 0.0
+        due = time.perf_counter()
+        async for grant in self._admission:
+            self._credits -= 1
+            self._outstanding += 1
+            if pause:
+                due = max(due + pause, time.perf_counter() - pause)
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            task = asyncio.create_task(self._group(grant))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+def writer(conn: Connection, address: str, plan: Plan, number: int) -> None:
+    """A generator process; the parent sends the incarnation to start, and anything to end."""
+
+    async def main() -> None:
+        client, agent = await _join(address, membership_pb2.ROLE_GENERATOR, f"writer-{number}")
+        conn.send("up")
+        producer = _Producer(plan, client, agent, await _told(conn))
+        work = asyncio.create_task(producer.run())
+        told = asyncio.create_task(_told(conn))
+        await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+        work.cancel()
+        conn.send(producer.written)
+
+    uvloop.run(main())
+
+
+class _Consumer:
+    """Seeds a bounded window, takes batches, claims them, commits."""
+
+    def __init__(self, plan: Plan, client: BufferClient, incarnation: int) -> None:
+        self._plan = plan
+        self._client = client
+        self._incarnation = incarnation
+        self._stream = client.sample(TABLE, incarnation)
+        self._seeded = 0
+        self.version = 1
+        self.arrivals: list[float] = []
+        self.latencies: list[float] = []
+        self.claims: list[tuple[float, int]] = []
+        self.claimed = 0
+        self.payload_bytes = 0
+        self.ending = False
+
+    async def seed(self, count: int) -> None:
+        ids = np.arange(PROMPT_TOKENS, dtype="<i4").tobytes()
+        tasks = [
+            proto.PromptTask(
+                task_id=f"task-{ordinal}",
+                ordinal=ordinal,
+                prompt_ids=ids,
+                n=self._plan.group,
+                sampling=proto.SamplingParams(temperature=1.0, max_tokens=self._plan.tokens),
+            )
+            for ordinal in range(self._seeded + 1, self._seeded + count + 1)
+        ]
+        self._seeded += count
+        await self._client.seed(TABLE, self._incarnation, tasks)
+
+    def _take(self, groups: Any) -> None:
+        """Decodes every payload, as a learner rank does."""
+        now = time.time()
+        for group in groups:
+            for meta, payload in zip(group.members, group.payloads, strict=True):
+                assert len(decode(payload).response_ids) == self._plan.tokens
+                self.latencies.append(now - meta.finished_unix_ns * 1e-9)
+            self.payload_bytes = len(group.payloads[0])
+
+    async def run(self) -> None:
+        plan, size = self._plan, self._plan.groups_per_step
+        ahead = max(2, plan.ahead - 2)
+        for version in range(1, 1 + ahead):
+            self._stream.request(size, version)
+        await self.seed(plan.ahead * size)
+        waiting: deque[Any] = deque()
+        pending: set[asyncio.Task[Any]] = set()
+        while not self.ending:
+            while len(waiting) < size:
+                response = await self._stream.next(_TIMEOUT_S)
+                if response is None:
+                    raise TimeoutError(f"no group for {_TIMEOUT_S:.0f} s: {self._stream.waiting_reason}")
+                self._take(response.groups)
+                waiting.extend(response.groups)
+            batch = [waiting.popleft() for _ in range(size)]
+            leases = [pb.LeaseRef(group_id=g.group_id, lease_id=g.lease_id) for g in batch]
+            answer = await self._client.claim(TABLE, self._incarnation, self.version, leases)
+            assert answer.claimed, answer.refused[0]
+            self.claimed += size * plan.group
+            self.claims.append((time.time(), self.claimed))
+            self.version += 1
+            self._stream.request(size, self.version + ahead - 1)
+            work = [self.seed(size)]
+            if self.version % plan.commit_every == 0:
+                work.append(self._commit())
+            # One round of upkeep at a time: the next claim goes on meanwhile.
+            if pending:
+                await asyncio.gather(*pending)
+            pending = {asyncio.create_task(job) for job in work}
+        await asyncio.gather(*pending)
+
+    async def _commit(self) -> None:
+        await self._client.commit(TABLE, self._incarnation, self.version, "benchmark")
+
+
+def learner(conn: Connection, address: str, plan: Plan) -> None:
+    """The learner process; sends its incarnation, is told when to begin and when to end, sends its figures."""
+
+    async def main() -> None:
+        client, agent = await _join(address, membership_pb2.ROLE_LEARNER, "learner")
+        resumed = await client.resume(TABLE, agent.member_id, 0)
+        agent.set_status(incarnation=resumed.incarnation)
+        await agent.beat()
+        # Trajectories carry versions 0 and 1, so version 1 is in force from the start.
+        await client.set_policy_version(resumed.incarnation, 1)
+        conn.send(resumed.incarnation)
+        consumer = _Consumer(plan, client, resumed.incarnation)
+        work = asyncio.create_task(consumer.run())
+        told = asyncio.create_task(_told(conn))
+        await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
+        # To the end of the round, so that what was claimed can be compared with the ledger.
+        consumer.ending = True
+        await work
+        ledger = await client.ledger(TABLE)
+        conn.send(
+            {
+                "claims": consumer.claims,
+                "latencies": consumer.latencies,
+                "claimed": consumer.claimed,
+                "payload_bytes": consumer.payload_bytes,
+                "discrepancies": list(ledger.discrepancies),
+                "used": ledger.counters.trained + ledger.counters.consumed,
+                "bytes": 0,
+            }
+        )
+
+    uvloop.run(main())

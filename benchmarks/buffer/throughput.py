@@ -1,0 +1,114 @@
+"""Trajectories per second through insert, sample, claim and commit, beside Reverb's insert and sample.
+
+    python -m benchmarks.buffer.throughput --reverb-python /path/to/reverb-venv/bin/python --json throughput.json
+
+FIFO, each group once, nothing throttled by the bound; writers, service, Redis and learner are processes of their own
+that speak over loopback. `none` (no persistence) is what compares with Reverb; `everysec` and `always` are what a run
+would use. Contenders alternate within a repetition and the order turns with every one, so that a slow spell of the
+machine meets all; ratios are of medians. The learner decodes every payload, claims in batches of 128 trajectories and
+commits every fourth batch; the buffer holds five batches at most. Needs a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.buffer.arrays import raw_bytes
+from benchmarks.buffer.mesh import Cell, started
+from benchmarks.buffer.plan import Plan
+from benchmarks.buffer.reverb import VARIABLE, PeerCell, Reverb
+from benchmarks.common import machine, summarize, table, write_json, yardstick
+
+TOKENS = (256, 2048, 16384)
+# Trajectories/s of ours over Reverb's that the buffer is held to, by (tokens, writers).
+TARGETS = {(256, 1): 2.0, (256, 4): 2.0, (2048, 1): 2.0, (2048, 4): 2.0, (16384, 1): 0.8, (16384, 4): 1.2}
+_HEADER = (
+    "tokens", "writers", "payload bytes", "Reverb /s", "groups of 8 /s", "ratio", "groups of 1 /s", "ratio",
+    "everysec (8) /s", "always (8) /s", "target",
+)  # fmt: skip
+
+
+def contenders(tokens: int, writers: int, seconds: float) -> list[Plan]:
+    """Ours, per cell of the table."""
+    base = Plan(tokens=tokens, writers=writers, seconds=seconds)
+    return [
+        replace(base, group=8),
+        replace(base, group=1),
+        replace(base, group=8, durability="everysec"),
+        replace(base, group=8, durability="always"),
+    ]
+
+
+def measure(plan: Plan) -> Cell:
+    """One cell on a fresh mesh."""
+    with tempfile.TemporaryDirectory(prefix="rollmesh-buffer-") as folder, started(plan, Path(folder)) as mesh:
+        return mesh.measure()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs all cells; prints the table and writes every repetition to --json."""
+    args = _parse(argv)
+    runs: dict[str, list[dict[str, Any]]] = {}
+    moods = []
+    with Reverb(args.reverb_python) as reverb:
+        for repetition in range(args.repetitions):
+            moods.append(yardstick())
+            for tokens in args.tokens:
+                for writers in args.writers:
+                    plans: list[Plan | None] = [None, *contenders(tokens, writers, args.seconds)]
+                    turn = repetition % len(plans)
+                    for plan in plans[turn:] + plans[:turn]:
+                        peer = Plan(tokens=tokens, writers=writers, seconds=args.seconds)
+                        name = plan.name if plan else f"T{tokens}/w{writers}/reverb"
+                        found: Cell | PeerCell = measure(plan) if plan else reverb.measure(peer)
+                        runs.setdefault(name, []).append(asdict(found))
+                        print(f"{repetition} {name} {found.items_s:.0f}/s", flush=True)
+    print(table(_HEADER, [_row(runs, tokens, writers) for tokens in args.tokens for writers in args.writers]))
+    if args.json:
+        rates = {name: summarize(cell["items_s"] for cell in cells) for name, cells in runs.items()}
+        write_json(args.json, {"machine": machine(), "yardstick": moods, "items_s": rates, "runs": runs})
+    return 0 if all(cell.get("balanced", True) for cells in runs.values() for cell in cells) else 1
+
+
+def _row(runs: dict[str, list[dict[str, Any]]], tokens: int, writers: int) -> list[object]:
+    rates = {name: summarize(cell["items_s"] for cell in cells) for name, cells in runs.items()}
+    eight, one, everysec, always = (plan.name for plan in contenders(tokens, writers, 0.0))
+    reverb = rates[f"T{tokens}/w{writers}/reverb"]
+    payload = runs[eight][0]["payload_bytes"]
+    return [
+        tokens,
+        writers,
+        f"{payload:,} ({raw_bytes(tokens):,})",
+        reverb,
+        rates[eight],
+        f"{rates[eight].median / reverb.median:.2f}",
+        rates[one],
+        f"{rates[one].median / reverb.median:.2f}",
+        rates[everysec],
+        rates[always],
+        f"{TARGETS.get((tokens, writers), 1.0):.1f}",
+    ]
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given = os.environ.get(VARIABLE)
+    parser.add_argument(
+        "--reverb-python", type=Path, default=Path(given) if given else None, required=given is None,
+        help=f"interpreter with dm-reverb (or {VARIABLE})",
+    )  # fmt: skip
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0, help="measured time of a cell")
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS), help="response tokens")
+    parser.add_argument("--writers", type=int, nargs="+", default=[1, 4])
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
