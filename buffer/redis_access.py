@@ -1,29 +1,58 @@
-"""Access to Redis: verbs by digest, batches of plain commands, typed errors.
+"""Access to Redis, one server or a cluster: verbs by digest, batches of plain commands, typed errors.
 
 Invariants: no command is repeated behind the caller's back (a lost answer must be visible: the streams repair it);
-everything Redis can refuse or suffer becomes a `StoreError` with a hint.
+everything Redis can refuse or suffer becomes a `StoreError` with a hint; rights are asked for before the first verb,
+since a script that is refused a command in its middle would leave half of its work behind.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import hiredis
 import redis.asyncio
 import redis.exceptions as rex
+from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from buffer.scripts import load_scripts
-from buffer.wire import Argument, Wire
+from buffer.cluster import GUARD, ClusterWire
+from buffer.scripts import command_at, commands_of, load_scripts
+from buffer.wire import Argument, TlsError, Wire
+from mesh.config.redis_url import RedisAddress, RedisOptions, parse_redis_url
 from mesh.errors import StoreError
 
+_RIGHTS = 'docs/operations.md, "Redis", has the rights that a front needs'
+# As Redis says it of a command, of a command inside a script (6.2), and of one there (7).
+_DENIED = ("NOPERM", "executing the script can't", "ACL failure in script")
 
-def store_error(error: Exception) -> StoreError:
-    """What a Redis failure means for the reader."""
+
+def store_error(error: Exception, command: str = "") -> StoreError:
+    """What a Redis failure means for the reader; `command` is the one that was refused, where it is known."""
     text = str(error) or type(error).__name__
+    if any(words in text for words in _DENIED):
+        return StoreError(f"Redis does not let our user run {command or 'a command'}: {text}", hint=_RIGHTS)
+    if "cluster support disabled" in text:
+        return StoreError(f"Redis is no cluster: {text}", hint="buffer.redis wants redis:// or rediss://")
+    if text.startswith(("MOVED", "CROSSSLOT")):
+        return StoreError(
+            f"Redis is a cluster: {text}", hint="buffer.redis wants redis-cluster:// or rediss-cluster://"
+        )
+    if text.startswith("ASK ") or "non local key" in text:
+        return StoreError(f"the run's metadata is moving to another node: {text}", hint="clients repeat the call")
+    if "CLUSTERDOWN" in text or "cluster is down" in text:
+        return StoreError(f"the Redis cluster is down: {text}", hint="are all of its primaries running?")
+    if isinstance(error, TlsError):
+        return StoreError(
+            f"TLS with Redis fails: {text}", hint="see buffer.redis_tls_ca, redis_tls_cert and redis_tls_key"
+        )
+    if isinstance(error, TimeoutError):
+        return StoreError(
+            f"Redis is too slow: {text}", hint="a slow disk or link? network.rpc_timeout_s is its deadline"
+        )
     if isinstance(error, rex.OutOfMemoryError) or "OOM command" in text:
         return StoreError(f"Redis refuses writes: {text}", hint="raise its maxmemory, or lower buffer.max_bytes")
     if isinstance(error, rex.ReadOnlyError) or "READONLY" in text:
@@ -52,64 +81,127 @@ class RedisAccess:
     """Redis as the store uses it.
 
     Args:
-        url: redis://, rediss:// or unix:// URL.
+        url: as `mesh.config.redis_url` reads it.
         run_key: the run's hash (KEYS[1] of every verb).
-        timeout_s: deadline of one batch of commands.
+        timeout_s: deadline of one batch of commands, apart from the time that its bytes take.
         clock: Lua source that replaces Redis TIME (proofs by replay only).
+        options: what is told of Redis beside the URL.
 
     Attributes:
-        client: a redis-py client beside the hot path (subscriptions, views, upkeep).
+        client: a redis-py client for tools and tests; connects when it is used.
+
+    Raises:
+        ConfigError: the URL cannot be, or a file that belongs to it cannot be read.
     """
 
-    def __init__(self, url: str, run_key: str, *, timeout_s: float = 10.0, clock: str | None = None) -> None:
-        self.client = redis.asyncio.Redis.from_url(
-            url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
-            health_check_interval=0,
-        )
-        self._wire = Wire(url, timeout_s)
+    def __init__(
+        self,
+        url: str,
+        run_key: str,
+        *,
+        timeout_s: float = 10.0,
+        clock: str | None = None,
+        options: RedisOptions | None = None,
+    ) -> None:
+        address = parse_redis_url(url, options)
+        self._timeout_s = timeout_s
         self._run_key = run_key
-        self._scripts = load_scripts(clock)
+        self._wire: Wire | ClusterWire
+        if address.cluster:
+            self._wire = ClusterWire(address, run_key, timeout_s)
+            self.client: Any = redis.asyncio.RedisCluster(**self._client_options(address))
+        else:
+            self._wire = Wire(address, timeout_s)
+            self.client = redis.asyncio.Redis(**self._client_options(address))
+        self._scripts = load_scripts(clock, GUARD if address.cluster else "")
+
+    def _client_options(self, address: RedisAddress) -> dict[str, Any]:
+        return {
+            **address.client_options(),
+            "socket_timeout": self._timeout_s,
+            "socket_connect_timeout": self._timeout_s,
+            "retry": Retry(NoBackoff(), 0),
+            "health_check_interval": 0,
+        }
 
     async def batch(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
-        """Replies to commands sent together: one round trip, and one fsync of Redis for all.
+        """Replies to commands sent together: one round trip, and one fsync of each Redis for all.
+
+        In a cluster, commands on different slots run in no order. Where the order matters: `batch_behind`.
 
         Raises:
             StoreError: the connection broke, or one of the commands failed.
         """
+        return await self.batch_behind((), commands)
+
+    async def batch_behind(self, first: Sequence[Sequence[Argument]], then: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Replies to two batches, of which the second runs after the first; on one server that is one round trip.
+
+        In a cluster the second is not sent where one of the first was refused.
+
+        Raises:
+            StoreError: the connection broke, or one of the commands failed.
+        """
+        commands = [*first, *then]
         if not commands:
             return []
         async with translated():
-            replies = await self._wire.send(commands)
-            for reply in replies:
-                if isinstance(reply, hiredis.ReplyError):
-                    raise reply
-            return replies
+            replies = await (self._wire.send_behind(first, then) if first else self._wire.send(then))
+        self._check(commands, replies)
+        return replies
+
+    def _check(self, commands: Sequence[Sequence[Argument]], replies: Sequence[Any]) -> None:
+        for command, reply in zip(commands, replies, strict=True):
+            if isinstance(reply, hiredis.ReplyError):
+                raise store_error(reply, self._name(command, str(reply))) from reply
+
+    def _name(self, command: Sequence[Argument], text: str) -> str:
+        """The command that an error is about: inside a script, what stands in the line that failed."""
+        line = re.search(r"user_script:(\d+)", text)
+        if command[0] != "EVALSHA" or line is None:
+            return str(command[0])
+        script = next(script for script in self._scripts.values() if script.digest == command[1])
+        return f"{command_at(script, int(line[1])) or 'a command'} in {script.name}"
 
     async def load(self) -> None:
         """Loads every verb."""
         await self.batch([("SCRIPT", "LOAD", script.source) for script in self._scripts.values()])
+
+    async def check_rights(self, payload_key: str) -> None:
+        """Makes sure that our user may run what verbs and payloads need.
+
+        Args:
+            payload_key: a payload's key that is not in use.
+
+        Raises:
+            StoreError: it may not; names the commands.
+        """
+        refused = await self.verb("rights", *commands_of(self._scripts))
+        if refused:
+            names = ", ".join(name.decode() for name in refused)
+            raise StoreError(f"Redis does not let our user run {names} in scripts", hint=_RIGHTS)
+        stored = [("SET", payload_key, "", "EX", 60, "NX"), ("PERSIST", payload_key)]
+        await self.batch_behind(stored, [("MGET", payload_key), ("UNLINK", payload_key)])
 
     async def verb(self, name: str, *arguments: Argument) -> list[Any]:
         """Runs a verb and returns its answer."""
         return await self.after((), name, *arguments)
 
     async def after(self, commands: Sequence[Sequence[Argument]], name: str, *arguments: Argument) -> list[Any]:
-        """Sends plain commands and behind them one verb, together; returns the verb's answer.
+        """Runs plain commands and behind them one verb; returns the verb's answer.
 
-        The plain commands must be repeatable: they are sent once more where Redis had forgotten the verb.
+        On one server they are sent together. In a cluster the verb is sent when all nodes have acknowledged the plain
+        commands. These must be repeatable: they are sent once more where Redis had forgotten the verb.
         """
-        whole = [*commands, ("EVALSHA", self._scripts[name].digest, 1, self._run_key, *arguments)]
+        verb = ("EVALSHA", self._scripts[name].digest, 1, self._run_key, *arguments)
+        send = self._wire.send
         async with translated():
-            replies = await self._wire.send(whole)
+            replies = await (self._wire.send_behind(commands, (verb,)) if commands else send((verb,)))
         if isinstance(replies[-1], hiredis.ReplyError) and str(replies[-1]).startswith("NOSCRIPT"):
             await self.load()
-            replies = await self.batch(whole)
-        for reply in replies:
-            if isinstance(reply, hiredis.ReplyError):
-                raise store_error(reply)
+            async with translated():
+                replies = await (self._wire.send_behind(commands, (verb,)) if commands else send((verb,)))
+        self._check([*commands, verb], replies)
         answer: list[Any] = replies[-1]
         return answer
 
@@ -120,6 +212,46 @@ class RedisAccess:
         (values,) = await self.batch([("MGET", *keys)])
         found: list[bytes | None] = values
         return found
+
+    async def scan(self, match: str, count: int = 1000) -> AsyncIterator[bytes]:
+        """Keys that match a pattern, on all primaries; some twice, and none that was there all the time left out.
+
+        A key whose slot moves to another node meanwhile may be left out: a later scan finds it.
+
+        Args:
+            match: pattern as of SCAN.
+            count: keys looked at per call; Redis answers nobody else meanwhile.
+        """
+        async with translated():
+            primaries = await self._wire.primaries()
+        for wire in primaries:
+            cursor = b"0"
+            while True:
+                async with translated():
+                    command = ("SCAN", cursor, "MATCH", match, "COUNT", count)
+                    (reply,) = await wire.send([command])
+                self._check([command], [reply])
+                cursor, keys = reply
+                for key in keys:
+                    yield key
+                if cursor == b"0":
+                    break
+
+    @asynccontextmanager
+    async def subscribed(self, channel: str) -> AsyncIterator[PubSub]:
+        """A subscription, on the server that holds the run's metadata.
+
+        Raises:
+            StoreError: it ended, or could not begin.
+        """
+        async with translated():
+            address = await self._wire.home()
+            async with (
+                aclosing(redis.asyncio.Redis(**self._client_options(address))) as client,
+                aclosing(client.pubsub(ignore_subscribe_messages=True)) as subscription,
+            ):
+                await subscription.subscribe(channel)
+                yield subscription
 
     async def close(self) -> None:
         """Drops all connections."""

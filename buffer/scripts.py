@@ -7,6 +7,7 @@ instance after its restart.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -16,9 +17,11 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "seed": ("withdraw",),
     "resume": ("withdraw",),
     "sample": ("leased",),
-    "attach": ("leased",),
+    "attach": ("leased", "hand_out"),
+    "admit": ("hand_out",),
 }
-_SHARED = frozenset({"clock", "common", "withdraw", "leased"})
+_CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
+_SHARED = frozenset({"clock", "common", "withdraw", "leased", "hand_out"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,12 @@ class Script:
     digest: str
 
 
-def load_scripts(clock: str | None = None) -> dict[str, Script]:
+def load_scripts(clock: str | None = None, guard: str = "") -> dict[str, Script]:
     """All verbs by name.
 
     Args:
         clock: Lua source that defines `now_ms()`; none: Redis TIME.
+        guard: Lua source that every verb begins with.
     """
     folder = files("buffer") / "lua"
     texts = {
@@ -42,9 +46,21 @@ def load_scripts(clock: str | None = None) -> dict[str, Script]:
         for item in folder.iterdir()
         if item.name.endswith(".lua")
     }
-    prelude = (clock or texts["clock"]) + texts["common"]
+    prelude = guard + (clock or texts["clock"]) + texts["common"]
     scripts = {}
     for name in sorted(texts.keys() - _SHARED):
         source = prelude + "".join(texts[part] for part in _PARTS.get(name, ())) + texts[name]
         scripts[name] = Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
     return scripts
+
+
+def commands_of(scripts: Mapping[str, Script]) -> list[str]:
+    """The Redis commands that verbs call, by name."""
+    return sorted({name for script in scripts.values() for name in _CALL.findall(script.source)})
+
+
+def command_at(script: Script, line: int) -> str:
+    """The command that is called in a line of a verb (counted from 1, as Redis does); '' where there is none."""
+    lines = script.source.splitlines()
+    found = _CALL.search(lines[line - 1]) if 0 < line <= len(lines) else None
+    return found[1] if found else ""

@@ -4,6 +4,10 @@ redis-py hands out one connection per caller and awaits every reply by itself; a
 is most of a front's CPU. Here a batch of commands is packed by hiredis, written at once, and its caller is woken once,
 when the last of its replies has arrived.
 
+A batch is late when it took longer than `timeout_s` and the time that its bytes need on a slow link: those that had to
+be sent for it, and those of answers that arrived meanwhile, at `SLOWEST_BYTES_PER_S`. So a large payload does not run
+into a deadline that was meant for small commands, and yet nothing waits without one.
+
 Invariants: replies come in the order of the commands; a connection that breaks, or whose answer is late, fails
 everything that waits on it, and the next batch opens a new one; nothing is ever repeated by itself.
 """
@@ -17,29 +21,52 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import hiredis
-from redis.asyncio.connection import parse_url
+
+from mesh.config.redis_url import RedisAddress
+from mesh.errors import ConfigError
 
 Argument = str | bytes | int
+# Rate below which a link counts as broken rather than slow.
+SLOWEST_BYTES_PER_S = 1 << 20
+
+
+class TlsError(ConnectionError):
+    """The two sides do not agree on certificates."""
 
 
 class _Batch:
-    """Replies of one batch as they arrive."""
+    """Replies of one batch as they arrive.
 
-    __slots__ = ("expected", "future", "replies")
+    Attributes:
+        sent_at: time on the loop's clock.
+        ahead: bytes that were still to be sent then, this batch's included.
+        received: bytes that the connection had received by then.
+    """
 
-    def __init__(self, expected: int, future: asyncio.Future[list[Any]]) -> None:
+    __slots__ = ("ahead", "expected", "future", "received", "replies", "sent_at")
+
+    def __init__(
+        self, expected: int, future: asyncio.Future[list[Any]], sent_at: float, ahead: int, received: int
+    ) -> None:
         self.expected = expected
         self.replies: list[Any] = []
         self.future = future
+        self.sent_at = sent_at
+        self.ahead = ahead
+        self.received = received
 
 
 class _Connection(asyncio.Protocol):
-    """A socket and the batches that wait for replies on it."""
+    """A socket and the batches that wait for replies on it; one timer watches the first of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeout_s: float) -> None:
+        self._loop = loop
+        self._timeout_s = timeout_s
         self._reader = hiredis.Reader(notEnoughData=self)
         self._waiting: deque[_Batch] = deque()
         self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._received = 0
         self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -47,16 +74,42 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def send(self, commands: Sequence[Sequence[Argument]]) -> asyncio.Future[list[Any]]:
-        future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        if self.lost or self._transport is None:
+        loop, transport = self._loop, self._transport
+        future: asyncio.Future[list[Any]] = loop.create_future()
+        if self.lost or transport is None:
             future.set_exception(ConnectionError("connection closed"))
             return future
-        self._waiting.append(_Batch(len(commands), future))
-        self._transport.write(b"".join([hiredis.pack_command(cast(Any, tuple(command))) for command in commands]))
+        data = b"".join([hiredis.pack_command(cast(Any, tuple(command))) for command in commands])
+        ahead = transport.get_write_buffer_size() + len(data)
+        self._waiting.append(_Batch(len(commands), future, loop.time(), ahead, self._received))
+        transport.write(data)
+        if self._timer is None:
+            self._watch()
         return future
+
+    def _watch(self) -> None:
+        """Gives up when the first batch is late; otherwise looks again when it would be."""
+        self._timer = None
+        if self.lost or not self._waiting:
+            return
+        batch, now = self._waiting[0], self._loop.time()
+        size = batch.ahead + self._received - batch.received
+        deadline = batch.sent_at + self._timeout_s + size / SLOWEST_BYTES_PER_S
+        if now < deadline:
+            self._timer = self._loop.call_at(deadline, self._watch)
+            return
+        unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        self._fail(
+            TimeoutError(
+                f"no answer for {now - batch.sent_at:.1f} s ({unsent} of {batch.ahead} bytes still to be sent, "
+                f"{self._received - batch.received} received)"
+            )
+        )
+        self.abort()
 
     def data_received(self, data: bytes) -> None:
         reader, waiting = self._reader, self._waiting
+        self._received += len(data)
         reader.feed(data)
         while (reply := reader.gets()) is not self:
             batch = waiting[0]
@@ -68,10 +121,16 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+        kind = TlsError if isinstance(error, ssl.SSLError) else ConnectionError
+        self._fail(kind(str(error or "connection closed by Redis")))
+
+    def _fail(self, error: OSError) -> None:
         while self._waiting:
             batch = self._waiting.popleft()
             if not batch.future.done():
-                batch.future.set_exception(ConnectionError(str(error or "connection closed by Redis")))
+                batch.future.set_exception(type(error)(str(error)))
 
     def abort(self) -> None:
         self.lost = True
@@ -83,12 +142,12 @@ class Wire:
     """Sends batches over one connection, which it opens when needed.
 
     Args:
-        url: redis://, rediss:// or unix:// URL.
-        timeout_s: deadline of one batch.
+        address: one server.
+        timeout_s: deadline of a batch without many bytes, and of opening the connection.
     """
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        self._where: Any = parse_url(url)
+    def __init__(self, address: RedisAddress, timeout_s: float) -> None:
+        self.address = address
         self._timeout_s = timeout_s
         self._connection: _Connection | None = None
         self._opening = asyncio.Lock()
@@ -103,35 +162,51 @@ class Wire:
         connection = self._connection
         if connection is None or connection.lost:
             connection = await self._connected()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await connection.send(commands)
-        except TimeoutError:
-            connection.abort()
-            raise
+        return await connection.send(commands)
+
+    async def send_behind(self, first: Sequence[Sequence[Argument]], then: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Replies to two batches, of which the second is run after the first: here that is one pipeline."""
+        return await self.send([*first, *then])
+
+    async def primaries(self) -> Sequence[Wire]:
+        """All that hold keys."""
+        return (self,)
+
+    async def home(self) -> RedisAddress:
+        """The server with the run's metadata."""
+        return self.address
 
     async def _connected(self) -> _Connection:
         async with self._opening:
             if self._connection is None or self._connection.lost:
-                async with asyncio.timeout(self._timeout_s):
-                    self._connection = await self._open()
+                try:
+                    async with asyncio.timeout(self._timeout_s):
+                        self._connection = await self._open()
+                except ssl.SSLError as error:
+                    raise TlsError(str(error)) from error
+                except TimeoutError as error:
+                    raise TimeoutError(f"{self.address} cannot be reached within {self._timeout_s:.1f} s") from error
             return self._connection
 
     async def _open(self) -> _Connection:
-        loop, where = asyncio.get_running_loop(), self._where
-        if "path" in where:
-            _, connection = await loop.create_unix_connection(_Connection, where["path"])
+        loop, address = asyncio.get_running_loop(), self.address
+
+        def protocol() -> _Connection:
+            return _Connection(loop, self._timeout_s)
+
+        if address.path:
+            _, connection = await loop.create_unix_connection(protocol, address.path)
         else:
-            encrypted = where.get("connection_class") is not None
-            tls = ssl.create_default_context(cafile=where.get("ssl_ca_certs")) if encrypted else None
-            host, port = where.get("host", "localhost"), where.get("port", 6379)
-            _, connection = await loop.create_connection(_Connection, host, port, ssl=tls)
+            (host, port), context = address.hosts[0], tls_context(address)
+            _, connection = await loop.create_connection(protocol, host, port, ssl=context)
         greeting: list[tuple[Argument, ...]] = []
-        if where.get("password") is not None:
-            user = (where["username"],) if where.get("username") else ()
-            greeting.append(("AUTH", *user, where["password"]))
-        greeting.append(("SELECT", int(where.get("db", 0))))
-        for reply in await connection.send(greeting):
+        if (login := address.login()) is not None:
+            greeting.append(("AUTH", *login))
+        if address.client_name is not None:
+            greeting.append(("CLIENT", "SETNAME", address.client_name))
+        if address.db:
+            greeting.append(("SELECT", address.db))
+        for reply in await connection.send(greeting) if greeting else ():
             if isinstance(reply, hiredis.ReplyError):
                 connection.abort()
                 raise reply
@@ -141,3 +216,25 @@ class Wire:
         """Drops the connection."""
         if self._connection is not None:
             self._connection.abort()
+
+
+def tls_context(address: RedisAddress) -> ssl.SSLContext | None:
+    """How the server's certificate is judged and ours is shown; None without TLS.
+
+    Raises:
+        ConfigError: a file cannot be read, or holds no certificate or key.
+    """
+    if not address.tls:
+        return None
+    options = address.options
+    try:
+        context = ssl.create_default_context(cafile=options.tls_ca)
+        if options.tls_cert is not None:
+            context.load_cert_chain(options.tls_cert, options.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"buffer.redis_tls_*: cannot use {options.tls_ca}, {options.tls_cert}, {options.tls_key}: {error}",
+            hint="they are PEM files that this user may read",
+        ) from error
+    context.check_hostname = options.check_hostname
+    return context

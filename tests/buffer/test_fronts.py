@@ -61,10 +61,20 @@ async def test_the_run_configuration_reaches_whoever_joins(mesh: Mesh) -> None:
     assert generator.agent.run_name == config.run.name
 
 
-def test_secrets_stay_here(tmp_path: Path) -> None:
-    told = without_secrets(make_config(tmp_path, "redis://user:password@host:1/2"))
-    assert told.buffer.redis == "redis://host:1/2"
-    assert "password" not in told.model_dump_json()
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("redis://user:s3cret@host:1/2", "redis://host:1/2"),
+        ("rediss-cluster://user:s3cret@a:1,b:2,[::1]:3?ssl_ca_certs=/x@y", "rediss-cluster://a:1,b:2,[::1]:3?ssl_ca_certs=/x@y"),
+        ("unix://:s3cret@/run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
+        ("redis://host:1/2", "redis://host:1/2"),
+    ],
+)  # fmt: skip
+def test_secrets_stay_here(tmp_path: Path, url: str, told: str) -> None:
+    config = without_secrets(make_config(tmp_path, url))
+    assert config.buffer.redis == told
+    assert "s3cret" not in config.model_dump_json()
+    assert type(config).model_validate_json(config.model_dump_json()) == config
 
 
 async def test_an_oversized_message_is_refused_by_name(mesh: Mesh) -> None:
