@@ -1,8 +1,8 @@
 """Finished members: scored, packed, stored.
 
 Invariants: every member handed in ends with an outcome acknowledged by the buffer, or with the word that nobody needs
-it; a score that could not be had is an error outcome, never a number; while the buffer is away finished work is kept,
-and when it stays away the service is told.
+it; nothing is written of a group that has been dropped; a score that could not be had is an error outcome, never a
+number; while the buffer is away finished work is kept, and when it stays away the service is told.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import numpy as np
-
-from generators.engines.base import GenerationResult
 from generators.held import FinishedMember, HeldGroup
+from generators.packing import member_write, pack
 from generators.rollout import Batch
 from generators.text import TextCodec
 from mesh.errors import RollmeshError
-from mesh.trajectory import Trajectory, encode
 from protos import buffer_pb2, reward_pb2, trajectory_pb2
 from reward_service.client import RewardScorer
 
@@ -128,10 +125,13 @@ class Delivery:
         texts = self._text.decode([finished.result.response_ids for _, finished in members])
         items = [_score_item(group, finished, text) for (group, finished), text in zip(members, texts, strict=True)]
         results = await self._scorer.score(items)
-        writes = [
-            (group, self._write_of(group, finished, result))
-            for (group, finished), result in zip(members, results, strict=True)
-        ]
+        writes: Writes = []
+        for (group, finished), result in zip(members, results, strict=True):
+            if group.dropped:
+                self.superseded += 1
+                self._settled(group, 1)
+            else:
+                writes.append((group, self._write_of(group, finished, result)))
         await self._store(writes)
 
     def _write_of(
@@ -146,7 +146,7 @@ class Delivery:
             meta.outcome = trajectory_pb2.OUTCOME_SCORED
             meta.reward = result.scored.total
             meta.components.update(result.scored.components)
-            payload = _payload(sampled)
+            payload = pack(sampled)
         elif kind == "unscorable":
             self.unscorable += 1
             meta.outcome = trajectory_pb2.OUTCOME_UNSCORABLE
@@ -162,7 +162,7 @@ class Delivery:
                 meta.reason,
                 extra={"group": group.group_id, "member": finished.member},
             )
-        return _member_write(group, meta, payload)
+        return member_write(group, meta, payload)
 
     def _meta(self, group: HeldGroup, finished: FinishedMember) -> trajectory_pb2.MemberMeta:
         sampled = finished.result
@@ -186,7 +186,7 @@ class Delivery:
             prompt_tokens=len(group.prompt_ids),
             generator=self._member_id,
         )
-        return _member_write(group, meta, b"")
+        return member_write(group, meta, b"")
 
     # ------------------------------------------------------------------------------------------------- storing
 
@@ -225,25 +225,4 @@ def _score_item(group: HeldGroup, finished: FinishedMember, text: str) -> reward
         ground_truth_json=task.ground_truth_json,
         extra_info_json=task.extra_info_json,
         response_ids=finished.result.response_ids.tolist(),
-    )
-
-
-def _payload(sampled: GenerationResult) -> bytes:
-    return encode(
-        Trajectory(
-            response_ids=sampled.response_ids,
-            log_probs=sampled.log_probs,
-            response_mask=np.ones(len(sampled.response_ids), np.uint8),
-            versions=sampled.versions,
-        )
-    )
-
-
-def _member_write(group: HeldGroup, meta: trajectory_pb2.MemberMeta, payload: bytes) -> buffer_pb2.MemberWrite:
-    return buffer_pb2.MemberWrite(
-        group_id=group.group_id,
-        lease_id=group.grant.lease_id,
-        attempt=group.grant.attempt,
-        meta=meta,
-        payload=payload,
     )

@@ -1,7 +1,8 @@
 """The life of one generator in a mesh it has joined.
 
 Invariants: nothing is admitted before verified weights are in service; an end in order (SIGTERM, Drain, end of the run)
-finishes what is nearly done, gives the rest back and leaves; whatever fails for good ends the service with that error.
+finishes what is nearly done, drafts the rest, gives it back and leaves; whatever fails for good ends the service with
+that error.
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ class Generator:
             await run_together(
                 parts.receiver.run(),
                 self._admit(parts),
+                parts.drafts.run(),
                 self._discover_rewards(parts.scorer),
                 self._report(parts),
                 self._end_on_failure(),
@@ -176,14 +178,15 @@ class Generator:
     # ------------------------------------------------------------------------------------------------ the end
 
     async def _drain(self, parts: Parts, running_s: float) -> None:
-        """Stops admitting, lets sequences finish for `running_s`, stores what is finished, gives the rest back."""
+        """Stops admitting, lets sequences finish for `running_s`, stores what is finished, drafts and gives back the
+        rest."""
         rollout, delivery = parts.rollout, parts.delivery
         rollout.stop_admitting()
         if await _within(running_s, rollout.idle.wait()):
             return
-        # A group is given back after its finished members are stored: they would be superseded otherwise.
+        # A group is given back after its finished members and drafts are stored: they would be superseded otherwise.
         rollout.hand_on_all()
-        stored = await _within(_SETTLE_S, delivery.drained())
+        stored = await _within(_SETTLE_S, delivery.drained()) and await _within(_SETTLE_S, parts.drafts.write_all())
         rollout.release_all()
         if not (stored and await _within(_SETTLE_S, parts.releases_sent())):
             log.warning("%d groups were not stored or given back in time; their leases run out", rollout.held)
@@ -193,15 +196,8 @@ class Generator:
     async def _report(self, parts: Parts) -> None:
         """Keeps the heartbeat's figures and the metrics fresh."""
         while True:
-            status, load = parts.engine.status(), parts.rollout.load
-            reason = parts.waiting_reason()
-            figures = self.metrics.update(
-                status,
-                load,
-                parts.rollout.held,
-                parts.delivery,
-                waits_at_gate=status.serving is not None and load.generating == 0,
-            )
+            status, reason = parts.engine.status(), parts.waiting_reason()
+            figures = self.metrics.update(status, parts.rollout, parts.delivery, parts.drafts)
             self._agent.set_status(serving=parts.receiver.serving, gauges=figures, waiting_reason=reason)
             await asyncio.sleep(_REPORT_INTERVAL_S)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from generators.engines.base import GenerationRequest, GenerationResult, SamplingParams
+from generators.engines.base import GenerationRequest, GenerationResult, SampledTokens, SamplingParams
 from mesh.errors import PayloadError
+from mesh.trajectory import decode
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2, trajectory_pb2
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +34,7 @@ class HeldGroup:
         grant: as received.
         prompt_ids: token ids of the prompt.
         pinned: the one version that may answer (evaluation); None for training.
+        prefixes: member -> tokens that an earlier holder sampled of it; the response goes on behind them.
         generating: member -> request id, given to the engine.
         finished: sampled, not handed on to scoring yet.
         undelivered: members handed on whose outcome is not stored yet.
@@ -40,6 +45,7 @@ class HeldGroup:
     grant: buffer_pb2.GroupGrant
     prompt_ids: list[int]
     pinned: PolicyVersion | None
+    prefixes: dict[int, SampledTokens] = field(default_factory=dict)
     generating: dict[int, str] = field(default_factory=dict)
     finished: list[FinishedMember] = field(default_factory=list)
     undelivered: int = 0
@@ -49,7 +55,9 @@ class HeldGroup:
     def from_grant(cls, table: str, grant: buffer_pb2.GroupGrant) -> HeldGroup:
         task = grant.task
         pinned = PolicyVersion.from_proto(task.pinned) if task.HasField("pinned") else None
-        return cls(table, grant, np.frombuffer(task.prompt_ids, dtype="<i4").tolist(), pinned)
+        prompt_ids = np.frombuffer(task.prompt_ids, dtype="<i4").tolist()
+        # A pinned group is answered by one version alone.
+        return cls(table, grant, prompt_ids, pinned, _prefixes(grant) if pinned is None else {})
 
     @property
     def group_id(self) -> str:
@@ -69,13 +77,18 @@ class HeldGroup:
         done = set(self.grant.members_done)
         return [member for member in range(self.grant.task.n) if member not in done]
 
+    def tokens_before(self, member: int) -> int:
+        """Tokens of the member that came with the grant."""
+        return len(self.prefixes.get(member, ()))
+
     def request(self, member: int, request_id: str) -> GenerationRequest:
-        """The engine's request for one member."""
+        """The engine's request for one member: the whole response, going on behind what an earlier holder sampled."""
         return GenerationRequest(
             request_id=request_id,
             prompt_ids=self.prompt_ids,
             sampling=sampling_of(self.grant.task.sampling, member, greedy=self._is_greedy(member)),
             pinned=self.pinned is not None,
+            prefix=self.prefixes.get(member),
         )
 
     def _is_greedy(self, member: int) -> bool:
@@ -83,8 +96,27 @@ class HeldGroup:
         return bool(member >= task.n - task.greedy)
 
 
+def _prefixes(grant: buffer_pb2.GroupGrant) -> dict[int, SampledTokens]:
+    """Drafts by member; one that cannot be gone on from is worth as much as none."""
+    found = {}
+    for draft in grant.drafts:
+        if draft.member in grant.members_done or draft.member >= grant.task.n:
+            continue
+        try:
+            trajectory = decode(draft.payload)
+        except PayloadError as error:
+            log.warning("the draft of member %d of group %s is left out: %s", draft.member, grant.group_id, error)
+            continue
+        found[draft.member] = SampledTokens(trajectory.response_ids, trajectory.log_probs, trajectory.versions)
+    return found
+
+
 def sampling_of(params: trajectory_pb2.SamplingParams, member: int = 0, *, greedy: bool = False) -> SamplingParams:
-    """Sampling parameters of one member; the members of a seeded group draw differently, and alike in each attempt.
+    """Sampling parameters of one member.
+
+    The members of a seeded group draw differently, and alike in each attempt. A member that goes on from a draft may
+    draw otherwise than it would have in one piece: other weights may serve by now, and what an engine draws behind a
+    prefix is its own affair (see `SamplingParams`).
 
     Args:
         params: of the task.

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import psutil
 from prometheus_client import CollectorRegistry, Gauge
 
-from generators.admission import Load
 from generators.delivery import Delivery
+from generators.drafts import Drafts
 from generators.engines.base import EngineStatus
+from generators.rollout import Rollout
 
 _HELP = {
     "tokens_per_second": "Sampled tokens per second since the last report.",
@@ -25,6 +26,9 @@ _HELP = {
     "members_unscorable": "Members without a right score since the start.",
     "members_failed": "Members that ended in an error since the start.",
     "members_superseded": "Members that nobody needed any more since the start.",
+    "drafts_written": "Drafts of unfinished members stored since the start.",
+    "tokens_taken_over": "Tokens gone on from instead of sampled anew since the start.",
+    "groups_cancelled": "Groups cancelled here because nobody needed them any more since the start.",
     "rss_bytes": "Resident memory of the process.",
     "peak_rss_bytes": "Largest resident memory seen at a report.",
     "weights_version": "Version of the weights in service.",
@@ -46,22 +50,20 @@ class GeneratorMetrics:
         self._gate_wait_s = 0.0
         self._peak_rss = 0
 
-    def update(
-        self, status: EngineStatus, load: Load, held: int, delivery: Delivery, *, waits_at_gate: bool
-    ) -> Mapping[str, float]:
+    def update(self, status: EngineStatus, rollout: Rollout, delivery: Delivery, drafts: Drafts) -> Mapping[str, float]:
         """Takes a snapshot in and returns the figures by name.
 
         Args:
             status: of the engine.
-            load: members in hand.
-            held: groups in hand.
-            delivery: for its counters.
-            waits_at_gate: nothing is decoded at present for want of grants.
+            rollout: for what is in hand, and its counters.
+            delivery, drafts: for their counters.
         """
+        load = rollout.load
         now = time.monotonic()
         elapsed = max(1e-6, now - self._last_time)
         tokens = status.tokens_generated - self._last_tokens
-        if waits_at_gate and tokens == 0:
+        # Nothing is decoded for want of grants.
+        if status.serving is not None and load.generating == 0 and tokens == 0:
             self._gate_wait_s += elapsed
         self._last_time, self._last_tokens = now, status.tokens_generated
         rss = self._process.memory_info().rss
@@ -70,7 +72,7 @@ class GeneratorMetrics:
             "tokens_per_second": tokens / elapsed,
             "active_sequences": status.active,
             "queued_sequences": status.queued,
-            "groups_held": held,
+            "groups_held": rollout.held,
             "undelivered_members": load.undelivered,
             "tokens_generated": status.tokens_generated,
             "swaps": status.swaps,
@@ -79,6 +81,9 @@ class GeneratorMetrics:
             "members_unscorable": delivery.unscorable,
             "members_failed": delivery.failed,
             "members_superseded": delivery.superseded,
+            "drafts_written": drafts.written,
+            "tokens_taken_over": rollout.taken_over,
+            "groups_cancelled": rollout.cancelled,
             "rss_bytes": rss,
             "peak_rss_bytes": self._peak_rss,
             "weights_version": status.serving.version if status.serving else 0,

@@ -13,6 +13,7 @@ from buffer.client import BufferClient
 from generators.admission import fair_share
 from generators.control import ManualRequests
 from generators.delivery import Delivery
+from generators.drafts import Drafts
 from generators.engines import create_engine
 from generators.engines.base import GenerationResult, InferenceEngine
 from generators.held import HeldGroup
@@ -82,6 +83,13 @@ class Parts:
             settled=self.rollout.settled,
             dropped=self.rollout.drop,
             on_error=on_failure,
+        )
+        self.drafts = Drafts(
+            engine,
+            self.rollout,
+            lambda: self.writers.of("train"),
+            every_s=rollout.draft_every_s,
+            every_tokens=rollout.draft_every_tokens,
         )
         self.admission = Admission(self.client, agent, self.rollout)
         self.receiver = WeightReceiver(

@@ -1,9 +1,9 @@
 """The rollout loop: grants in, requests to the engine, finished groups out.
 
 Invariants: every grant ends here in exactly one of three ways: all its missing members are delivered, it is released,
-or it was lost to another holder and dropped; a group is handed on to scoring whole, or in parts once its first
-finished member has waited `PARTIAL_AFTER_S` (so that a crash costs no more than that); members of a dropped group are
-aborted in the engine and never delivered.
+or it was lost to another holder, or cancelled, and dropped; a group is handed on to scoring whole, or in parts once its
+first finished member has waited `PARTIAL_AFTER_S` (so that a crash costs no more than that); members of a dropped group
+are aborted in the engine and never delivered. A member with a draft goes on from it; a draft never makes a group fail.
 
 Everything here happens in the event loop's thread and never waits.
 """
@@ -14,7 +14,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from generators.admission import Load, credits_for
 from generators.engines.base import GenerationRequest, GenerationResult, InferenceEngine
@@ -45,6 +46,11 @@ class Rollout:
         on_failed: takes members that could not even be started, with the reason.
         on_release: takes groups to be given back.
         on_load: called when the load has changed (credits may be due).
+
+    Attributes:
+        idle: set while no group is in hand; `busy` is its opposite.
+        cancelled: groups that the buffer cancelled here.
+        taken_over: tokens that came with grants and were not sampled again.
     """
 
     def __init__(
@@ -80,6 +86,9 @@ class Rollout:
         self._pinned_quiet_at = 0.0
         self.idle = asyncio.Event()
         self.idle.set()
+        self.busy = asyncio.Event()
+        self.cancelled = 0
+        self.taken_over = 0
 
     @property
     def held(self) -> int:
@@ -116,6 +125,7 @@ class Rollout:
         group = HeldGroup.from_grant(table, grant)
         self._groups[(table, grant.group_id)] = group
         self.idle.clear()
+        self.busy.set()
         if group.pinned is not None:
             self._pinned.add(group)
             self._no_pinned.clear()
@@ -166,6 +176,7 @@ class Rollout:
             group.generating[member] = request.request_id
             self._generating[group.table] += 1
             self._requests[request.request_id] = (group, member)
+            self.taken_over += group.tokens_before(member)
             requests.append(request)
         return requests
 
@@ -176,7 +187,7 @@ class Rollout:
             self._engine.submit(requests)
         except PayloadError as error:
             if len({self._requests[request.request_id][0].group_id for request in requests}) == 1:
-                self._fail(self._requests[requests[0].request_id][0], error)
+                self._refused(self._requests[requests[0].request_id][0], requests, error)
                 return
             # The engine takes all or none: find the group that it refuses.
             by_group: dict[str, list[GenerationRequest]] = {}
@@ -184,6 +195,15 @@ class Rollout:
                 by_group.setdefault(self._requests[request.request_id][0].group_id, []).append(request)
             for part in by_group.values():
                 self._submit(part)
+
+    def _refused(self, group: HeldGroup, requests: list[GenerationRequest], error: PayloadError) -> None:
+        if not group.prefixes:
+            self._fail(group, error)
+            return
+        log.warning("group %s starts anew: %s", group.group_id, error, extra={"group": group.group_id})
+        self.taken_over -= sum(group.tokens_before(member) for member in group.generating)
+        group.prefixes.clear()
+        self._submit([replace(request, prefix=None) for request in requests])
 
     def _fail(self, group: HeldGroup, error: PayloadError) -> None:
         """The engine cannot take this prompt: every missing member ends with an error outcome."""
@@ -194,6 +214,10 @@ class Rollout:
         self._on_failed(group, members, f"generation refused: {error}")
 
     # ------------------------------------------------------------------------------------------------- results
+
+    def unfinished(self, table: str) -> dict[str, tuple[HeldGroup, int]]:
+        """Request id -> (group, member) of what the engine has been given and not finished."""
+        return {name: owner for name, owner in self._requests.items() if owner[0].table == table}
 
     def on_results(self, results: Sequence[GenerationResult]) -> None:
         """Takes what one decode step finished."""
@@ -255,6 +279,15 @@ class Rollout:
         self._forget_requests(group, abort=True)
         self._forget(group)
 
+    def cancel(self, table: str, leases: Iterable[buffer_pb2.LeaseRef]) -> None:
+        """Drops groups that nobody needs any more; leases that are not held (any more) are passed over."""
+        for lease in leases:
+            group = self._groups.get((table, lease.group_id))
+            if group is not None and group.grant.lease_id == lease.lease_id:
+                self.cancelled += 1
+                self.drop(group)
+        self._on_load()
+
     def release(self, groups: Sequence[HeldGroup]) -> None:
         """Gives groups back; members stored so far stay."""
         if not groups:
@@ -293,6 +326,7 @@ class Rollout:
             del self._groups[(group.table, group.group_id)]
         if not self._groups:
             self.idle.set()
+            self.busy.clear()
 
 
 def _answers(pinned: PolicyVersion | None, result: GenerationResult) -> bool:

@@ -1,13 +1,15 @@
 """A generator's standing streams to the buffer.
 
 Invariant: the buffer knows the present credits and version of each table as soon as they have changed; changes of one
-turn of the event loop travel together, and nothing is sent where nothing changed.
+turn of the event loop travel together, and nothing is sent where nothing changed. What the buffer cancels is dropped as
+soon as it says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 
 from buffer.client import AdmitStream, BufferClient, Writer
 from generators.rollout import Rollout
@@ -50,7 +52,9 @@ class Admission:
             UnreachableError: the buffer stayed away for too long.
         """
         for table in TABLES:
-            self._streams[table] = self._client.admit(table, self._agent.member_id, lambda: self._agent.generation)
+            stream = self._client.admit(table, self._agent.member_id, lambda: self._agent.generation)
+            stream.on_cancelled = partial(self._rollout.cancel, table)
+            self._streams[table] = stream
         try:
             self.refresh()
             await run_together(*(self._take(table) for table in TABLES))

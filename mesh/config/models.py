@@ -105,6 +105,12 @@ class RolloutSection(Section):
     slots: PositiveInt = Field(64, description="Sequences that one generator decodes together.")
     reward_wait_s: PositiveFloat = Field(30.0, description="Seconds within which a finished response must be scored.")
     max_attempts: PositiveInt = Field(4, description="Times a group is handed out before it ends as failed.")
+    draft_every_s: PositiveFloat = Field(
+        5.0, description="Seconds after which an unfinished response is drafted to the buffer, from where others go on."
+    )
+    draft_every_tokens: PositiveInt = Field(
+        256, description="New tokens after which it is drafted even before; looked at 8 times per `draft_every_s`."
+    )
 
 
 class RewardSection(Section):

@@ -1,0 +1,187 @@
+"""Drafts: what unfinished members have sampled so far, kept in the buffer for whoever goes on from there.
+
+Invariants: only members of training groups are drafted, and only where since the start of their response, or since
+their last draft, `every_s` seconds have passed (and a token was sampled) or `every_tokens` tokens were sampled; a
+response that is shorter costs nothing. Looks are taken `_LOOKS` times per `every_s`, one after the other: a buffer that
+is slow makes drafts rarer. A member's draft never follows its outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from generators.engines.base import InferenceEngine, PartialResponse
+from generators.held import HeldGroup
+from generators.packing import member_write, pack
+from protos import buffer_pb2, trajectory_pb2
+
+log = logging.getLogger(__name__)
+_TABLE = "train"
+_LOOKS = 8
+
+
+class DraftWriter(Protocol):
+    """The part of the buffer's client that stores drafts."""
+
+    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[buffer_pb2.WriteResult]:
+        """Stores drafts; one result each, in order.
+
+        Raises:
+            UnreachableError: the buffer stayed away for too long.
+        """
+        ...
+
+
+class Members(Protocol):
+    """The part of the rollout loop that knows what is unfinished."""
+
+    @property
+    def busy(self) -> asyncio.Event:
+        """Set while there are groups in hand."""
+        ...
+
+    def unfinished(self, table: str) -> dict[str, tuple[HeldGroup, int]]:
+        """Request id -> (group, member) of what the engine has been given and not finished."""
+        ...
+
+    def drop(self, group: HeldGroup) -> None:
+        """The group belongs to somebody else, or has ended: stops working on it."""
+        ...
+
+
+@dataclass(slots=True)
+class DraftState:
+    """How much of one response is in the buffer, and since when.
+
+    Attributes:
+        tokens: in the buffer.
+        since: monotonic time, in seconds, of the last draft; before the first, of the start of the response as far as
+            it is known (not before it was first seen).
+    """
+
+    tokens: int
+    since: float
+
+    def wanted(self, now: float, every_s: float, every_tokens: int) -> int:
+        """The length from which on the response is to be drafted."""
+        return self.tokens + (1 if now - self.since >= every_s else every_tokens)
+
+    def started(self, at: float) -> None:
+        """The response, of which there is no draft by this generator, was taken up at that time."""
+        self.since = max(self.since, at)
+
+
+class Drafts:
+    """Writes drafts while there is work.
+
+    Args:
+        engine: gives the tokens.
+        members: what is unfinished.
+        writer: of the training table.
+        every_s, every_tokens: `rollout.draft_every_s` and `rollout.draft_every_tokens`.
+        clock: monotonic seconds.
+
+    Attributes:
+        written: drafts stored.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        members: Members,
+        writer: Callable[[], DraftWriter],
+        *,
+        every_s: float,
+        every_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._members = members
+        self._writer = writer
+        self._every_s = every_s
+        self._every_tokens = every_tokens
+        self._clock = clock
+        self._states: dict[str, DraftState] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self.written = 0
+
+    async def run(self) -> None:
+        """Drafts what is due, again and again, until cancelled.
+
+        Raises:
+            RollmeshError: the engine has failed, or the buffer stayed away for too long.
+        """
+        while True:
+            await self._members.busy.wait()
+            await asyncio.sleep(self._every_s / _LOOKS)
+            await self.write_due()
+
+    async def write_due(self) -> None:
+        """Drafts the members that are due."""
+        async with self._one_at_a_time:
+            now = self._clock()
+            self._look(now)
+            wanted = {
+                name: state.wanted(now, self._every_s, self._every_tokens) for name, state in self._states.items()
+            }
+            await self._write(now, [part for part in await self._progress(wanted) if self._is_due(now, part)])
+
+    async def write_all(self) -> None:
+        """Drafts all members that have tokens beyond their last draft."""
+        async with self._one_at_a_time:
+            now = self._clock()
+            self._look(now)
+            await self._write(now, await self._progress({name: s.tokens + 1 for name, s in self._states.items()}))
+
+    def _look(self, now: float) -> None:
+        """Forgets what is finished and notes what is new."""
+        unfinished = self._members.unfinished(_TABLE)
+        self._states = {
+            name: self._states.get(name) or DraftState(group.tokens_before(member), now)
+            for name, (group, member) in unfinished.items()
+        }
+
+    async def _progress(self, at_least: dict[str, int]) -> list[PartialResponse]:
+        return await asyncio.wrap_future(self._engine.progress(at_least)) if at_least else []
+
+    def _is_due(self, now: float, part: PartialResponse) -> bool:
+        state = self._states[part.request_id]
+        # It may have waited for a slot since it was first seen.
+        state.started(now - part.running_s)
+        return len(part.sampled) >= state.wanted(now, self._every_s, self._every_tokens)
+
+    async def _write(self, now: float, parts: Sequence[PartialResponse]) -> None:
+        unfinished = self._members.unfinished(_TABLE)
+        parts = [part for part in parts if part.request_id in unfinished]
+        if not parts:
+            return
+        writes = []
+        for part in parts:
+            group, member = unfinished[part.request_id]
+            writes.append(member_write(group, trajectory_pb2.MemberMeta(member=member), pack(part.sampled), draft=True))
+        results = await self._writer().write(writes)
+        unfinished = self._members.unfinished(_TABLE)
+        for part, result in zip(parts, results, strict=True):
+            self._states[part.request_id] = DraftState(len(part.sampled), now)
+            if part.request_id in unfinished:
+                self._note(*unfinished[part.request_id], result)
+
+    def _note(self, group: HeldGroup, member: int, result: buffer_pb2.WriteResult) -> None:
+        if result.status == buffer_pb2.WRITE_STATUS_SUPERSEDED:
+            self._members.drop(group)
+        elif result.status == buffer_pb2.WRITE_STATUS_REJECTED:
+            log.error(
+                "the draft of member %d of group %s was rejected: %s: %s",
+                member,
+                group.group_id,
+                result.field,
+                result.message,
+                extra={"group": group.group_id, "member": member},
+            )
+        elif result.status == buffer_pb2.WRITE_STATUS_STORED:
+            self.written += 1

@@ -1,0 +1,36 @@
+"""Sampled tokens in the form in which the buffer stores them, and back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from generators.engines.base import GenerationResult, SampledTokens
+from generators.held import HeldGroup
+from mesh.trajectory import Trajectory, encode
+from protos import buffer_pb2, trajectory_pb2
+
+
+def pack(sampled: GenerationResult | SampledTokens) -> bytes:
+    """The payload of a response, or of the beginning of one; one turn, all of it sampled."""
+    return encode(
+        Trajectory(
+            response_ids=sampled.response_ids,
+            log_probs=sampled.log_probs,
+            response_mask=np.ones(len(sampled.response_ids), np.uint8),
+            versions=sampled.versions,
+        )
+    )
+
+
+def member_write(
+    group: HeldGroup, meta: trajectory_pb2.MemberMeta, payload: bytes, *, draft: bool = False
+) -> buffer_pb2.MemberWrite:
+    """What is written of a member, in the name of the lease under which its group is held."""
+    return buffer_pb2.MemberWrite(
+        group_id=group.group_id,
+        lease_id=group.grant.lease_id,
+        attempt=group.grant.attempt,
+        meta=meta,
+        payload=payload,
+        draft=draft,
+    )
