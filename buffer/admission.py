@@ -18,6 +18,9 @@ from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 
 _GRANTS_PER_CALL = 64
+# Messages of grants are sent once their drafts have so many bytes; one grant carries at most so many.
+_RESPONSE_BYTES = 512 << 10
+_DRAFT_BYTES = 24 << 20
 # A waiter looks again after this many seconds even if nothing rang; a reason is told once it has lasted as long.
 _RECHECK_S = 1.0
 
@@ -61,8 +64,8 @@ class AdmitSession:
         async with StreamHold(self._front, self._table, who, self._stop_clock) as hold:
             self._token = hold.token
             held = await store.attach(self._table, who, self._generation, hold.token)
-            if held:
-                yield await self._response(held)
+            async for response in self._responses(held):
+                yield response
             with self._front.bell.listening(self._table) as event:
                 async with pump(requests, self._take, event) as reader:
                     while not reader.done():
@@ -74,7 +77,8 @@ class AdmitSession:
                         if grants:
                             self._wish.credits = max(0, self._wish.credits - len(grants))
                             self._stop_clock()
-                            yield await self._response(grants)
+                            async for response in self._responses(grants):
+                                yield response
                             continue
                         self._run_clock(reason)
                         if not await wait_for(event, _RECHECK_S):
@@ -143,32 +147,47 @@ class AdmitSession:
         floor = gate.version_floor(view.u, ahead, rules.groups_per_step, rules.max_staleness)
         return f"gate: {view.live} unclaimed groups, needs version {floor}, serves {self._wish.serving.version}"
 
-    async def _response(self, grants: list[Grant]) -> pb.AdmitResponse:
+    async def _responses(self, grants: list[Grant]) -> AsyncIterator[pb.AdmitResponse]:
+        """Grants with their prompts and drafts, in messages of bounded size."""
         store, rules = self._front.store, self._rules
         prompts = await store.prompts(self._table, [grant.ordinal for grant in grants])
         view = store.views[self._table]
         floor = gate.version_floor(view.u, max(0, view.demand - 1), rules.groups_per_step, rules.max_staleness)
-        response = pb.AdmitResponse()
+        response, size = pb.AdmitResponse(), 0
         lost = []
         for grant in grants:
             if grant.ordinal not in prompts:
                 lost.append((grant.group_id, grant.lease_id))
                 continue
-            response.grants.append(
-                pb.GroupGrant(
-                    group_id=grant.group_id,
-                    lease_id=grant.lease_id,
-                    attempt=grant.attempt,
-                    lease_term_ms=rules.lease_ms,
-                    task=trajectory.PromptTask.FromString(prompts[grant.ordinal]),
-                    members_done=[i for i, flag in enumerate(grant.done) if flag == "1"],
-                    version_floor=max(0, floor) if rules.bounded else 0,
-                    parent_group_id=grant.parent,
-                )
+            message = pb.GroupGrant(
+                group_id=grant.group_id,
+                lease_id=grant.lease_id,
+                attempt=grant.attempt,
+                lease_term_ms=rules.lease_ms,
+                task=trajectory.PromptTask.FromString(prompts[grant.ordinal]),
+                members_done=[i for i, flag in enumerate(grant.done) if flag == "1"],
+                version_floor=max(0, floor) if rules.bounded else 0,
+                parent_group_id=grant.parent,
             )
+            size += await self._add_drafts(message, grant)
+            response.grants.append(message)
+            if size >= _RESPONSE_BYTES:
+                yield response
+                response, size = pb.AdmitResponse(), 0
         if lost:
             await store.lose(self._table, lost)
-        return response
+        if response.grants:
+            yield response
+
+    async def _add_drafts(self, message: pb.GroupGrant, grant: Grant) -> int:
+        """Adds what is there of the grant's drafts; returns their bytes. What does not fit is sampled anew."""
+        size = 0
+        for place in grant.drafts:
+            payload = await self._front.store.drafts.read(self._table, grant.group_id, place)
+            if payload is not None and size + len(payload) <= _DRAFT_BYTES:
+                message.drafts.add(member=place.member, payload=payload)
+                size += len(payload)
+        return size
 
 
 async def admit_stream(

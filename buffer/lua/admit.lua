@@ -10,6 +10,7 @@ if replaced(member, ARGV[9]) then return {'replaced', view()} end
 if serving_inc ~= R.incarnation then return {'other_incarnation', view()} end
 if C.bounded == 1 and tonumber(ARGV[7]) ~= C.u then return {'moved', view()} end
 
+if suspect() then return {'suspect', view()} end
 local now = now_ms()
 local grants = {}
 local serving_pin = serving_inc .. ':' .. serving

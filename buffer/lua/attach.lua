@@ -5,7 +5,8 @@ load_table(ARGV[1])
 load_run()
 local holder, fence = ARGV[2], tonumber(ARGV[3])
 if holder == 'learner' then
-  if fence ~= R.incarnation then return {'fenced', view()} end
+  local no = refusal(fence)
+  if no then return {no, view()} end
 elseif generation_of(holder) ~= fence then
   return {'old_generation', view()}
 end

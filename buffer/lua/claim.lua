@@ -1,11 +1,14 @@
 -- Turns leased groups into consumed ones before the optimizer step that uses them: all or none.
 -- Those that may be used again are ready again at once. ARGV: incarnation, train_version, then gid, lease per group.
--- Repeating a claim that succeeded succeeds.
+-- Repeating a claim that succeeded succeeds. Answer: claimed, refusals, whether a checkpoint is wanted
 load_table(ARGV[1])
 load_run()
 free_first()
-if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
+local no = refusal(tonumber(ARGV[2]))
+if no then return {no, view()} end
 local version = tonumber(ARGV[3])
+-- Whether what waits for a commit holds so much of the budget that a checkpoint should be written early.
+local function much() return C.consumed_bytes * 2 > C.max_bytes and 1 or 0 end
 local refused, groups, repeated = {}, {}, #ARGV > 3
 for i = 4, #ARGV, 2 do
   local gid, lease = ARGV[i], ARGV[i + 1]
@@ -24,7 +27,7 @@ for i = 4, #ARGV, 2 do
   groups[#groups + 1] = {gid, g}
 end
 if #refused > 0 then return {'ok', view(), 0, refused} end
-if repeated then return {'ok', view(), 1, {}} end
+if repeated then return {'ok', view(), 1, {}, much()} end
 if C.bounded == 1 and version < C.u then
   for i = 4, #ARGV, 2 do refused[#refused + 1] = {ARGV[i], 'version_claimed'} end
   return {'ok', view(), 0, refused}
@@ -49,7 +52,8 @@ for _, pair in ipairs(groups) do
     save_group(gid, g)
     add('leased', -1)
     add('consumed', 1)
+    add('consumed_bytes', g.bytes)
   end
 end
 if C.bounded == 1 then put('u', version + 1) end
-return {'ok', view(), 1, {}}
+return {'ok', view(), 1, {}, much()}

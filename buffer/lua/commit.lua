@@ -5,7 +5,8 @@
 load_table(ARGV[1])
 load_run()
 free_first()
-if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
+local no = refusal(tonumber(ARGV[2]))
+if no then return {no, view()} end
 local version = tonumber(ARGV[3])
 if C.bounded == 1 then
   if version > R.committed then redis.call('HSET', RUN, 'committed', version) end

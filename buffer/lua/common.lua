@@ -16,7 +16,8 @@ local FIGURES = {
   'rev', 'seq', 'leases', 'seals', 'u', 'admitted', 'trained', 'evicted_stale', 'filtered', 'failed', 'generating',
   'ready', 'leased', 'consumed', 'seeded', 'seeded_tasks', 'pending', 'withdrawn', 'first_admissions',
   'readmissions', 'superseded_writes', 'duplicate_writes', 'end_of_data', 'bytes', 'reserved', 'orphaned',
-  'uses', 'spent', 'race', 'weight', 'cancelled', 'redriven',
+  'uses', 'spent', 'race', 'weight', 'cancelled', 'redriven', 'skipped',
+  'consumed_bytes',
   'groups_per_step', 'max_staleness', 'bounded', 'order', 'max_reuse', 'samples_per_insert', 'seed', 'min_members', 'lease_ms', 'grace_ms', 'max_bytes',
   'max_attempts'
 }
@@ -80,8 +81,22 @@ local function view()
   local first = redis.call('ZRANGE', T .. ':deadline', 0, 0, 'WITHSCORES')
   return {
     C.rev, R.incarnation, R.version, C.u, C.generating, C.ready, C.leased, C.consumed, C.pending, C.end_of_data,
-    C.bytes, C.reserved, C.orphaned, C.cancelled, tonumber(first[2] or NO_BOUND), demand()
+    C.bytes, C.reserved, C.orphaned, C.cancelled, tonumber(first[2] or NO_BOUND), demand(),
+    R.suspect == '1' and 1 or 0
   }
+end
+
+local function redis_id() return string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') end
+
+-- Whether Redis may have lost what it had acknowledged: it is another process than the run knows (restarted, its data
+-- replaced or gone), or a front saw figures go back. Then nobody gets anything until the learner has said again what
+-- it has used (`reassert`): neither ids nor leases of the lost time may come a second time.
+local function suspect() return R.suspect == '1' or R.redis_run_id ~= redis_id() end
+
+-- Why a learner's verb is refused, or nil. An incarnation that is not known yet is one whose takeover Redis has lost.
+local function refusal(incarnation)
+  if incarnation < R.incarnation then return 'fenced' end
+  if incarnation > R.incarnation or suspect() then return 'suspect' end
 end
 
 local function set_of(state) return T .. ':' .. state end
@@ -278,6 +293,7 @@ local function finish(gid, g, fate, reason, requeue)
   add(fate, 1)
   redis.call('HINCRBY', T .. ':reasons', fate .. '/' .. reason, 1)
   add('bytes', -g.bytes)
+  if g.state == 'consumed' then add('consumed_bytes', -g.bytes) end
   if g.state == 'generating' then add('reserved', -g.reserve) end
   if g.state == 'ready' then leave_ready(g) end
   if g.uses and g.state ~= 'consumed' then
@@ -311,6 +327,7 @@ local function retire(gid, g)
   add('spent', -spent(g))
   add(g.state, -1)
   add('consumed', 1)
+  add('consumed_bytes', g.bytes)
   g.state, g.lease = 'consumed', ''
   redis.call('ZADD', set_of('consumed'), last_use(g), gid)
   save_group(gid, g)
@@ -328,6 +345,7 @@ local function make_ready(gid, g)
   leave_holder(gid, g)
   add(g.state, -1)
   add('ready', 1)
+  if g.state == 'consumed' then add('consumed_bytes', -g.bytes) end
   if g.state == 'generating' then add('reserved', -g.reserve) end
   g.state, g.lease = 'ready', ''
   g.deadline = deadline_of(g)

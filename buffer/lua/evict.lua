@@ -3,6 +3,7 @@
 load_table(ARGV[1])
 load_run()
 free_first()
+if suspect() then return {'ok', view(), 0, 0} end
 local limit = '(' .. C.u
 local gids, left = {}, 0
 if C.bounded == 1 then

@@ -4,21 +4,7 @@ load_table(ARGV[1])
 load_run()
 free_first()
 local now = now_ms()
-local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
-local restarted = 0
-if R.redis_run_id ~= run_id then
-  restarted = 1
-  redis.call('HSET', RUN, 'redis_run_id', run_id)
-  for _, name in ipairs({'train', 'eval'}) do
-    load_table(name)
-    for _, holder in ipairs(redis.call('ZRANGE', T .. ':holders', 0, -1)) do renew(holder, now) end
-  end
-  load_table(ARGV[1])
-  if R.learner_until > 0 then redis.call('HSET', RUN, 'learner_until', now + C.lease_ms) end
-  for _, member in ipairs(redis.call('ZRANGE', RUN .. ':heartbeats', 0, -1)) do
-    redis.call('ZADD', RUN .. ':heartbeats', now, member)
-  end
-end
+local restarted = recognize(now) and 1 or 0
 local portion, ended, returned = tonumber(ARGV[2]), 0, 0
 for _, holder in ipairs(redis.call('ZRANGEBYSCORE', T .. ':holders', '-inf', now, 'LIMIT', 0, 16)) do
   for _, gid in ipairs(redis.call('SRANDMEMBER', held_by(holder), portion)) do

@@ -6,7 +6,7 @@ free_first()
 local now = now_ms()
 local member, incarnation = ARGV[2], tonumber(ARGV[5])
 local known = generation_of(member) == tonumber(ARGV[3]) and 1 or 0
-local fenced = (incarnation > 0 and incarnation ~= R.incarnation) and 1 or 0
+local fenced = (incarnation > 0 and incarnation < R.incarnation) and 1 or 0
 if known == 1 and fenced == 0 then
   redis.call('HSET', RUN .. ':status', member, ARGV[4])
   redis.call('ZADD', RUN .. ':heartbeats', now, member)

@@ -8,7 +8,7 @@ end
 local recount = {
   'generating', redis.call('ZCARD', set_of('generating')), 'ready', redis.call('ZCARD', set_of('ready')),
   'leased', redis.call('ZCARD', set_of('leased')), 'consumed', redis.call('ZCARD', set_of('consumed')),
-  'pending', pending, 'admitted', C.seq
+  'pending', pending, 'admitted', C.seq - C.skipped
 }
 local names = {
   'admitted', 'trained', 'evicted_stale', 'filtered', 'failed', 'generating', 'ready', 'leased', 'consumed',

@@ -2,7 +2,8 @@
 load_table(ARGV[1])
 load_run()
 free_first()
-if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
+local no = refusal(tonumber(ARGV[2]))
+if no then return {no, view()} end
 local disposition, reason = ARGV[3], ARGV[4]
 local changed = 0
 for i = 5, #ARGV, 2 do

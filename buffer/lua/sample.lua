@@ -3,7 +3,8 @@
 load_table(ARGV[1])
 load_run()
 free_first()
-if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
+local no = refusal(tonumber(ARGV[2]))
+if no then return {no, view()} end
 if replaced('learner', ARGV[4]) then return {'replaced', view()} end
 local version = tonumber(ARGV[3])
 local now = now_ms()

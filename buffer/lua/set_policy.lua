@@ -1,7 +1,8 @@
 -- The weights of a version can be fetched: the floor may rise. ARGV: '', incarnation, version
 load_run()
 free_first()
-if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', R.incarnation} end
+local no = refusal(tonumber(ARGV[2]))
+if no then return {no} end
 local version = tonumber(ARGV[3])
 if version > R.version then
   R.version = version

@@ -1,7 +1,8 @@
 -- Changes the weights of groups in weighted draws. ARGV: incarnation, then gid, priority, weight per group
 load_table(ARGV[1])
 load_run()
-if tonumber(ARGV[2]) ~= R.incarnation then return {'fenced', view()} end
+local no = refusal(tonumber(ARGV[2]))
+if no then return {no, view()} end
 local changed = 0
 for i = 3, #ARGV, 3 do
   local gid = ARGV[i]

@@ -25,6 +25,8 @@ from buffer.policy.states import Fate, Group, State, Task
 from mesh.versions import PolicyVersion
 
 LEARNER = "learner"
+# Different reasons of unscored members that a group keeps.
+MAX_CAUSES = 8
 
 
 class Fenced(Exception):  # noqa: N818  an answer, not a failure of the machine
@@ -202,6 +204,14 @@ class TableMachine:
                 self._finish(group, Fate.FAILED, "withdrawn")
         return withdrawn
 
+    def redrive(self, group_ids: Sequence[str]) -> tuple[int, list[str]]:
+        """Queues prompts of failed groups again: (how many, groups whose prompt is not kept any more)."""
+        tasks, unknown = self.dead.redrive(group_ids)
+        self.pending += tasks
+        self.counts["seeded_tasks"] += len(tasks)
+        self.counts["redriven"] += len(tasks)
+        return len(tasks), unknown
+
     # --------------------------------------------------------------------------------------------- generators
 
     def admit(self, member: str, serving: PolicyVersion, wanted: int, live_limit: int, now: int) -> list[Group]:
@@ -298,8 +308,38 @@ class TableMachine:
                 released += 1
         return released
 
+    def _may_write(self, group: Group, lease: str, attempt: int) -> bool:
+        return group.attempt == attempt and (group.state is not State.GENERATING or group.lease == lease)
+
+    def write_draft(
+        self, group_id: str, lease: str, attempt: int, member: int, *, tokens: int, ranges: VersionRanges
+    ) -> str:
+        """What was sampled so far of a member: stored / duplicate / superseded / rejected. Counts nowhere."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return "superseded"
+        if member >= group.task.n:
+            return "rejected"
+        if not self._may_write(group, lease, attempt):
+            return "superseded"
+        known = self.drafts[group_id].get(member)
+        if group.done[member] or (known and not known.is_older_than(attempt, tokens)):
+            return "duplicate"
+        self.drafts[group_id][member] = Draft(attempt, tokens, ranges)
+        return "stored"
+
     def write(
-        self, group_id: str, lease: str, attempt: int, member: int, *, scored: bool, size: int, ranges: VersionRanges
+        self,
+        group_id: str,
+        lease: str,
+        attempt: int,
+        member: int,
+        *,
+        scored: bool,
+        size: int,
+        ranges: VersionRanges,
+        tokens: int = 0,
+        reason: str = "",
     ) -> tuple[str, bool]:
         """One member's outcome: (stored / duplicate / superseded / rejected, whether it sealed the group)."""
         group = self.groups.get(group_id)
@@ -308,16 +348,22 @@ class TableMachine:
             return "superseded", False
         if member >= group.task.n:
             return "rejected", False
-        if group.attempt != attempt or (group.state is State.GENERATING and group.lease != lease):
-            self.counts["superseded_writes"] += 1
-            return "superseded", False
-        if group.done[member]:
+        valid = self._may_write(group, lease, attempt)
+        # A late repetition of what an earlier attempt has stored is no less a duplicate: that value is in use.
+        if (valid and group.done[member]) or (member, attempt) in group.payloads:
             self.counts["duplicate_writes"] += 1
             return "duplicate", False
+        if not valid:
+            self.counts["superseded_writes"] += 1
+            return "superseded", False
         group.done[member] = True
-        if scored:
+        self.drafts[group_id].pop(member, None)
+        if not scored:
+            self._note_cause(group, reason)
+        else:
             group.scored += 1
             group.bytes += size
+            group.tokens += tokens
             group.ranges = group.ranges.merged(ranges)
             group.payloads.append((member, attempt))
             group.deadline = self._deadline(group)
@@ -325,6 +371,10 @@ class TableMachine:
             self._seal(group)
             return "stored", True
         return "stored", False
+
+    def _note_cause(self, group: Group, reason: str) -> None:
+        if reason not in group.causes and len(group.causes) < MAX_CAUSES:
+            group.causes.append(reason)
 
     def _seal(self, group: Group) -> None:
         if group.scored < self.rules.min_members:
