@@ -17,6 +17,7 @@ from buffer.client import BufferClient
 from learner.algorithms.base import Algorithm
 from learner.consumption import ConsumptionLog, Use
 from learner.groups import SampledGroup
+from learner.priorities import PrioritySetter
 from learner.screening import screen
 from learner.source import GroupSource
 from mesh.errors import StarvedError
@@ -58,6 +59,7 @@ class BatchClaimer:
         incarnation, resumed_at: of this learner.
         batch: groups per batch.
         on_claimed: told after every claim.
+        priorities: sets those of groups that may be used again; None: they have none.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class BatchClaimer:
         resumed_at: int,
         batch: int,
         on_claimed: Callable[[int], None],
+        priorities: PrioritySetter | None = None,
     ) -> None:
         self._bridge = bridge
         self._client = client
@@ -82,6 +85,7 @@ class BatchClaimer:
         self._resumed_at = resumed_at
         self._batch = batch
         self._on_claimed = on_claimed
+        self._priorities = priorities
 
     def gather(self, candidate: Candidate, timeout_s: float) -> bool:
         """Fills a candidate up to the batch size.
@@ -130,6 +134,8 @@ class BatchClaimer:
         )
         await asyncio.to_thread(self._consumption.append, use)
         self._on_claimed(candidate.version)
+        if self._priorities is not None:
+            await self._priorities.used(candidate.groups)
         return frozenset()
 
     def _drop(self, candidate: Candidate, groups: Sequence[SampledGroup], reason: str) -> None:

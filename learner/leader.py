@@ -28,6 +28,7 @@ from learner.metrics import MetricsWriter, open_trackers
 from learner.metrics.figures import RunFigures, write_learner_json
 from learner.model_folder import context_length, load_tokenizer
 from learner.payloads import HeldPayloads
+from learner.priorities import PrioritySetter, priority_function
 from learner.recorder import Recorder
 from learner.samples import SampleLog
 from learner.session import Session
@@ -283,6 +284,7 @@ class Leader:
             resumed_at=version,
             batch=batch.groups,
             on_claimed=on_claimed,
+            priorities=self._priorities(lineage.resumed[-1][0]),
         )
         return TrainingLoop(
             bridge=self._bridge,
@@ -301,6 +303,13 @@ class Leader:
             last_version=steps,
             good_enough=good_enough,
         )
+
+    def _priorities(self, incarnation: int) -> PrioritySetter | None:
+        priority = priority_function(self._config)
+        if priority is None:
+            return None
+        reuse = self._config.buffer.max_reuse
+        return PrioritySetter(self._session.client, priority, incarnation=incarnation, max_reuse=reuse)
 
     def _check_context(self, folder: Path) -> None:
         rollout, context = self._config.rollout, context_length(folder)

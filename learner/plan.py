@@ -49,11 +49,13 @@ class Prompt:
         ids: token ids, int32 little-endian.
         temperature: of the sampling.
         baseline_reward: of the group's greedy response; None without one.
+        probability: with which the buffer drew the group; 1 where its order does not draw.
     """
 
     ids: bytes
     temperature: float
     baseline_reward: float | None = None
+    probability: float = 1.0
 
     def array(self) -> NDArray[np.int32]:
         """int32 [P]."""
@@ -86,7 +88,7 @@ class TrainPlan:
             {
                 "version": self.version,
                 "lineage": self.lineage.to_wire(),
-                "prompts": [[p.ids, p.temperature, p.baseline_reward] for p in self.prompts],
+                "prompts": [[p.ids, p.temperature, p.baseline_reward, p.probability] for p in self.prompts],
                 "members": [
                     [m.prompt, m.group_id, m.member, m.response_tokens, m.reward, m.truncated, m.components]
                     for m in self.members
@@ -138,7 +140,9 @@ def plan_training(
     prompts, members, items = [], [], []
     for index, group in enumerate(groups):
         task = group.leased.task
-        prompts.append(Prompt(task.prompt_ids, task.sampling.temperature, group.baseline_reward))
+        prompts.append(
+            Prompt(task.prompt_ids, task.sampling.temperature, group.baseline_reward, group.leased.probability or 1.0)
+        )
         for meta, scored in zip(group.members, group.scored, strict=True):
             if scored:
                 components = [meta.components.get(name, 0.0) for name in names]

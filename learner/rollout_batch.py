@@ -148,6 +148,7 @@ class RolloutBatch:
         share.set_lengths(lengths.numpy())
         order = share.places(members)
         behaviour, staleness = (torch.from_numpy(values).to(device) for values in sampled_values(own, mask))
+        chances = [plan.prompts[member.prompt].probability for member in plan.members]
         baselines = [plan.prompts[member.prompt].baseline_reward for member in plan.members]
 
         def per_sequence(values: Sequence[float | None]) -> Tensor:
@@ -165,6 +166,7 @@ class RolloutBatch:
                 for position, name in enumerate(plan.components)
             },
             baseline_rewards=None if None in baselines else per_sequence(baselines),
+            probabilities=None if all(chance == 1.0 for chance in chances) else per_sequence(chances),
         )
 
     def _all_gather(self, values: Tensor) -> Tensor:

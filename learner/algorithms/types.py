@@ -54,6 +54,8 @@ class Rollouts:
         truncated: bool [S], True where the token budget ended the response.
         components: reward components by name, each float [S].
         baseline_rewards: float [S], reward of the greedy response of the sequence's group.
+        probabilities: float [S], with which the buffer drew the sequence's group among those ready, where its order
+            draws by priorities; None: it does not draw.
         token_rewards: float [R], added to the response's reward, which stands at the last token (KL penalty,
             process rewards).
         proximal_log_probs: float [R], under the policy that anchors the clip.
@@ -76,6 +78,7 @@ class Rollouts:
     truncated: Tensor
     components: dict[str, Tensor] = field(default_factory=dict)
     baseline_rewards: Tensor | None = None
+    probabilities: Tensor | None = None
     token_rewards: Tensor | None = None
     proximal_log_probs: Tensor | None = None
     reference_log_probs: Tensor | None = None

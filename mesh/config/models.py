@@ -219,6 +219,11 @@ class BufferSection(Section):
     samples_per_insert: PositiveInt | None = Field(
         None, description="Uses per group that the gate counts on, with `max_reuse` above 1; none: all R."
     )
+    priority: str = Field(
+        "uniform",
+        description="Priority of a group after a use, with `order: priority` (new groups have 1): uniform; "
+        "reward_std; or `module:function` / `file.py:function` of your own (learner.algorithms.types.Group -> float).",
+    )
     priority_exponent: float = Field(
         1.0, ge=0, description="Weight of a draw = priority to this power, with `order: priority`; 0: uniform."
     )
@@ -227,6 +232,16 @@ class BufferSection(Section):
     lease_s: PositiveFloat = Field(15.0, description="Lease term in seconds; heartbeats renew it.")
     reconnect_grace_s: PositiveFloat = Field(3.0, description="What is left of a lease when its stream breaks.")
     seed_ahead: PositiveInt = Field(4, description="Prompt tasks kept ready, in batches.")
+    compression: Literal["none", "zstd"] = Field(
+        "none", description="Token ids and log-probs are packed by generators: zstd is 1.5 to 2 times smaller."
+    )
+    compression_level: int = Field(1, ge=1, le=19, description="Level of zstd; above 1 little is won.")
+    side_dir: Path | None = Field(
+        None,
+        description="Folder for large data beside the payloads (routed experts, images), the same for all fronts; "
+        "none: `side` in the run folder.",
+    )
+    side_max_bytes: PositiveInt = Field(1 << 30, description="Bytes of one object of side data at most.")
 
     @property
     def redis_options(self) -> RedisOptions:
@@ -259,6 +274,8 @@ class BufferSection(Section):
                 f"max_reuse ({self.max_reuse}) exceeds max_staleness + 1 ({self.max_staleness + 1}): a group is used "
                 "at most once per version, and ends with the bound"
             )
+        if ":" not in self.priority and self.priority not in ("uniform", "reward_std"):
+            raise ValueError(f"priority: expected uniform, reward_std or a path with `:`, got {self.priority!r}")
         if self.samples_per_insert is not None and not self.samples_per_insert <= self.max_reuse > 1:
             raise ValueError("samples_per_insert goes with max_reuse above 1, and is at most that")
         return self
