@@ -23,6 +23,7 @@ from buffer.policy.rules import TABLES, Order, rules_of
 from buffer.redis_access import RedisAccess
 from buffer.redis_server import RedisServer
 from buffer.scoring import load_score
+from buffer.side_store import SideStore
 from buffer.store import Store
 from mesh.config import Config
 from mesh.config.redis_url import without_login
@@ -109,6 +110,7 @@ class BufferService:
             upkeep.sweep(front, access),
             upkeep.listen(front, access),
             upkeep.collect(front),
+            upkeep.sweep_side(front),
             figures.report(front, access, board),
             *(upkeep.evict(front, table) for table in TABLES if front.rules[table].bounded),
         ):
@@ -155,7 +157,8 @@ class BufferService:
             url, run_key, timeout_s=config.network.rpc_timeout_s, options=config.buffer.redis_options
         )
         self._exit.push_async_callback(access.close)
-        store = Store(access, config.run.name)
+        side_folder = config.buffer.side_dir or config.run.folder / "side"
+        store = Store(access, config.run.name, SideStore(side_folder, config.buffer.side_max_bytes))
         config_json = without_secrets(config).model_dump_json()
         await access.check_rights(store.keys.payload("train", "none", 0, 0))
         await store.bootstrap(rules, config_json)
