@@ -135,6 +135,21 @@ async def test_superseded_work_is_dropped() -> None:
     assert around.delivery.superseded == around.settled == 1
 
 
+async def test_nothing_is_written_of_a_group_that_was_cancelled_while_it_was_scored() -> None:
+    groups = [held("g1"), held("g2")]
+
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        groups[0].dropped = True
+        return scored(item)
+
+    around = Surroundings(score)
+    around.delivery.deliver([(group, [finished(0, 6, 1)]) for group in groups])
+    await around.delivery.drained()
+    assert [write.group_id for write in around.writes] == ["g2"]
+    assert around.settled == 2
+    assert (around.delivery.scored, around.delivery.superseded) == (1, 1)
+
+
 async def test_a_rejected_member_ends_as_an_error() -> None:
     def answer(write: buffer_pb2.MemberWrite) -> buffer_pb2.WriteResult:
         if write.meta.outcome == trajectory_pb2.OUTCOME_SCORED:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import generators.rollout as rollout_module
 from generators.admission import Load, credits_for, fair_share
-from generators.engines.base import EngineStatus, FinishReason, GenerationRequest, GenerationResult
+from generators.engines.base import EngineStatus, FinishReason, GenerationRequest, GenerationResult, SampledTokens
 from generators.held import HeldGroup, sampling_of
+from generators.packing import pack
 from generators.rollout import Batch, Rollout
 from mesh.errors import PayloadError
 from mesh.versions import PolicyVersion, VersionRuns
@@ -23,7 +24,7 @@ V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)
 
 
 class Engine:
-    """Keeps requests; refuses prompts that start with 99."""
+    """Keeps requests; refuses prompts that start with 99, and prefixes above the budget."""
 
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []
@@ -34,6 +35,8 @@ class Engine:
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         if any(request.prompt_ids[0] == 99 for request in requests):
             raise PayloadError("prompt_ids[0]", "99 is not in the vocabulary")
+        if any(request.prefix is not None and len(request.prefix) > 8 for request in requests):
+            raise PayloadError("prefix", "9 tokens are more than max_tokens 8")
         self.submissions += 1
         self.requests.extend(requests)
 
@@ -52,6 +55,7 @@ class Book:
         self.batches: list[Batch] = []
         self.failed: list[tuple[HeldGroup, list[int], str]] = []
         self.released: list[HeldGroup] = []
+        self.loads = 0
         self.rollout = Rollout(
             self.engine,  # type: ignore[arg-type]  # the part of an engine that it uses
             slots=8,
@@ -60,8 +64,11 @@ class Book:
             on_batch=self.batches.append,
             on_failed=lambda group, members, reason: self.failed.append((group, members, reason)),
             on_release=self.released.extend,
-            on_load=lambda: None,
+            on_load=self._loaded,
         )
+
+    def _loaded(self) -> None:
+        self.loads += 1
 
     async def grant(self, name: str, *, table: str = "train", lease: str = "a1", n: int = 4, **fields: object) -> None:
         self.rollout.add(table, grant(name, lease=lease, n=n, **fields))
@@ -99,6 +106,16 @@ def result(request_id: str, version: PolicyVersion, reason: FinishReason) -> Gen
     return GenerationResult(
         request_id, np.array([5, 1], np.int32), np.zeros(2, np.float32), VersionRuns(((2, version),)), reason
     )
+
+
+def draft(member: int, *tokens: int) -> buffer_pb2.MemberDraft:
+    runs = VersionRuns(((len(tokens), V1),))
+    so_far = SampledTokens(np.array(tokens, np.int32), np.full(len(tokens), -0.25, np.float32), runs)
+    return buffer_pb2.MemberDraft(member=member, payload=pack(so_far))
+
+
+def lease(group_id: str, lease_id: str) -> buffer_pb2.LeaseRef:
+    return buffer_pb2.LeaseRef(group_id=group_id, lease_id=lease_id)
 
 
 def members_of(batch: Batch) -> list[tuple[str, list[int]]]:
@@ -142,6 +159,72 @@ async def test_stored_members_are_not_generated_again() -> None:
     assert len(book.engine.requests) == 2
     book.finish(2)
     assert members_of(book.batches[0]) == [("g1", [1, 3])]
+
+
+async def test_members_go_on_from_their_drafts() -> None:
+    book = Book()
+    await book.grant("g1", members_done=[3], drafts=[draft(1, 7, 8, 9), draft(3, 5), draft(4, 5)])
+    prefixes = [request.prefix for request in book.engine.requests]
+    assert [prefix is None for prefix in prefixes] == [True, False, True]
+    assert prefixes[1] is not None
+    assert prefixes[1].response_ids.tolist() == [7, 8, 9]
+    assert prefixes[1].log_probs.tolist() == [-0.25] * 3
+    assert prefixes[1].versions.runs == ((3, V1),)
+    assert [request.sampling.max_tokens for request in book.engine.requests] == [8, 8, 8], "of the whole response"
+    assert book.rollout.taken_over == 3
+
+
+async def test_a_pinned_group_is_answered_by_one_version_alone() -> None:
+    book = Book()
+    await book.grant("e1", table="eval", n=1, pin=V0, drafts=[draft(0, 7)])
+    assert book.engine.requests[0].prefix is None
+
+
+async def test_a_useless_draft_is_no_failure() -> None:
+    book = Book()
+    spoilt = buffer_pb2.MemberDraft(member=0, payload=b"RMT1 and no more")
+    await asyncio.gather(
+        book.grant("g1", drafts=[spoilt, draft(1, 7)]),
+        book.grant("g2", drafts=[draft(0, *range(9)), draft(1, 7)]),
+        book.grant("bad", first_token=99, drafts=[draft(0, 7)]),
+    )
+    assert [(group.group_id, members) for group, members, _ in book.failed] == [("bad", [0, 1, 2, 3])]
+    prefixes = [request.prefix for request in book.engine.requests]
+    assert [prefix is not None for prefix in prefixes] == [False, True, False, False] + [False] * 4
+    assert book.rollout.taken_over == 1
+    book.finish(8)
+    assert len(book.batches[0]) == 2
+
+
+async def test_a_cancelled_group_frees_its_slots_at_once() -> None:
+    book = Book()
+    await asyncio.gather(book.grant("g1"), book.grant("g2"), book.grant("g3"))
+    running = [request.request_id for request in book.engine.requests]
+    assert book.rollout.credits("train") == 0
+    book.finish(1)
+    loads = book.loads
+    book.rollout.cancel("train", [lease("g1", "a1"), lease("g2", "a0"), lease("gone", "a1")])
+    assert book.engine.aborted == running[1:4]
+    assert book.rollout.held == 2
+    assert book.rollout.credits("train") == 1, "another one may come"
+    assert book.loads > loads, "and the buffer is told so"
+    assert set(book.rollout.unfinished("train")) == set(running[4:])
+    book.finish(3, reason="aborted")
+    book.finish(8)
+    assert members_of(book.batches[0]) == [("g2", [0, 1, 2, 3]), ("g3", [0, 1, 2, 3])], "a stale word changes nothing"
+    assert book.rollout.cancelled == 1
+    assert not book.released
+
+
+async def test_a_group_cancelled_before_it_started_is_not_started() -> None:
+    book = Book()
+    book.rollout.add("train", grant("g1", lease="a1", n=4))
+    book.rollout.cancel("eval", [lease("g1", "a1")])
+    book.rollout.cancel("train", [lease("g1", "a1")])
+    await asyncio.sleep(0)
+    assert not book.engine.requests
+    assert book.rollout.idle.is_set()
+    assert not book.rollout.busy.is_set()
 
 
 async def test_a_lost_group_is_dropped_and_aborted() -> None:
