@@ -34,6 +34,7 @@ class FrontContext:
         score: the user's, where it ranks the ready groups.
         priority_exponent: weight of a draw = priority to this power.
         generators: members with that role as of the last sweep, and the reason one of them waits or fails.
+        fronts: addresses of the fronts that are alive, as of the last sweep.
     """
 
     store: Store
@@ -47,6 +48,7 @@ class FrontContext:
     waits: dict[str, Waits] = field(default_factory=lambda: {table: Waits() for table in TABLES})
     generators: int = 0
     generator_reason: str = ""
+    fronts: list[str] = field(default_factory=list)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def checked_table(self, table: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from buffer.context import FrontContext
@@ -51,6 +52,11 @@ async def read_members(access: RedisAccess, keys: Keys) -> tuple[list[pb.Member]
     return sorted(members, key=lambda m: m.joined_unix_ms), int(finished or 0) == 1
 
 
+def fronts_of(members: Iterable[pb.Member]) -> list[str]:
+    """Addresses of the fronts among the members, each of them once."""
+    return sorted({member.address for member in members if member.role == pb.ROLE_BUFFER})
+
+
 class MembershipServicer(membership_pb2_grpc.MembershipServicer):
     """The gRPC side.
 
@@ -89,6 +95,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             heartbeat_interval_ms=max(50, self._front.member_ttl_ms // _BEATS_PER_TERM),
             member_ttl_ms=self._front.member_ttl_ms,
             run_name=self._front.run_name,
+            fronts=fronts_of((await read_members(self._access, self._front.store.keys))[0]),
         )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, _context: Any) -> pb.HeartbeatResponse:
@@ -98,7 +105,9 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             request.incarnation, self._front.member_ttl_ms,
         )  # fmt: skip
         known, fenced, learner, status, incarnation, version, finished = answer[1:8]
-        response = pb.HeartbeatResponse(known=bool(known), fenced=bool(fenced), run_finished=bool(finished))
+        response = pb.HeartbeatResponse(
+            known=bool(known), fenced=bool(fenced), run_finished=bool(finished), fronts=self._front.fronts
+        )
         if learner:
             response.learner.CopyFrom(_merged(learner, status))
         if incarnation:

@@ -16,10 +16,11 @@ from typing import Any
 
 from buffer import figures, upkeep
 from buffer.context import FrontContext
+from buffer.enrolment import Enrolment
 from buffer.front import BufferServicer
 from buffer.keys import Keys
 from buffer.members import MembershipServicer
-from buffer.policy.rules import TABLES, Order, rules_of
+from buffer.policy.rules import TABLES, Order, TableRules, rules_of
 from buffer.redis_access import RedisAccess
 from buffer.redis_server import RedisServer
 from buffer.scoring import load_score
@@ -27,7 +28,8 @@ from buffer.side_store import SideStore
 from buffer.store import Store
 from mesh.config import Config
 from mesh.config.redis_url import without_login
-from mesh.errors import StoreError
+from mesh.errors import RollmeshError, StoreError
+from mesh.membership import new_member_id
 from mesh.metrics import GaugeBoard, metrics_server
 from mesh.rpc import bind, new_server
 from mesh.service import (
@@ -45,6 +47,8 @@ SERVICES = ("rollmesh.v1.Buffer", "rollmesh.v1.Membership")
 # Redis memory beyond the payload budget: metadata, prompts, and the payloads of one step (writes to admitted groups
 # are never blocked by the budget).
 _HEADROOM_BYTES = 512 << 20
+# In the run folder: where the embedded Redis listens.
+REDIS_URL_FILE = Path("redis", "url")
 _RESTARTS = 10
 _RESTART_WAIT_S = 0.5
 _STOP_GRACE_S = 0.5
@@ -66,7 +70,8 @@ class BufferService:
         self._access: RedisAccess | None = None
         self.redis: RedisServer | None = None
         self.address = ""
-        self._failure: asyncio.Future[StoreError] | None = None
+        self._front_id = new_member_id("buffer")
+        self._failure: asyncio.Future[RollmeshError] | None = None
 
     @property
     def run_name(self) -> str:
@@ -117,7 +122,23 @@ class BufferService:
             self._background(job)
         await set_serving(health, SERVICES)
         self.address = advertised_address(self._host, port, config.network.advertise)
+        await self._enrol(front, access)
         log.info("buffer serves run %s at %s", config.run.name, self.address)
+
+    async def _enrol(self, front: FrontContext, access: RedisAccess) -> None:
+        """Lists this front, now that it answers, and takes it off before it stops answering."""
+
+        async def bootstrap() -> None:
+            await self._bootstrap(front.store, front.rules, sole=False)
+
+        enrolment = Enrolment(front, access, front_id=self._front_id, address=self.address, bootstrap=bootstrap)
+        await enrolment.enter()
+        self._exit.push_async_callback(enrolment.leave)
+
+        async def stay() -> None:
+            self._fail(await enrolment.stay())
+
+        self._background(stay())
 
     async def _embedded(self) -> str:
         config = self._config
@@ -128,6 +149,8 @@ class BufferService:
         )
         self._exit.push_async_callback(self.redis.stop)
         await self.redis.start()
+        # For further fronts on this machine.
+        (config.run.folder / REDIS_URL_FILE).write_text(self.redis.url, encoding="utf-8")
         self._background(self._keep_alive(self.redis))
         return self.redis.url
 
@@ -141,10 +164,13 @@ class BufferService:
             except StoreError as error:
                 log.error("%s", error)
                 await asyncio.sleep(_RESTART_WAIT_S)
-        if self._failure is not None and not self._failure.done():
-            self._failure.set_result(StoreError(f"redis-server died {_RESTARTS} times", hint="see redis.log"))
+        self._fail(StoreError(f"redis-server died {_RESTARTS} times", hint="see redis.log"))
 
-    async def failed(self) -> StoreError:
+    def _fail(self, error: RollmeshError) -> None:
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_result(error)
+
+    async def failed(self) -> RollmeshError:
         """Waits until the service cannot go on, and says why."""
         assert self._failure is not None, "the service has not been started"
         return await asyncio.shield(self._failure)
@@ -159,9 +185,9 @@ class BufferService:
         self._exit.push_async_callback(access.close)
         side_folder = config.buffer.side_dir or config.run.folder / "side"
         store = Store(access, config.run.name, SideStore(side_folder, config.buffer.side_max_bytes))
-        config_json = without_secrets(config).model_dump_json()
         await access.check_rights(store.keys.payload("train", "none", 0, 0))
-        await store.bootstrap(rules, config_json)
+        # Whoever owns Redis has just started it.
+        config_json = await self._bootstrap(store, rules, sole=self.redis is not None)
         front = FrontContext(
             store=store,
             rules=rules,
@@ -173,6 +199,15 @@ class BufferService:
         )
         store.on_change(front.bell.ring)
         return front, access
+
+    async def _bootstrap(self, store: Store, rules: dict[str, TableRules], *, sole: bool) -> str:
+        return await store.bootstrap(
+            rules,
+            without_secrets(self._config).model_dump_json(),
+            front_id=self._front_id,
+            member_ttl_ms=rules["train"].lease_ms,
+            sole=sole,
+        )
 
     def _background(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(job)

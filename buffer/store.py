@@ -22,7 +22,7 @@ from buffer.policy.rules import TABLES, TableRules
 from buffer.redis_access import RedisAccess
 from buffer.side_store import SideStore
 from buffer.view import TableView
-from mesh.errors import FencedError, OldGenerationError, UnreachableError
+from mesh.errors import ConfigError, FencedError, OldGenerationError, UnreachableError
 from mesh.versions import PolicyVersion
 from protos import trajectory_pb2 as trajectory
 
@@ -135,15 +135,38 @@ class Store:
         """Calls `listener(table)` whenever newer figures of a table are known."""
         self._listeners.append(listener)
 
-    async def bootstrap(self, rules: dict[str, TableRules], config_json: str) -> None:
-        """Loads the verbs and writes rules and configuration; repeated at every start."""
+    async def bootstrap(
+        self, rules: dict[str, TableRules], config_json: str, *, front_id: str, member_ttl_ms: int, sole: bool
+    ) -> str:
+        """Loads the verbs and writes rules and configuration; repeated at every start of a front.
+
+        Args:
+            front_id: the front's member id.
+            member_ttl_ms: silence after which another front counts as dead.
+            sole: no other front can be alive, whatever the list of fronts says.
+
+        Returns:
+            The configuration that members are told: that of the front which began, where others are alive.
+
+        Raises:
+            ConfigError: another front is alive and goes by other rules.
+        """
         await self._redis.load()
+        alone = True
         for table, table_rules in rules.items():
             fields = [part for pair in table_rules.to_fields().items() for part in pair]
-            await self._redis.verb("bootstrap", table, *fields)
-        await self._redis.batch([("SET", self.keys.config, config_json)])
+            answer = await self._redis.verb("bootstrap", table, front_id, member_ttl_ms, int(sole), *fields)
+            if answer[0] == b"differs":
+                raise _other_rules(table, answer[2])
+            alone = alone and not answer[1]
+        if alone:
+            await self._redis.batch([("SET", self.keys.config, config_json)])
+        else:
+            (present,) = await self._redis.batch([("GET", self.keys.config)])
+            config_json = present.decode() if present else config_json
         for table in TABLES:
             await self.refresh(table)
+        return config_json
 
     def _see(self, table: str, values: Sequence[int], *, trust: bool = False) -> TableView:
         view = TableView.from_reply(values)
@@ -413,6 +436,17 @@ class Store:
     async def ledger(self, table: str, failed_limit: int) -> list[Any]:
         """Counters, recount, reasons and failed groups, as the verb returns them."""
         return await self._table_verb("ledger", table, failed_limit)
+
+
+def _other_rules(table: str, differing: Sequence[Sequence[bytes]]) -> ConfigError:
+    """What a front is told whose configuration means other rules than those in force."""
+    names = ", ".join(
+        f"{name.decode()} is {there.decode()} there, {here.decode()} here" for name, there, here in differing
+    )
+    return ConfigError(
+        f"other fronts serve this run by other rules of table {table}: {names}",
+        hint="start every front with the same configuration; to change it, stop them all first",
+    )
 
 
 def fenced() -> FencedError:

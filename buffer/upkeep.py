@@ -12,7 +12,7 @@ from functools import partial
 
 from buffer.bell import wait_for
 from buffer.context import FrontContext
-from buffer.members import read_members
+from buffer.members import fronts_of, read_members
 from buffer.policy.rules import TABLES
 from buffer.redis_access import RedisAccess
 from buffer.waits import INSERTS, SAMPLES
@@ -53,6 +53,7 @@ async def _look_at_generators(front: FrontContext, access: RedisAccess) -> None:
     members, _ = await read_members(access, front.store.keys)
     generators = [m for m in members if m.role == membership_pb2.ROLE_GENERATOR]
     front.generators = len(generators)
+    front.fronts = fronts_of(members)
     front.generator_reason = next((m.waiting_reason for m in generators if m.waiting_reason), "")
 
 

@@ -24,6 +24,7 @@ _ROLES = {
     membership_pb2.ROLE_LEARNER: "learner",
     membership_pb2.ROLE_GENERATOR: "generator",
     membership_pb2.ROLE_REWARD: "reward",
+    membership_pb2.ROLE_BUFFER: "buffer",
 }
 
 

@@ -28,7 +28,12 @@ async def test_two_fronts_serve_one_run(mesh: Mesh) -> None:
     groups = await learner.collect(sampler, 2)
     assert (await learner.train(groups, 0)).claimed
     members = (await learner.membership.List(membership_pb2.ListRequest(), timeout=5)).members
-    assert {m.role for m in members} == {membership_pb2.ROLE_LEARNER, membership_pb2.ROLE_GENERATOR}
+    fronts = {m.address for m in members if m.role == membership_pb2.ROLE_BUFFER}
+    assert fronts == {left.address, right.address}
+    assert {m.role for m in members if m.address not in fronts} == {
+        membership_pb2.ROLE_LEARNER,
+        membership_pb2.ROLE_GENERATOR,
+    }
     await balanced(learner)
 
 

@@ -77,7 +77,7 @@ class BothMachines(RuleBasedStateMachine):
         self.call(self.redis.client.hset(f"{self.keys.run}:generations", mapping=dict.fromkeys(MEMBERS, 1)))
         for table in ("train", "eval"):
             flat = [part for pair in self.rules.to_fields().items() for part in pair]
-            self.verb("bootstrap", table, *flat)
+            self.verb("bootstrap", table, "front", 1000, 1, *flat)
         self.verb("expire", "train", 100, 10_000_000)
         self.resume(0)
 
