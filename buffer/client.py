@@ -10,9 +10,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
 
 from buffer.admit_stream import AdmitStream
+from buffer.fetching import fetch, fetch_side
 from buffer.sample_stream import SampleStream
+from buffer.uploading import Uploader
 from buffer.writer import Writer
 from mesh.rpc import call_with_retry
 from protos import buffer_pb2 as pb
@@ -36,6 +40,7 @@ class BufferClient:
         self._stub: Any = buffer_pb2_grpc.BufferStub(channel)
         self._timeout_s = timeout_s
         self._retry_s = retry_s
+        self._uploader = Uploader(self._stub, timeout_s, retry_s)
 
     async def _call(self, method: Callable[..., Any], request: Any, what: str) -> Any:
         return await call_with_retry(lambda: method(request, timeout=self._timeout_s), retry_s=self._retry_s, what=what)
@@ -151,25 +156,20 @@ class BufferClient:
 
     async def fetch(self, table: str, refs: Sequence[pb.MemberRef]) -> AsyncIterator[bytes]:
         """Payloads in the order of `refs`; goes on where it stopped when the connection breaks."""
-        done = 0
+        async for payload in fetch(self._stub, table, refs, retry_s=self._retry_s):
+            yield payload
 
-        async def portion() -> list[bytes]:
-            """The payloads of one call, or as many of them as came before it broke."""
-            found: list[bytes] = []
-            call = self._stub.Fetch(pb.FetchRequest(table=table, members=refs[done:]), timeout=self._timeout_s)
-            try:
-                async for response in call:
-                    found.extend(response.payloads)
-            except grpc.aio.AioRpcError:
-                if not found:
-                    raise
-            return found
+    async def upload_side(
+        self, table: str, grant: pb.GroupGrant, member: int, name: str, data: bytes | NDArray[np.generic]
+    ) -> trajectory.SideData:
+        """Stores large data of a member beside its payload; the answer belongs into its `MemberMeta.side`."""
+        return await self._uploader.side(table, grant, member, name, data)
 
-        while done < len(refs):
-            payloads = await call_with_retry(portion, retry_s=self._retry_s, what="fetching payloads")
-            for payload in payloads:
-                yield payload
-            done += len(payloads)
+    async def fetch_side(
+        self, table: str, group_id: str, member: int, entry: trajectory.SideData
+    ) -> bytes | NDArray[np.generic]:
+        """Side data by its entry in `MemberMeta.side`, its digest verified; an array where it was one."""
+        return await fetch_side(self._stub, table, group_id, member, entry, retry_s=self._retry_s)
 
     def admit(self, table: str, member_id: str, generation: int | Callable[[], int]) -> AdmitStream:
         """Opens the standing stream of grants; a callable generation is read at every (re)connection."""
@@ -177,7 +177,7 @@ class BufferClient:
 
     def writer(self, table: str, member_id: str, generation: int | Callable[[], int]) -> Writer:
         """Opens the standing stream of writes."""
-        return Writer(self._stub, table, member_id, _callable(generation), self._retry_s)
+        return Writer(self._stub, table, member_id, _callable(generation), self._retry_s, self._uploader)
 
     def sample(self, table: str, incarnation: int, *, with_payloads: bool = True) -> SampleStream:
         """Opens the standing stream of leased groups."""

@@ -15,13 +15,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from buffer.keys import Keys
+from buffer.limits import INLINE_BYTES
 from buffer.redis_access import RedisAccess
 from buffer.wire import Argument
 
-# Payloads above this are stored in pieces of this size.
-PIECE_BYTES = 512 << 10
-# A group with more payload bytes than this is leased without payloads: they are fetched.
-INLINE_BYTES = 2 << 20
 # Seconds for which a payload whose group is not sealed survives.
 PAYLOAD_TTL_S = 24 * 3600
 # Bytes read from Redis at once.

@@ -25,46 +25,14 @@ from typing import BinaryIO
 
 import xxhash
 
+from buffer.side_data import check_name
 from mesh.errors import DataError, PayloadError, StoreError
 from protos import trajectory_pb2 as trajectory
 
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _GROUP = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
-_DIGEST = re.compile(r"[0-9a-f]{16}")
 _PART = ".part"
 # Bytes read at once.
 _READ_BYTES = 512 << 10
-
-
-def check_name(name: str) -> str:
-    """A name of side data.
-
-    Raises:
-        PayloadError: not 1 to 64 letters, digits, `_`, `.` or `-`.
-    """
-    if not _NAME.fullmatch(name):
-        raise PayloadError("side", f"expected 1 to 64 of A-Z a-z 0-9 _ . -, got {name[:80]!r}")
-    return name
-
-
-def check_side(side: Sequence[trajectory.SideData]) -> None:
-    """The entries of a member.
-
-    Raises:
-        PayloadError: naming the field that is wrong.
-    """
-    names = set()
-    for index, entry in enumerate(side):
-        where = f"meta.side[{index}]"
-        if not _NAME.fullmatch(entry.name):
-            raise PayloadError(f"{where}.name", f"expected 1 to 64 of A-Z a-z 0-9 _ . -, got {entry.name[:80]!r}")
-        if entry.name in names:
-            raise PayloadError(f"{where}.name", f"{entry.name} is there twice")
-        names.add(entry.name)
-        if not _DIGEST.fullmatch(entry.digest):
-            raise PayloadError(f"{where}.digest", f"expected 16 hexadecimal digits, got {entry.digest[:80]!r}")
-        if entry.bytes == 0:
-            raise PayloadError(f"{where}.bytes", "must be at least 1")
 
 
 class SideStore:

@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from buffer.context import FrontContext
-from buffer.payloads import PIECE_BYTES, Place
-from buffer.side_store import check_name
+from buffer.limits import MAX_PIECES, PIECE_BYTES
+from buffer.payloads import Place
+from buffer.side_data import check_name
 from buffer.store import Write
-from buffer.validation import MAX_PIECES
 from mesh.errors import PayloadError
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory

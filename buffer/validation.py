@@ -6,9 +6,9 @@ import math
 from functools import lru_cache
 
 from buffer.drafts import MAX_DRAFT_BYTES
-from buffer.payloads import PIECE_BYTES
+from buffer.limits import MAX_PIECES, MAX_WHOLE_BYTES
 from buffer.policy.lineage import VersionRanges
-from buffer.side_store import check_side
+from buffer.side_data import check_side
 from buffer.store import Write
 from mesh.errors import PayloadError
 from mesh.trajectory import PayloadInfo, inspect
@@ -16,9 +16,6 @@ from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 
-# Larger payloads have to be uploaded in pieces, at most so many.
-MAX_WHOLE_BYTES = 2 * PIECE_BYTES
-MAX_PIECES = 4096
 # A reason is kept with a failed group up to this length.
 _REASON_CHARACTERS = 300
 _OUTCOMES = frozenset({trajectory.OUTCOME_SCORED, trajectory.OUTCOME_UNSCORABLE, trajectory.OUTCOME_ERROR})

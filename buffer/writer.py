@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from buffer.limits import PIECE_BYTES
 from buffer.streams import StandingStream
+from buffer.uploading import Uploader
 from mesh.errors import RollmeshError
 from protos import buffer_pb2 as pb
 
@@ -42,14 +44,30 @@ class _Item:
     position: int
 
 
-class Writer(StandingStream):
-    """`write` returns once Redis has the members on disk. Unanswered messages are sent again after a reconnect."""
+def _is_large(write: pb.MemberWrite) -> bool:
+    return not write.draft and len(write.payload) > PIECE_BYTES
 
-    def __init__(self, stub: Any, table: str, member_id: str, generation: Callable[[], int], retry_s: float) -> None:
+
+class Writer(StandingStream):
+    """`write` returns once Redis has the members on disk. Unanswered messages are sent again after a reconnect.
+
+    Members with a large payload are uploaded in pieces first; others do not wait for them.
+    """
+
+    def __init__(
+        self,
+        stub: Any,
+        table: str,
+        member_id: str,
+        generation: Callable[[], int],
+        retry_s: float,
+        uploader: Uploader,
+    ) -> None:
         self._stub = stub
         self._table = table
         self._member_id = member_id
         self._generation = generation
+        self._uploader = uploader
         self._gathered: deque[_Item] = deque()
         self._unanswered: OrderedDict[int, list[_Item]] = OrderedDict()
         self._sequence = 0
@@ -59,8 +77,22 @@ class Writer(StandingStream):
         """Stores members; results are in the order of `writes`.
 
         Raises:
+            PayloadError: a large payload is no trajectory.
             RollmeshError: the stream has ended for good (unreachable for `retry_s`, message too large).
         """
+        large = {index for index, write in enumerate(writes) if write.ByteSize() > PIECE_BYTES and _is_large(write)}
+        return await (self._write_large(writes, large) if large else self._write(writes))
+
+    async def _write_large(self, writes: Sequence[pb.MemberWrite], large: set[int]) -> list[pb.WriteResult]:
+        async def upload(write: pb.MemberWrite) -> list[pb.WriteResult]:
+            return await self._write([await self._uploader.payload(self._table, write)])
+
+        others = self._write([write for index, write in enumerate(writes) if index not in large])
+        results = await asyncio.gather(others, *(upload(writes[index]) for index in sorted(large)))
+        small, uploaded = iter(results[0]), iter(results[1:])
+        return [next(uploaded)[0] if index in large else next(small) for index in range(len(writes))]
+
+    async def _write(self, writes: Sequence[pb.MemberWrite]) -> list[pb.WriteResult]:
         if self._error is not None:
             raise self._error
         if not writes:

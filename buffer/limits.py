@@ -1,0 +1,11 @@
+"""Sizes of payloads that both ends of the wire agree on. All messages stay well below gRPC's default limit of 4 MiB."""
+
+from __future__ import annotations
+
+# Payloads above this are stored in pieces of this size.
+PIECE_BYTES = 512 << 10
+# Larger payloads are refused unless they come in pieces, and in at most so many.
+MAX_WHOLE_BYTES = 2 * PIECE_BYTES
+MAX_PIECES = 4096
+# A group with more payload bytes than this is leased without payloads: they are fetched.
+INLINE_BYTES = 2 << 20
