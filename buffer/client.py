@@ -154,6 +154,12 @@ class BufferClient:
         response: pb.LedgerResponse = await self._call(self._stub.Ledger, request, "reading the ledger")
         return response
 
+    async def redrive(self, table: str, group_ids: Sequence[str] = ()) -> pb.RedriveResponse:
+        """Queues prompts of failed groups again, as new groups; no ids: all that are kept."""
+        request = pb.RedriveRequest(table=table, group_ids=group_ids)
+        response: pb.RedriveResponse = await self._call(self._stub.Redrive, request, "driving failed groups again")
+        return response
+
     async def fetch(self, table: str, refs: Sequence[pb.MemberRef]) -> AsyncIterator[bytes]:
         """Payloads in the order of `refs`; goes on where it stopped when the connection breaks."""
         async for payload in fetch(self._stub, table, refs, retry_s=self._retry_s):

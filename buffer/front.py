@@ -10,6 +10,7 @@ from typing import Any
 
 from buffer.admission import admit_stream
 from buffer.context import FrontContext
+from buffer.failures import redrive
 from buffer.fetch_stream import fetch_stream
 from buffer.ledger import describe, ledger
 from buffer.policy.reuse import weight_of
@@ -228,6 +229,11 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             raise FencedError("incarnation 0 names no learner", hint="call Resume first")
         version = await self._front.store.set_policy(request.incarnation, request.version)
         return pb.SetPolicyVersionResponse(version=version)
+
+    async def Redrive(self, request: pb.RedriveRequest, _context: Any) -> pb.RedriveResponse:
+        """See buffer.proto."""
+        table = self._front.checked_table(request.table)
+        return await redrive(self._front.store, table, request.group_ids)
 
     async def Describe(self, request: pb.DescribeRequest, _context: Any) -> pb.DescribeResponse:
         """See buffer.proto."""

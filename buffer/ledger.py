@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from buffer.context import FrontContext
+from buffer.failures import failed_group
 from buffer.redis_access import RedisAccess
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
@@ -63,11 +63,7 @@ async def ledger(front: FrontContext, table: str, failed_limit: int) -> pb.Ledge
         recounted=_counts({**unchecked, **recount}, reasons),
         discrepancies=discrepancies(counters, recount),
     )
-    for entry in failures:
-        group_id, task_id, reason, attempts, at = json.loads(entry)
-        response.failed.add(
-            group_id=group_id, task_id=task_id, reason=reason, attempts=attempts, failed_unix_ms=int(at)
-        )
+    response.failed.extend(failed_group(note) for note in failures)
     return response
 
 
@@ -76,11 +72,12 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
     counters, _, reasons, _ = await _read(front, table, 0)
     view = front.store.views[table]
     keys = front.store.keys
-    (latest, committed, until), flat, seeded, (seconds, micros) = await access.batch(
+    (latest, committed, until), flat, (seeded, swept), lengths, (seconds, micros) = await access.batch(
         [
             ("HMGET", keys.run, "latest", "committed", "learner_until"),
             ("HGETALL", keys.table(table, "waits")),
-            ("HGET", keys.table(table), "seeded"),
+            ("HMGET", keys.table(table), "seeded", "orphans_swept"),
+            ("HGETALL", keys.table(table, "evicted_tokens")),
             ("TIME",),
         ]
     )
@@ -108,4 +105,6 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
         committed_version=int(committed or 0),
         seeded=int(seeded or 0),
         end_of_data=bool(view.end_of_data),
+        evicted_by_tokens={int(bound): count for bound, count in _pairs(lengths).items()},
+        orphans_swept=int(swept or 0),
     )

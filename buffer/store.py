@@ -22,7 +22,7 @@ from buffer.policy.rules import TABLES, TableRules
 from buffer.redis_access import RedisAccess
 from buffer.side_store import SideStore
 from buffer.view import TableView
-from mesh.errors import ConfigError, FencedError, OldGenerationError, UnreachableError
+from mesh.errors import ConfigError, FencedError, LostStateError, OldGenerationError, UnreachableError
 from mesh.versions import PolicyVersion
 from protos import trajectory_pb2 as trajectory
 
@@ -177,14 +177,27 @@ class Store:
         return view
 
     async def _table_verb(self, name: str, table: str, *arguments: str | bytes | int) -> list[Any]:
+        before = self.views[table].rev
         answer = await self._redis.verb(name, table, *arguments)
-        self._see(table, answer[1])
+        view = self._see(table, answer[1])
+        if view.rev < before:
+            await self._doubt(table, before)
+            raise lost_state()
         return _checked(answer)
 
+    async def _doubt(self, table: str, before: int) -> None:
+        """The figures went back: Redis has lost what it had acknowledged, and everybody must know."""
+        answer = await self._redis.verb("doubt", table)
+        after = self._see(table, answer[1], trust=True).rev
+        log.error("Redis went back from revision %d to %d", before, after, extra={"table": table})
+
     async def refresh(self, table: str) -> TableView:
-        """Reads the figures anew; believes them even if their `rev` went back (Redis lost state)."""
+        """Reads the figures anew; believes them even if their `rev` went back, and makes that known."""
+        before = self.views[table].rev
         answer = await self._redis.verb("look", table)
-        return self._see(table, answer[1], trust=True)
+        if self._see(table, answer[1], trust=True).rev < before:
+            await self._doubt(table, before)
+        return self.views[table]
 
     # ------------------------------------------------------------------------------------------- prompt tasks
 
@@ -251,7 +264,7 @@ class Store:
         )
         self._see(table, answer[1])
         status = answer[0].decode()
-        if status in ("moved", "other_incarnation"):
+        if status in ("suspect", "moved", "other_incarnation"):
             return status, [], status
         _checked(answer)
         return status, [_grant(item) for item in answer[2]], answer[3].decode()
@@ -360,10 +373,11 @@ class Store:
 
     async def claim(
         self, table: str, incarnation: int, train_version: int, leases: Sequence[tuple[str, str]]
-    ) -> tuple[bool, list[tuple[str, str]]]:
-        """(claimed, refusals as (group id, reason))."""
+    ) -> tuple[bool, list[tuple[str, str]], bool]:
+        """(claimed, refusals as (group id, reason), whether a checkpoint is wanted)."""
         answer = await self._table_verb("claim", table, incarnation, train_version, *_flat(leases))
-        return bool(answer[2]), [(gid.decode(), reason.decode()) for gid, reason in answer[3]]
+        refused = [(gid.decode(), reason.decode()) for gid, reason in answer[3]]
+        return bool(answer[2]), refused, bool(answer[2] and answer[4])
 
     async def commit(self, table: str, incarnation: int, version: int, checkpoint: str) -> int:
         """Uses below `version` are durable; returns the groups that became trained."""
@@ -380,6 +394,25 @@ class Store:
         answer = await self._redis.verb("resume", table, member_id, version, int(takeover), int(force), lease_ms)
         self._see(table, answer[1])
         return answer
+
+    async def reassert(
+        self,
+        table: str,
+        incarnation: int,
+        member_id: str,
+        version: int,
+        *,
+        lease_ms: int,
+        more: bool,
+        takeovers: Sequence[tuple[int, int]],
+        uses: Sequence[tuple[str, int, int]],
+    ) -> tuple[int, int]:
+        """Uses as (group id, train version, ordinal), oldest first; returns groups (corrected, unknown)."""
+        answer = await self._table_verb(
+            "reassert", table, incarnation, member_id, version, lease_ms, int(more), len(takeovers),
+            *(part for pair in takeovers for part in pair), *(part for use in uses for part in use),
+        )  # fmt: skip
+        return int(answer[2]), int(answer[3])
 
     async def nack(
         self, table: str, incarnation: int, leases: Sequence[tuple[str, str]], disposition: str, reason: str
@@ -433,6 +466,22 @@ class Store:
         """Ends groups whose prompt or payload is gone: failed(payload_lost)."""
         await self._table_verb("lose", table, *_flat(leases))
 
+    async def notes(self, table: str) -> dict[str, dict[str, Any]]:
+        """Notes of failed groups, the oldest first."""
+        order, flat = await self._redis.batch(
+            [
+                ("LRANGE", self.keys.table(table, "failures"), 0, -1),
+                ("HGETALL", self.keys.table(table, "dead")),
+            ]
+        )
+        found = dict(zip(flat[::2], flat[1::2], strict=True))
+        return {gid.decode(): json.loads(found[gid]) for gid in reversed(order) if gid in found}
+
+    async def redrive(self, table: str, group_ids: Sequence[str]) -> tuple[int, list[str]]:
+        """Queues prompts of failed groups again: (how many, those whose prompt is not kept any more)."""
+        answer = await self._table_verb("redrive", table, *group_ids)
+        return int(answer[2]), [gid.decode() for gid in answer[3]]
+
     async def ledger(self, table: str, failed_limit: int) -> list[Any]:
         """Counters, recount, reasons and failed groups, as the verb returns them."""
         return await self._table_verb("ledger", table, failed_limit)
@@ -457,10 +506,20 @@ def fenced() -> FencedError:
     )
 
 
+def lost_state() -> LostStateError:
+    """What is told to a learner while acknowledged state may be lost."""
+    return LostStateError(
+        "Redis was restarted or restored, and may have lost what it had acknowledged",
+        hint="the learner says again which groups it has used, by itself; then the run goes on",
+    )
+
+
 def _checked(answer: list[Any]) -> list[Any]:
     status = answer[0]
     if status == b"fenced":
         raise fenced()
+    if status == b"suspect":
+        raise lost_state()
     if status == b"old_generation":
         raise OldGenerationError("this connection generation is over", hint="join the mesh again")
     if status == b"replaced":

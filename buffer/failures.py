@@ -1,0 +1,43 @@
+"""Failed groups: noted with their cause, readable, and driven again on request.
+
+Invariant: a note keeps its prompt until it is driven again or makes room; so what can be driven again can be trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from buffer.store import Store
+from protos import buffer_pb2 as pb
+
+
+def failed_group(note: bytes) -> pb.FailedGroup:
+    """A note as the contract has it."""
+    fields: dict[str, Any] = json.loads(note)
+    return pb.FailedGroup(
+        group_id=fields["group"],
+        task_id=fields["task"],
+        reason=fields["reason"],
+        attempts=int(fields["attempts"]),
+        failed_unix_ms=int(fields["failed_ms"]),
+        causes=list(fields.get("causes", ())),
+        ordinal=int(fields["ordinal"]),
+        redriven=fields["redriven"],
+    )
+
+
+async def redrive(store: Store, table: str, group_ids: Sequence[str]) -> pb.RedriveResponse:
+    """Queues prompts of failed groups again; no ids: all that can be.
+
+    A note whose prompt is gone is as good as none: a group of it could only fail again.
+    """
+    notes = await store.notes(table)
+    asked = list(dict.fromkeys(group_ids)) or [group_id for group_id, note in notes.items() if note["kept"]]
+    ordinals = {group_id: int(notes[group_id]["ordinal"]) for group_id in asked if group_id in notes}
+    prompts = await store.prompts(table, list(ordinals.values()))
+    proposed = [group_id for group_id, ordinal in ordinals.items() if ordinal in prompts]
+    queued, refused = await store.redrive(table, proposed) if proposed else (0, [])
+    unknown = [group_id for group_id in asked if group_id not in proposed or group_id in refused]
+    return pb.RedriveResponse(redriven=queued, unknown=unknown)
