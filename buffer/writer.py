@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from buffer.limits import PIECE_BYTES
+from buffer.limits import MAX_WHOLE_BYTES, PIECE_BYTES
 from buffer.streams import StandingStream
 from buffer.uploading import Uploader
 from mesh.errors import RollmeshError
@@ -45,13 +45,21 @@ class _Item:
 
 
 def _is_large(write: pb.MemberWrite) -> bool:
-    return not write.draft and len(write.payload) > PIECE_BYTES
+    return len(write.payload) > (MAX_WHOLE_BYTES if write.draft else PIECE_BYTES)
+
+
+def _refused(draft: pb.MemberWrite) -> pb.WriteResult:
+    """What the buffer would say of a draft that is too long; sent, it could break the stream."""
+    return pb.WriteResult(
+        group_id=draft.group_id, member=draft.meta.member, status=pb.WRITE_STATUS_REJECTED, field="payload",
+        message=f"{len(draft.payload)} bytes, over the {MAX_WHOLE_BYTES} that a draft may have",
+    )  # fmt: skip
 
 
 class Writer(StandingStream):
     """`write` returns once Redis has the members on disk. Unanswered messages are sent again after a reconnect.
 
-    Members with a large payload are uploaded in pieces first; others do not wait for them.
+    Members with a large payload are uploaded in pieces first, others do not wait for them; long drafts are refused.
     """
 
     def __init__(
@@ -85,6 +93,8 @@ class Writer(StandingStream):
 
     async def _write_large(self, writes: Sequence[pb.MemberWrite], large: set[int]) -> list[pb.WriteResult]:
         async def upload(write: pb.MemberWrite) -> list[pb.WriteResult]:
+            if write.draft:
+                return [_refused(write)]
             return await self._write([await self._uploader.payload(self._table, write)])
 
         others = self._write([write for index, write in enumerate(writes) if index not in large])
