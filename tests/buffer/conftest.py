@@ -10,6 +10,7 @@ import pytest
 
 from buffer.redis_server import RedisServer
 from tests.buffer.mesh_fixture import Mesh
+from tests.buffer.redis_cluster import LocalCluster
 
 
 @pytest.fixture(scope="session")
@@ -21,9 +22,25 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     asyncio.run(server.stop())
 
 
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """One Redis Cluster; who breaks it mends it."""
+    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"))
+
+    async def start() -> None:
+        await cluster.start()
+        await cluster.disconnect()
+
+    asyncio.run(start())
+    yield cluster
+    cluster.stop()
+
+
 @pytest.fixture
-async def mesh(redis_url: str, tmp_path: Path) -> AsyncIterator[Mesh]:
-    """Factory and owner of fronts, clients and members."""
-    owner = Mesh(redis_url, tmp_path)
+async def mesh(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mesh]:
+    """Factory and owner of fronts, clients and members, on one Redis or, by indirect parameter, on a `cluster`."""
+    on_cluster = getattr(request, "param", "single") == "cluster"
+    url: str = request.getfixturevalue("redis_cluster").url if on_cluster else request.getfixturevalue("redis_url")
+    owner = Mesh(url, tmp_path)
     yield owner
     await owner.close()
