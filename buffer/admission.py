@@ -114,6 +114,8 @@ class AdmitSession:
             return [], ""
         if view.incarnation == 0:
             return [], "no learner has started the run yet"
+        if view.suspect:
+            return [], "Redis was restarted: waits for the learner to say what it has used"
         if wish.serving.incarnation != view.incarnation:
             return [], f"policy {view.incarnation}:{view.version} is in force, this generator serves {wish.serving}"
         limit = gate.live_limit(view.u, wish.serving.version, rules.groups_per_step, rules.max_staleness)

@@ -151,11 +151,12 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
 
     async def Claim(self, request: pb.ClaimRequest, _context: Any) -> pb.ClaimResponse:
         """See buffer.proto."""
-        claimed, refused = await self._front.store.claim(
+        claimed, refused, wanted = await self._front.store.claim(
             self._front.checked_table(request.table), request.incarnation, request.train_version,
             _pairs(request.leases),
         )  # fmt: skip
-        return pb.ClaimResponse(claimed=claimed, refused=[pb.Refusal(group_id=g, reason=why) for g, why in refused])
+        refusals = [pb.Refusal(group_id=group_id, reason=why) for group_id, why in refused]
+        return pb.ClaimResponse(claimed=claimed, refused=refusals, checkpoint_wanted=wanted)
 
     async def Commit(self, request: pb.CommitRequest, _context: Any) -> pb.CommitResponse:
         """See buffer.proto."""
@@ -190,6 +191,30 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         return pb.ResumeResponse(
             incarnation=incarnation, trained=trained, returned=returned, evicted_stale=evicted, seeded=seeded
         )
+
+    async def Reassert(self, request: pb.ReassertRequest, _context: Any) -> pb.ReassertResponse:
+        """See buffer.proto."""
+        table, store = self._front.checked_table(request.table), self._front.store
+        takeovers = {takeover.incarnation: takeover.resumed_at for takeover in request.takeovers}
+        if request.incarnation not in takeovers:
+            raise PayloadError("takeovers", f"incarnation {request.incarnation}, the caller's own, is missing")
+        for index, use in enumerate(request.uses):
+            if not use.group_id.rpartition("-")[2].isdecimal():
+                raise PayloadError(f"uses[{index}].group_id", f"{use.group_id!r} is no group id")
+        corrected, unknown = await store.reassert(
+            table,
+            request.incarnation,
+            request.member_id,
+            request.version,
+            lease_ms=self._front.member_ttl_ms,
+            more=request.more,
+            takeovers=sorted(takeovers.items()),
+            uses=[(use.group_id, use.train_version, use.ordinal) for use in request.uses],
+        )
+        if not request.more:
+            await store.commit(table, request.incarnation, request.committed, request.checkpoint)
+            await store.refresh("eval")
+        return pb.ReassertResponse(corrected=corrected, unknown=unknown)
 
     async def Nack(self, request: pb.NackRequest, _context: Any) -> pb.NackResponse:
         """See buffer.proto."""

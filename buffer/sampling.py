@@ -12,7 +12,7 @@ from buffer.context import FrontContext, StreamHold, pump
 from buffer.policy.order import Choice, choose_first, choose_in_order
 from buffer.policy.rules import TRAIN, Order
 from buffer.scoring import Ranking
-from buffer.store import Leased, Outlook, fenced
+from buffer.store import Leased, Outlook, fenced, lost_state
 from buffer.view import TableView
 from buffer.waits import INSERTS
 from protos import buffer_pb2 as pb
@@ -99,6 +99,8 @@ class SampleSession:
         view = self._front.store.views[self._table]
         if view.incarnation > self._incarnation:
             raise fenced()
+        if view.suspect or view.incarnation < self._incarnation:
+            raise lost_state()
         while self._wishes and self._rules.bounded and self._wishes[0].version < view.u:
             self._wishes.popleft()
         if not self._wishes:

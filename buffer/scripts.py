@@ -15,13 +15,15 @@ from importlib.resources import files
 # Verbs that need more than the common part.
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "seed": ("withdraw",),
-    "resume": ("withdraw",),
+    "resume": ("withdraw", "go_on"),
+    "reassert": ("restart", "go_on"),
+    "expire": ("restart",),
     "sample": ("leased",),
     "attach": ("leased", "hand_out"),
     "admit": ("hand_out",),
 }
 _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
-_SHARED = frozenset({"clock", "common", "withdraw", "leased", "hand_out"})
+_SHARED = frozenset({"clock", "common", "withdraw", "leased", "hand_out", "restart", "go_on"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from mesh.errors import OldGenerationError, RollmeshError, UnreachableError
+from mesh.errors import LostStateError, OldGenerationError, RollmeshError, UnreachableError
 from mesh.rpc import is_transient, to_rollmesh_error
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class StandingStream(ABC):
                 error: RollmeshError = UnreachableError(f"{self._what}: the server closed the stream")
             except grpc.aio.AioRpcError as failure:
                 error = to_rollmesh_error(failure, self._what)
-                if not is_transient(failure) and not isinstance(error, OldGenerationError):
+                if not is_transient(failure) and not isinstance(error, OldGenerationError | LostStateError):
                     self._give_up(error)
                     return
             if time.monotonic() - last_answer > self._retry_s:

@@ -22,6 +22,7 @@ class TableView:
         cancelled: groups ever cancelled at their generator.
         first_deadline: the least deadline among generating and ready groups that wait for their first use.
         demand: uses that the unclaimed groups demand, which the gate counts.
+        suspect: 1 while acknowledged state may be lost, and the learner has not said yet what it has used.
     """
 
     rev: int = 0
@@ -40,6 +41,7 @@ class TableView:
     cancelled: int = 0
     first_deadline: int = 1 << 60
     demand: int = 0
+    suspect: int = 0
 
     @classmethod
     def from_reply(cls, values: Sequence[int]) -> TableView:

@@ -118,7 +118,7 @@ class OldGenerationError(RollmeshError):
     exit_code = 42
 
 
-class LostStateError(RollmeshError):
+class LostStateError(StoreError):
     """Redis may have lost what it had acknowledged: the learner must say again what it has used (it does by itself)."""
 
     code = "lost_state"

@@ -10,58 +10,7 @@ if R.learner ~= '' and R.learner ~= member and R.learner_until > now and ARGV[4]
 end
 if k < R.committed and ARGV[5] ~= '1' then return {'below_commit', view(), R.committed} end
 local incarnation = R.incarnation + 1
-redis.call('HSET', RUN, 'incarnation', incarnation, 'version', k, 'k:' .. incarnation, k, 'committed', k,
-  'learner', member, 'learner_until', now + tonumber(ARGV[6]), 'finished', 0)
-load_run()
-put('u', k)
-
--- Uses at or after k are undone.
-local function undo(g)
-  local kept = {}
-  for _, version in ipairs(g.uses or {}) do
-    if version < k then kept[#kept + 1] = version end
-  end
-  set_uses(g, kept, g.state == 'consumed', g.state == 'consumed')
-end
-
-local trained, returned, evicted = 0, 0, 0
-for _, gid in ipairs(redis.call('ZRANGE', set_of('leased'), 0, -1)) do
-  local g = read_group(gid)
-  undo(g)
-  make_ready(gid, g)
-end
--- Tokens of versions that are discarded now have grown older.
-for _, set in ipairs({'deadline', 'reuse'}) do
-  for _, gid in ipairs(redis.call('ZRANGE', T .. ':' .. set, 0, -1)) do
-    local g = read_group(gid)
-    undo(g)
-    redis.call('ZREM', T .. ':' .. set, gid)
-    g.deadline = deadline_of(g)
-    if g.state == 'ready' and C.order == FRESHEST then
-      take_place(gid, g)
-      redis.call('ZADD', set_of('ready'), g.order, gid)
-    end
-    redis.call('ZADD', waiting_set(g), g.deadline, gid)
-    save_group(gid, g)
-  end
-end
-for _, gid in ipairs(redis.call('ZRANGE', set_of('consumed'), 0, -1)) do
-  local g = read_group(gid)
-  undo(g)
-  local over = deadline_of(g) < k
-  if g.uses and (over or use_count(g) >= C.max_reuse) then
-    finish(gid, g, 'trained', 'committed', false)
-    trained = trained + 1
-  elseif over then
-    finish(gid, g, 'evicted_stale', 'resumed', true)
-    evicted = evicted + 1
-  else
-    add('spent', spent(g))
-    make_ready(gid, g)
-    returned = returned + 1
-  end
-end
-redis.call('HDEL', T .. ':streams', 'learner')
+local trained, returned, evicted = go_on(incarnation, k, member, now + tonumber(ARGV[6]))
 local seeded = C.seeded
 local train_view = view()
 -- Evaluation rounds belong to versions of the old learner.

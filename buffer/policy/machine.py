@@ -19,6 +19,7 @@ from buffer.policy.drafts import Draft, hand_out
 from buffer.policy.lengths import length_class
 from buffer.policy.lineage import Lineage, VersionRanges
 from buffer.policy.order import freshest_key
+from buffer.policy.reassertion import LEAP, Assertion
 from buffer.policy.reuse import draw_key, kept_uses, may_be_used_again, spent
 from buffer.policy.rules import NO_BOUND, Order, TableRules
 from buffer.policy.states import Fate, Group, State, Task
@@ -31,6 +32,10 @@ MAX_CAUSES = 8
 
 class Fenced(Exception):  # noqa: N818  an answer, not a failure of the machine
     """The caller acts under an incarnation that is over."""
+
+
+class Suspect(Exception):  # noqa: N818  an answer, not a failure of the machine
+    """Acknowledged state may be lost: the learner must say again what it has used."""
 
 
 class TableMachine:
@@ -59,6 +64,8 @@ class TableMachine:
         self.dead = DeadLetter(rules.failed_kept)
         self.evicted_tokens: Counter[int] = Counter()
         self.seeded = 0
+        self.suspect = False
+        self.used_ahead: set[int] = set()
         self.end_of_data = False
         self._seq = self._leases = self._seals = 0
         self._race = 0.0
@@ -84,6 +91,12 @@ class TableMachine:
         return sum(group.bytes for group in self.groups.values())
 
     @property
+    def checkpoint_wanted(self) -> bool:
+        """What waits for a commit holds more than half of the byte budget."""
+        consumed = sum(group.bytes for group in self.groups.values() if group.state is State.CONSUMED)
+        return consumed * 2 > self.rules.max_bytes
+
+    @property
     def reserved(self) -> int:
         return sum(g.task.reserve for g in self.groups.values() if g.state is State.GENERATING)
 
@@ -101,8 +114,10 @@ class TableMachine:
     # ----------------------------------------------------------------------------------------- transitions
 
     def _fence(self, incarnation: int) -> None:
-        if incarnation != self.lineage.incarnation:
+        if incarnation < self.lineage.incarnation:
             raise Fenced
+        if self.suspect or incarnation > self.lineage.incarnation:
+            raise Suspect
 
     def _deadline(self, group: Group) -> int:
         if not self.rules.bounded:
@@ -187,6 +202,9 @@ class TableMachine:
         for task in tasks:
             if task.ordinal > self.seeded:
                 self.seeded = task.ordinal
+                if task.ordinal in self.used_ahead:
+                    self.used_ahead.remove(task.ordinal)
+                    continue
                 self.pending.append(task)
                 self.counts["seeded_tasks"] += 1
                 added += 1
@@ -216,7 +234,7 @@ class TableMachine:
 
     def admit(self, member: str, serving: PolicyVersion, wanted: int, live_limit: int, now: int) -> list[Group]:
         """Orphans first (they skip the gate, not the bound), then pending tasks while the gate is open."""
-        if serving.incarnation != self.lineage.incarnation:
+        if self.suspect or serving.incarnation != self.lineage.incarnation:
             return []
         granted: list[Group] = []
         for pin in (str(serving), ""):
@@ -508,9 +526,11 @@ class TableMachine:
                 self._make_ready(group)
             elif group.state is not State.CONSUMED:
                 self._recount(group)
-            elif kept and (self._deadline(group) < k or len(kept) >= self.rules.max_reuse):
+            elif kept and (self._deadline(group) < k or group.hollow or len(kept) >= self.rules.max_reuse):
                 self._finish(group, Fate.TRAINED, "committed")
                 trained += 1
+            elif group.hollow:
+                self._finish(group, Fate.FAILED, "payload_lost")
             elif self._deadline(group) < k:
                 self._finish(group, Fate.EVICTED_STALE, "resumed", requeue=True)
                 evicted += 1
@@ -525,6 +545,42 @@ class TableMachine:
         if group.state is State.READY and self.rules.order is Order.FRESHEST:
             group.order = freshest_key(group.seal, group.deadline)
 
+    # ------------------------------------------------------------------------------------------- lost state
+
+    def reassert(self, assertion: Assertion, *, more: bool) -> tuple[int, int]:
+        """The learner says again what it has used: (groups corrected, groups that were unknown)."""
+        if not assertion.is_believed(self):
+            raise Fenced
+        found = assertion.apply(self)
+        if not more:
+            assertion.catch_up(self, None)
+            self.suspect = False
+            self.u = max(self.u, assertion.version)
+            self.leap(to=self._seq + LEAP)
+            self._leases += LEAP
+        return found
+
+    def use_again(self, group: Group, version: int) -> None:
+        """Adds a use that is asserted; the group is used no further where its payload is incomplete."""
+        group.uses = sorted([*group.uses, version])
+        self.counts["uses"] += 1
+        if group.state is State.CONSUMED:
+            return
+        if group.state is State.GENERATING:
+            group.hollow = True
+            if not all(group.done):
+                self._cancel(group)
+        elif may_be_used_again(group.uses, group.deadline, self.rules.max_reuse):
+            self._make_ready(group)
+            return
+        group.state = State.CONSUMED
+        group.holder = group.lease = ""
+        group.orphan = False
+
+    def leap(self, *, to: int) -> None:
+        """Later groups are numbered behind this."""
+        self._seq = max(self._seq, to)
+
     # ------------------------------------------------------------------------------------------------- upkeep
 
     def evict(self) -> int:
@@ -532,7 +588,7 @@ class TableMachine:
         hopeless = [
             g for g in self.groups.values() if g.state in (State.GENERATING, State.READY) and g.deadline < self.u
         ]
-        if not self.rules.bounded:
+        if self.suspect or not self.rules.bounded:
             return 0
         for group in hopeless:
             if group.uses:

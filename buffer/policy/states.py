@@ -74,6 +74,7 @@ class Group:
         priority, weight: in weighted draws.
         draws: how often it has entered the race of weighted draws.
         chance: probability with which it was last drawn.
+        hollow: it was used, but its payload is lost with state that Redis had acknowledged.
     """
 
     group_id: str
@@ -104,3 +105,4 @@ class Group:
     weight: int = WEIGHT_UNIT
     draws: int = 0
     chance: float = 1.0
+    hollow: bool = False

@@ -1,0 +1,146 @@
+-- The learner says again which groups it has used, since Redis may have lost what it had acknowledged. In portions, of
+-- which the last one ends the doubt; repeating one, or all, changes nothing more.
+-- ARGV: incarnation, member, version in force, learner lease in ms, more (1/0), number of takeovers, then incarnation
+-- and k of each, ascending, then gid, train version, ordinal per use, oldest first. Answer: groups corrected, unknown
+--
+-- A group may be unknown here for two reasons only. Its end is known: then its use lies below the commit mark, and is
+-- passed over. Or its admission is lost: then it is counted as admitted and consumed, and its prompt is not pending.
+local LEAP = 1048576
+load_table(ARGV[1])
+load_run()
+free_first()
+local now = now_ms()
+-- Without rules (all is gone) a front has to write them first; and another Redis than the last portion knew may have
+-- lost that portion. The learner begins again.
+if C.groups_per_step == 0 or recognize(now) then return {'suspect', view()} end
+local incarnation, member, version = tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
+local takeovers, first = {}, 8 + 2 * tonumber(ARGV[7])
+for i = 8, first - 1, 2 do takeovers[tonumber(ARGV[i])] = tonumber(ARGV[i + 1]) end
+
+-- Believed is who continues what Redis knows.
+if incarnation < R.incarnation or (incarnation == R.incarnation and R.learner ~= member) then
+  return {'fenced', view()}
+end
+for i, k in pairs(takeovers) do
+  if i <= R.incarnation and tonumber(R['k:' .. i] or k) ~= k then return {'fenced', view()} end
+end
+
+-- Makes up for takeovers that are lost, as far as they lie before a use at version `at` (all of them, without one).
+local function catch_up(at)
+  while R.incarnation < incarnation do
+    local k, least = nil, NO_BOUND
+    for later = R.incarnation + 1, incarnation do
+      k = k or takeovers[later]
+      least = math.min(least, takeovers[later] or NO_BOUND)
+    end
+    if at and at < least then return end
+    go_on(R.incarnation + 1, k, member, now + tonumber(ARGV[5]))
+  end
+end
+
+-- A group whose admission is lost. Its payload is gone: `hollow`.
+local function invent(gid, ordinal)
+  local number = tonumber(string.match(gid, '%d+$'))
+  local g = {
+    state = 'consumed', ordinal = ordinal, n = 0, pin = '', reserve = 0, task = '', parent = '', refills = 0,
+    seq = number, order = number, attempt = 0, lost = 0, lease = '', holder = '', orphan = false, leased_ms = 0,
+    done = '', scored = 0, bytes = 0, ranges = '', payloads = '', grant = incarnation .. ':0', admitted_ms = now,
+    sealed_ms = now, for_version = 0, deadline = 0, hollow = true
+  }
+  local entry = redis.call('ZRANGEBYSCORE', pending_key(''), ordinal, ordinal, 'LIMIT', 0, 1)[1]
+  if entry then
+    redis.call('ZREM', pending_key(''), entry)
+    add('pending', -1)
+    g.ordinal, g.n, g.pin, g.reserve, g.task, g.parent, g.refills = unpack(cjson.decode(entry))
+    g.done = string.rep('0', g.n)
+  else
+    add('seeded_tasks', 1)
+    if ordinal > C.seeded then redis.call('SADD', T .. ':used', ordinal) end
+  end
+  if number > C.seq then
+    add('skipped', number - C.seq)
+    put('seq', number)
+  end
+  add('skipped', -1)
+  add('admitted', 1)
+  add('first_admissions', 1)
+  add('consumed', 1)
+  return g
+end
+
+-- No further use: consumed, until the last one is committed.
+local function consume(gid, g)
+  if g.state == 'generating' then
+    g.hollow = true
+    add('reserved', -g.reserve)
+    if string.find(g.done, '0', 1, true) then cancel(gid, g) end
+  elseif g.state == 'ready' then
+    leave_ready(g)
+  end
+  redis.call('ZREM', set_of(g.state), gid)
+  leave_holder(gid, g)
+  add(g.state, -1)
+  add('consumed', 1)
+  add('consumed_bytes', g.bytes)
+  g.state, g.lease = 'consumed', ''
+end
+
+local corrected, unknown = 0, 0
+local function assert_use(gid, at, ordinal)
+  if at < R.committed then return end
+  if at >= C.u then put('u', at + 1) end
+  local g = read_group(gid)
+  if g then
+    for _, used in ipairs(g.uses or {}) do
+      if used == at then return end
+    end
+    corrected = corrected + 1
+  else
+    unknown = unknown + 1
+    g = invent(gid, ordinal)
+  end
+  local uses = {at}
+  for _, used in ipairs(g.uses or {}) do uses[#uses + 1] = used end
+  table.sort(uses)
+  local was = g.state == 'consumed'
+  local again = not was and g.state ~= 'generating' and #uses < C.max_reuse and g.deadline > uses[#uses]
+  redis.call('ZREM', T .. ':deadline', gid)
+  redis.call('ZREM', T .. ':reuse', gid)
+  set_uses(g, uses, was, not again)
+  if again then
+    if g.state == 'ready' then leave_ready(g) end
+    make_ready(gid, g)
+    return
+  end
+  if not was then consume(gid, g) end
+  redis.call('ZADD', set_of('consumed'), uses[#uses], gid)
+  save_group(gid, g)
+end
+
+for i = first, #ARGV, 3 do
+  catch_up(tonumber(ARGV[i + 1]))
+  assert_use(ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]))
+end
+
+-- Ids and leases that may have been given in the time that is lost do not come again.
+local function leap()
+  add('seq', LEAP)
+  add('skipped', LEAP)
+  add('leases', LEAP)
+end
+
+if ARGV[6] == '0' then
+  catch_up(nil)
+  redis.call('HDEL', RUN, 'suspect')
+  redis.call('HSET', RUN, 'learner', member, 'learner_until', now + tonumber(ARGV[5]), 'finished', 0)
+  if version > R.version then redis.call('HSET', RUN, 'version', version) end
+  load_run()
+  if version > C.u then put('u', version) end
+  leap()
+  flush()
+  load_table('eval')
+  leap()
+  flush()
+  load_table(ARGV[1])
+end
+return {'ok', view(), corrected, unknown}
