@@ -1,7 +1,7 @@
 """The pure state machine and the Lua verbs on a real Redis get the same commands and must agree after each.
 
 Compared are the answers, every group with all its fields, the state sets, the counters, the pending tasks, the
-leases, and the ledger's recount.
+leases, the drafts, what generators are told to stop, the notes of failed groups, and the ledger's recount.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from buffer.drafts import draft_places
 from buffer.keys import Keys
 from buffer.ledger import discrepancies
 from buffer.policy import gate
@@ -42,7 +43,10 @@ from mesh.versions import PolicyVersion
 CLOCK = "local function now_ms() return tonumber(redis.call('GET', KEYS[1] .. ':test_clock')) end\n"
 MEMBERS = ("m1", "m2")
 HOLDERS = (*MEMBERS, LEARNER)
-FIGURES = (*Fate, "readmissions", "superseded_writes", "duplicate_writes", "withdrawn", "seeded_tasks", "admitted")
+FIGURES = (
+    *Fate, "readmissions", "superseded_writes", "duplicate_writes", "withdrawn", "seeded_tasks", "admitted",
+    "cancelled", "redriven",
+)  # fmt: skip
 WRITE_STATUS = {1: "stored", 2: "duplicate", 3: "superseded", 4: "rejected"}
 index = st.integers(0, 30)
 
@@ -63,7 +67,7 @@ class BothMachines(RuleBasedStateMachine):
         self.rules = TableRules(
             groups_per_step=2, max_staleness=staleness, order=order, max_reuse=reuse,
             samples_per_insert=max(1, reuse - budget % 2), seed=7, min_members=1, lease_ms=1000,
-            grace_ms=200, max_bytes=budget, max_attempts=2,
+            grace_ms=200, max_bytes=budget, max_attempts=2, failed_kept=4,
         )  # fmt: skip
         self.loop = asyncio.new_event_loop()
         self.keys = Keys(uuid.uuid4().hex)
@@ -72,6 +76,7 @@ class BothMachines(RuleBasedStateMachine):
         self.now = 1_000_000
         self.version = 0
         self.old: list[tuple[str, str, int]] = []
+        self.seen: set[str] = set()
         self.claimed: list[tuple[int, list[tuple[str, str]]]] = []
         self.call(self.redis.client.set(f"{self.keys.run}:test_clock", self.now))
         self.call(self.redis.client.hset(f"{self.keys.run}:generations", mapping=dict.fromkeys(MEMBERS, 1)))
@@ -126,11 +131,27 @@ class BothMachines(RuleBasedStateMachine):
         u, rules = self.machine.u, self.rules
         limit = gate.live_limit(u, serving.version, rules.groups_per_step, rules.max_staleness)
         answer = self.verb("admit", "train", member, 1, serving.incarnation, serving.version, wanted, u, limit, "")
+        drafts = sum(map(len, self.machine.drafts.values()))
         granted = self.machine.admit(member, serving, wanted, limit, self.now)
+        self.seen |= {"draft dropped"} if drafts > sum(map(len, self.machine.drafts.values())) else set()
         assert [(g[0].decode(), g[1].decode(), g[2]) for g in answer[2]] == [
             (g.group_id, g.lease, g.attempt) for g in granted
         ]
+        self._same_drafts(answer[2], granted)
         self.old += [(g.group_id, g.lease, g.attempt) for g in granted]
+
+    def _same_drafts(self, answer: list[Any], groups: list[Group]) -> None:
+        """Those handed out with grants."""
+        machine = self.machine
+        expected = {
+            g.group_id: [(m, d.attempt, d.tokens) for m, d in machine.drafts[g.group_id].items() if m in handed]
+            for g in groups
+            for handed in [machine.handed[g.group_id]]
+        }
+        self.seen |= {"draft handed out"} if any(expected.values()) else set()
+        assert {g[0].decode(): sorted(draft_places(g[6])) for g in answer} == {
+            group_id: sorted(drafts) for group_id, drafts in expected.items()
+        }
 
     @rule(count=st.integers(1, 6), member=st.sampled_from(MEMBERS))
     def fill(self, count: int, member: str) -> None:
@@ -180,13 +201,65 @@ class BothMachines(RuleBasedStateMachine):
     def write_any(self, at: int, member: int, ages: list[int]) -> None:
         self._write(*self.old[at % len(self.old)], member, True, ages)
 
+    @precondition(lambda self: self.machine.groups)
+    @rule(
+        at=index,
+        member=st.integers(0, 2),
+        tokens=st.integers(1, 9),
+        ages=st.lists(st.integers(0, 3), min_size=1, max_size=2),
+    )
+    def draft_current(self, at: int, member: int, tokens: int, ages: list[int]) -> None:
+        group = self.some(State.GENERATING, at)
+        if group is not None:
+            self._draft(group.group_id, group.lease, group.attempt, member, tokens, ages)
+
+    @precondition(lambda self: self.old)
+    @rule(at=index, member=st.integers(0, 1), tokens=st.integers(1, 9))
+    def draft_any(self, at: int, member: int, tokens: int) -> None:
+        self._draft(*self.old[at % len(self.old)], member, tokens, [0])
+
+    def _draft(self, gid: str, lease: str, attempt: int, member: int, tokens: int, ages: list[int]) -> None:
+        ranges = VersionRanges.of(self._versions(ages))
+        answer = self.verb("write", "train", gid, lease, attempt, member, -1, 10, str(ranges), b"", tokens)
+        status = self.machine.write_draft(gid, lease, attempt, member, tokens=tokens, ranges=ranges)
+        assert (WRITE_STATUS[answer[2][0][0]], answer[2][0][1]) == (status, 0)
+        self.seen.add(f"draft {status}")
+
+    def _versions(self, ages: list[int]) -> list[PolicyVersion]:
+        return [PolicyVersion(max(1, self.incarnation - age // 2), max(0, self.version - age)) for age in ages]
+
+    @rule(member=st.sampled_from(MEMBERS), tell=st.booleans())
+    def read_cancels(self, member: str, tell: bool) -> None:
+        told = sorted(self.machine.cancels.read(member))[:1] if tell else []
+        answer = self.verb("cancelled", "train", member, 1, 100, *(f"{gid} {lease}" for gid, lease in told))
+        assert {tuple(entry.decode().split()) for entry in answer[2]} == self.machine.cancels.read(member, told)
+
+    @rule(at=index, count=st.integers(1, 3))
+    def redrive(self, at: int, count: int) -> None:
+        known = list(self.machine.dead.notes)
+        ids = [known[(at + i) % len(known)] if known else "train-99" for i in range(count)]
+        answer = self.verb("redrive", "train", *ids)
+        assert (answer[2], [gid.decode() for gid in answer[3]]) == self.machine.redrive(ids)
+
+    @rule(member=st.sampled_from(MEMBERS))
+    def leave_and_come_back(self, member: str) -> None:
+        self.verb("leave", "", member, 1, 0)
+        self.machine.leave(member)
+        self.agree()
+        self.call(self.redis.client.hset(f"{self.keys.run}:generations", member, 1))
+        self.machine.cancels.join(member)
+
     def _write(self, gid: str, lease: str, attempt: int, member: int, scored: bool, ages: list[int]) -> None:
-        versions = [PolicyVersion(max(1, self.incarnation - age // 2), max(0, self.version - age)) for age in ages]
-        ranges = VersionRanges.of(versions) if scored else VersionRanges()
+        ranges = VersionRanges.of(self._versions(ages)) if scored else VersionRanges()
         size = 50 if scored else 0
-        answer = self.verb("write", "train", gid, lease, attempt, member, int(scored), size, str(ranges), b"meta")
-        status, sealed = self.machine.write(gid, lease, attempt, member, scored=scored, size=size, ranges=ranges)
-        got, was_sealed, _ = answer[2][0]
+        tokens, reason = (5 + member, "") if scored else (0, f"reason {ages[0]}")
+        answer = self.verb(
+            "write", "train", gid, lease, attempt, member, int(scored), size, str(ranges), b"meta", tokens or reason
+        )
+        status, sealed = self.machine.write(
+            gid, lease, attempt, member, scored=scored, size=size, ranges=ranges, tokens=tokens, reason=reason
+        )
+        got, was_sealed, *_ = answer[2][0]
         assert (WRITE_STATUS[got], bool(was_sealed)) == (status, sealed)
 
     @rule(ahead=st.integers(0, 1), count=st.integers(1, 3))
@@ -290,6 +363,8 @@ class BothMachines(RuleBasedStateMachine):
         answer = self.verb("attach", "train", holder, fence, "token")
         held = self.machine.attach(holder, self.now)
         assert {g[0].decode() for g in answer[2]} == {g.group_id for g in held}
+        if holder != LEARNER:
+            self._same_drafts(answer[2], held)
 
     @rule(holder=st.sampled_from([*MEMBERS, LEARNER]))
     def detach(self, holder: str) -> None:
@@ -331,12 +406,23 @@ class BothMachines(RuleBasedStateMachine):
         for holder in HOLDERS:
             pipe.smembers(keys.table("train", f"held:{holder}"))
         pipe.zrange(keys.table("train", "pending:"), 0, -1)
+        for gid in machine.groups:
+            pipe.hmget(keys.table("train", f"g:{gid}"), "d0", "d1")
+        for member in MEMBERS:
+            pipe.smembers(keys.table("train", f"cancels:{member}"))
+        pipe.hgetall(keys.table("train", "dead"))
+        pipe.lrange(keys.table("train", "failures"), 0, -1)
+        pipe.hgetall(keys.table("train", "evicted_tokens"))
+        pipe.smembers(keys.table("train", "trash"))
         answers = iter(await pipe.execute())
         groups = machine.groups.values()
         for group in groups:
             stored = msgpack.unpackb(next(answers))
             assert {name: stored[name] for name in FIELDS} == _fields(group)
             assert stored.get("uses", []) == group.uses
+            assert stored.get("drafts", 0) == len(machine.drafts[group.group_id])
+            assert (stored.get("former", ""), stored.get("causes", [])) == (group.former, group.causes)
+            assert stored.get("tokens", 0) == group.tokens
         scored = {name: {m.decode(): score for m, score in next(answers)} for name in names}
         for state in State:
             assert set(scored[state]) == {g.group_id for g in groups if g.state is state}
@@ -352,7 +438,35 @@ class BothMachines(RuleBasedStateMachine):
         assert [(p[0], p[5], p[6]) for p in pending] == [
             (t.ordinal, t.parent, t.refills) for t in sorted(machine.pending, key=lambda t: t.ordinal)
         ]
+        for group in groups:
+            drafts = machine.drafts[group.group_id]
+            texts = {m: f"{d.attempt} {d.tokens} {d.ranges}".encode() for m, d in drafts.items()}
+            assert next(answers) == [texts.get(0), texts.get(1)]
+        for member in MEMBERS:
+            assert {tuple(entry.decode().split()) for entry in next(answers)} == machine.cancels.read(member)
+        self._compare_endings(*answers)
         await self._compare_ledger()
+
+    def _compare_endings(
+        self, dead: dict[bytes, bytes], failures: list[bytes], evicted: dict[bytes, bytes], trash: set[bytes]
+    ) -> None:
+        """Notes of failed groups, evictions by length, and that no prompt is thrown away that somebody needs."""
+        machine = self.machine
+        notes = {gid.decode(): json.loads(note) for gid, note in dead.items()}
+        assert [gid.decode() for gid in reversed(failures)] == list(machine.dead.notes)
+        assert {
+            gid: (n["ordinal"], n["reason"], n["attempts"], tuple(n.get("causes", ())), n["kept"], n["redriven"])
+            for gid, n in notes.items()
+        } == {
+            gid: (n.task.ordinal, n.reason, n.attempts, n.causes, n.kept, n.redriven)
+            for gid, n in machine.dead.notes.items()
+        }
+        assert {int(bound): int(count) for bound, count in evicted.items()} == dict(machine.evicted_tokens)
+        thrown = {int(ordinal) for entry in trash if (ordinal := entry.decode().split("|")[1])}
+        needed = [t.ordinal for t in machine.pending] + [n.task.ordinal for n in machine.dead.notes.values() if n.kept]
+        needed += [g.task.ordinal for g in machine.groups.values()]
+        assert len(needed) == len(set(needed)), "a prompt has one owner"
+        assert thrown.isdisjoint(needed)
 
     async def _compare_ledger(self) -> None:
         machine = self.machine
@@ -400,7 +514,17 @@ def _fields(group: Group) -> dict[str, str | int | bool]:
 
 
 # How often the random walk takes a command; the rest of the rules have weight 1.
-WEIGHTS = {"fill": 4, "finish_group": 8, "train_batch": 5, "write_current": 4, "admit": 4, "sample": 3, "nack": 3}
+WEIGHTS = {
+    "fill": 4,
+    "finish_group": 8,
+    "train_batch": 5,
+    "write_current": 4,
+    "admit": 4,
+    "sample": 3,
+    "nack": 3,
+    "draft_current": 4,
+    "lose_holders": 3,
+}
 
 
 def random_walk(seed: int, steps: int) -> set[str]:
@@ -423,6 +547,16 @@ def random_walk(seed: int, steps: int) -> set[str]:
                 rng.randrange(30), rng.randrange(3), rng.random() < 0.6, [rng.randrange(4), rng.randrange(4)]
             ),
         ),
+        (
+            "draft_current",
+            lambda: both.draft_current(
+                rng.randrange(30), rng.randrange(3), rng.randint(1, 9), [rng.randrange(4), rng.randrange(4)]
+            ),
+        ),
+        ("draft_any", lambda: both.draft_any(rng.randrange(30), rng.randrange(2), 5) if both.old else None),
+        ("read_cancels", lambda: both.read_cancels(rng.choice(MEMBERS), rng.random() < 0.7)),
+        ("redrive", lambda: both.redrive(rng.randrange(9), rng.randint(1, 3))),
+        ("leave_and_come_back", lambda: both.leave_and_come_back(rng.choice(MEMBERS))),
         ("write_any", lambda: both.write_any(rng.randrange(30), rng.randrange(2), [0]) if both.old else None),
         ("sample", lambda: both.sample(rng.randrange(2), rng.randint(1, 3))),
         ("claim", lambda: both.claim(rng.choice([0, 0, -1, 1]), rng.random() < 0.1, rng.randrange(2))),
@@ -446,7 +580,7 @@ def random_walk(seed: int, steps: int) -> set[str]:
             rng.choices(commands, weights)[0][1]()
             both.agree()
         counts = both.machine.counts
-        return {*both.machine.reasons, *(name for name in FIGURES if counts[name])}
+        return {*both.seen, *both.machine.reasons, *(name for name in FIGURES if counts[name])}
     finally:
         both.teardown()
 
@@ -469,5 +603,6 @@ def test_policy_machine_and_lua_verbs_agree_on_long_walks(redis_url: str) -> Non
     assert seen >= {
         "trained/committed", "evicted_stale/over_bound", "evicted_stale/hopeless", "filtered/why", "failed/why",
         "failed/too_few_scored", "failed/attempts_exhausted", "readmissions", "superseded_writes", "duplicate_writes",
-        "withdrawn",
+        "withdrawn", "cancelled", "redriven", "draft stored", "draft duplicate", "draft superseded", "draft rejected",
+        "draft handed out", "draft dropped",
     }  # fmt: skip
