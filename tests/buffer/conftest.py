@@ -37,10 +37,19 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClu
 
 
 @pytest.fixture
-async def mesh(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Mesh]:
+def store_url(request: pytest.FixtureRequest) -> str:
+    """The Redis of `mesh`; a fixture without a loop of its own, since servers are started outside of any."""
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if parameters.get("mesh") == "cluster":
+        cluster: LocalCluster = request.getfixturevalue("redis_cluster")
+        return cluster.url
+    url: str = request.getfixturevalue("redis_url")
+    return url
+
+
+@pytest.fixture
+async def mesh(store_url: str, tmp_path: Path) -> AsyncIterator[Mesh]:
     """Factory and owner of fronts, clients and members, on one Redis or, by indirect parameter, on a `cluster`."""
-    on_cluster = getattr(request, "param", "single") == "cluster"
-    url: str = request.getfixturevalue("redis_cluster").url if on_cluster else request.getfixturevalue("redis_url")
-    owner = Mesh(url, tmp_path)
+    owner = Mesh(store_url, tmp_path)
     yield owner
     await owner.close()
