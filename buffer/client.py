@@ -6,7 +6,7 @@ Every verb is idempotent under repetition, so calls are simply repeated while fa
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -18,6 +18,7 @@ from buffer.fetching import fetch, fetch_side
 from buffer.sample_stream import SampleStream
 from buffer.uploading import Uploader
 from buffer.writer import Writer
+from mesh.errors import LostStateError
 from mesh.rpc import call_with_retry
 from protos import buffer_pb2 as pb
 from protos import buffer_pb2_grpc
@@ -25,6 +26,9 @@ from protos import trajectory_pb2 as trajectory
 
 __all__ = ["AdmitStream", "BufferClient", "SampleStream", "Writer"]
 _SEED_BYTES = 512 << 10
+_USES_AT_ONCE = 512
+# Redis may be restarted again while the learner makes up for the last time.
+_REPAIRS = 5
 
 
 class BufferClient:
@@ -41,9 +45,62 @@ class BufferClient:
         self._timeout_s = timeout_s
         self._retry_s = retry_s
         self._uploader = Uploader(self._stub, timeout_s, retry_s)
+        self.repair: Callable[[], Awaitable[None]] | None = None
+        """How a learner makes up for what Redis has lost; the call that ran into it is then repeated."""
 
     async def _call(self, method: Callable[..., Any], request: Any, what: str) -> Any:
         return await call_with_retry(lambda: method(request, timeout=self._timeout_s), retry_s=self._retry_s, what=what)
+
+    async def _mended(self, method: Callable[..., Any], request: Any, what: str) -> Any:
+        """As `_call`, repeated where the learner has made up for what Redis had lost."""
+        for _ in range(_REPAIRS):
+            try:
+                return await self._call(method, request, what)
+            except LostStateError:
+                if self.repair is None:
+                    raise
+                await self._repair()
+        return await self._call(method, request, what)
+
+    async def _repair(self) -> None:
+        if self.repair is not None:
+            await self.repair()
+
+    async def reassert(
+        self,
+        incarnation: int,
+        member_id: str,
+        version: int,
+        committed: int,
+        checkpoint: str,
+        takeovers: Sequence[pb.Takeover],
+        uses: Sequence[pb.AssertedUse],
+    ) -> tuple[int, int]:
+        """Says again which groups the learner has used (table `train`).
+
+        Returns:
+            Groups that Redis believed unused, and groups that it did not know.
+
+        Raises:
+            LostStateError: Redis was restarted meanwhile, or is not ready for it yet: to be begun again.
+            FencedError: another learner has taken the run over.
+        """
+        corrected = unknown = 0
+        for start in range(0, max(1, len(uses)), _USES_AT_ONCE):
+            request = pb.ReassertRequest(
+                table="train",
+                incarnation=incarnation,
+                member_id=member_id,
+                version=version,
+                committed=committed,
+                checkpoint=checkpoint,
+                takeovers=takeovers,
+                uses=uses[start : start + _USES_AT_ONCE],
+                more=start + _USES_AT_ONCE < len(uses),
+            )
+            response = await self._call(self._stub.Reassert, request, "saying again which groups were used")
+            corrected, unknown = corrected + response.corrected, unknown + response.unknown
+        return corrected, unknown
 
     async def seed(
         self,
@@ -68,7 +125,9 @@ class BufferClient:
                 end_of_data=end_of_data and index == len(portions) - 1,
                 withdraw_pending=withdraw_pending and index == 0,
             )
-            response: pb.SeedResponse = await self._call(self._stub.Seed, request, "seeding prompt tasks")
+            # What is to be seeded for training may be something else after a loss: the caller begins again.
+            call = self._call if table == "train" else self._mended
+            response: pb.SeedResponse = await call(self._stub.Seed, request, "seeding prompt tasks")
             added, withdrawn = added + response.added, withdrawn + response.withdrawn
         response.added, response.withdrawn = added, withdrawn
         return response
@@ -84,7 +143,7 @@ class BufferClient:
     async def commit(self, table: str, incarnation: int, version: int, checkpoint: str = "") -> pb.CommitResponse:
         """Says that the state containing every use below `version` is durable."""
         request = pb.CommitRequest(table=table, incarnation=incarnation, version=version, checkpoint=checkpoint)
-        response: pb.CommitResponse = await self._call(self._stub.Commit, request, "committing")
+        response: pb.CommitResponse = await self._mended(self._stub.Commit, request, "committing")
         return response
 
     async def resume(
@@ -113,7 +172,7 @@ class BufferClient:
         request = pb.NackRequest(
             table=table, incarnation=incarnation, leases=leases, disposition=disposition, reason=reason
         )
-        response: pb.NackResponse = await self._call(self._stub.Nack, request, "giving groups back")
+        response: pb.NackResponse = await self._mended(self._stub.Nack, request, "giving groups back")
         return response
 
     async def release(
@@ -127,7 +186,7 @@ class BufferClient:
     async def set_policy_version(self, incarnation: int, version: int) -> int:
         """Says that weights of this version can be fetched; returns the version in force."""
         request = pb.SetPolicyVersionRequest(incarnation=incarnation, version=version)
-        response: pb.SetPolicyVersionResponse = await self._call(
+        response: pb.SetPolicyVersionResponse = await self._mended(
             self._stub.SetPolicyVersion, request, "announcing a version"
         )
         return response.version
@@ -138,7 +197,7 @@ class BufferClient:
         """Weights of groups, by id, in the draws of `order: priority`; groups that have ended are passed over."""
         items = [pb.GroupPriority(group_id=group_id, priority=value) for group_id, value in priorities.items()]
         request = pb.SetPrioritiesRequest(table=table, incarnation=incarnation, priorities=items)
-        response: pb.SetPrioritiesResponse = await self._call(self._stub.SetPriorities, request, "setting priorities")
+        response: pb.SetPrioritiesResponse = await self._mended(self._stub.SetPriorities, request, "setting priorities")
         return response
 
     async def describe(self, table: str) -> pb.DescribeResponse:
@@ -187,7 +246,7 @@ class BufferClient:
 
     def sample(self, table: str, incarnation: int, *, with_payloads: bool = True) -> SampleStream:
         """Opens the standing stream of leased groups."""
-        return SampleStream(self._stub, table, incarnation, with_payloads, self._retry_s)
+        return SampleStream(self._stub, table, incarnation, with_payloads, self._retry_s, self._repair)
 
 
 def _callable(generation: int | Callable[[], int]) -> Callable[[], int]:

@@ -16,7 +16,7 @@ from buffer.ledger import describe, ledger
 from buffer.policy.reuse import weight_of
 from buffer.redis_access import RedisAccess
 from buffer.sampling import sample_stream
-from buffer.store import Write
+from buffer.store import Write, lost_state
 from buffer.upload import Uploads
 from buffer.validation import check_write
 from mesh.errors import FencedError, PayloadError, TakeoverRefusedError
@@ -176,6 +176,8 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             force=request.force,
             lease_ms=self._front.member_ttl_ms,
         )
+        if answer[0] == b"suspect":
+            raise lost_state()
         if answer[0] == b"held":
             raise TakeoverRefusedError(
                 f"learner {answer[2].decode()} holds the run for {answer[3] / 1000:.1f} s more",

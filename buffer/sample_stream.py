@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from buffer.streams import Seen, StandingStream
@@ -20,7 +21,15 @@ class SampleStream(StandingStream):
         waiting_reason: why nothing comes at present; empty when something just came.
     """
 
-    def __init__(self, stub: Any, table: str, incarnation: int, with_payloads: bool, retry_s: float) -> None:
+    def __init__(
+        self,
+        stub: Any,
+        table: str,
+        incarnation: int,
+        with_payloads: bool,
+        retry_s: float,
+        repair: Callable[[], Awaitable[None]],
+    ) -> None:
         self._stub = stub
         self._table = table
         self._incarnation = incarnation
@@ -29,6 +38,7 @@ class SampleStream(StandingStream):
         self._seen = Seen()
         self._responses: asyncio.Queue[pb.SampleResponse | RollmeshError] = asyncio.Queue()
         self.waiting_reason = "connecting to the buffer"
+        self._repair = repair
         super().__init__(f"sampling ({table})", retry_s)
 
     def request(self, credits: int, for_version: int) -> None:  # noqa: A002  the contract's word
@@ -89,6 +99,9 @@ class SampleStream(StandingStream):
         self._open_credits[version] = self._open_credits.get(version, 0) - 1
         for other in [v for v, count in self._open_credits.items() if count <= 0 or v < version]:
             del self._open_credits[other]
+
+    async def _lost_state(self) -> None:
+        await self._repair()
 
     def _failed(self, error: RollmeshError) -> None:
         self.waiting_reason = str(error)

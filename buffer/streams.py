@@ -76,6 +76,10 @@ class StandingStream(ABC):
     def _failed(self, error: RollmeshError) -> None:
         """Tells all who wait that the stream is over."""
 
+    async def _lost_state(self) -> None:
+        """Redis may have lost state. The learner's stream makes up for it; others wait until it has."""
+        log.info("%s: Redis was restarted; waits for the learner to say what it has used", self._what)
+
     def _send(self, request: Any) -> None:
         if self._error is not None:
             raise self._error
@@ -97,6 +101,12 @@ class StandingStream(ABC):
                 error = to_rollmesh_error(failure, self._what)
                 if not is_transient(failure) and not isinstance(error, OldGenerationError | LostStateError):
                     self._give_up(error)
+                    return
+            if isinstance(error, LostStateError):
+                try:
+                    await self._lost_state()
+                except RollmeshError as failure:
+                    self._give_up(failure)
                     return
             if time.monotonic() - last_answer > self._retry_s:
                 self._give_up(error)

@@ -8,6 +8,11 @@ local now = now_ms()
 if R.learner ~= '' and R.learner ~= member and R.learner_until > now and ARGV[4] ~= '1' then
   return {'held', view(), R.learner, R.learner_until - now}
 end
+if suspect() then
+  -- The caller may speak for its predecessor now: it says again what that one has used, and comes back.
+  redis.call('HSET', RUN, 'learner', member, 'learner_until', now + tonumber(ARGV[6]))
+  return {'suspect', view()}
+end
 if k < R.committed and ARGV[5] ~= '1' then return {'below_commit', view(), R.committed} end
 local incarnation = R.incarnation + 1
 local trained, returned, evicted = go_on(incarnation, k, member, now + tonumber(ARGV[6]))

@@ -513,6 +513,12 @@ class TableMachine:
 
     def resume(self, k: int) -> tuple[int, int, int]:
         """The next incarnation starts from version k: (trained, returned, evicted)."""
+        if self.suspect:
+            raise Suspect
+        return self.go_on(k)
+
+    def go_on(self, k: int) -> tuple[int, int, int]:
+        """Makes the next incarnation, whatever is known of the one before."""
         incarnation = self.lineage.incarnation + 1
         self.lineage = Lineage(incarnation, {**self.lineage.resumed_at, incarnation: k})
         self.u = self.committed = k

@@ -90,7 +90,7 @@ class Assertion:
             points = [self.takeovers[i] for i in missing if i in self.takeovers]
             if version is not None and version < min(points):
                 return
-            machine.resume(points[0])
+            machine.go_on(points[0])
 
 
 def _invent(machine: TableMachine, use: AssertedUse, incarnation: int) -> Group:
