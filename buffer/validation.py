@@ -51,8 +51,6 @@ def _draft(write: pb.MemberWrite) -> Write:
     if len(write.payload) > MAX_DRAFT_BYTES:
         raise PayloadError("payload", f"a draft of {len(write.payload)} bytes, over {MAX_DRAFT_BYTES}")
     info = inspect(write.payload)
-    if info.response_tokens == 0:
-        raise PayloadError("payload", "a draft must hold at least one token")
     return Write(
         group_id=write.group_id,
         lease_id=write.lease_id,
