@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +70,20 @@ def is_scored(member: trajectory_pb2.MemberMeta) -> bool:
     return bool(member.outcome == trajectory_pb2.OUTCOME_SCORED)
 
 
-def open_group(leased: buffer_pb2.LeasedGroup, *, with_payloads: bool) -> SampledGroup:
+def left_out(leased: buffer_pb2.LeasedGroup) -> list[int]:
+    """Members whose payload is too large to come with the lease: it has to be fetched."""
+    return [meta.member for meta, pieces in zip(leased.members, leased.pieces, strict=False) if pieces]
+
+
+def open_group(
+    leased: buffer_pb2.LeasedGroup, *, with_payloads: bool, fetched: Mapping[int, bytes] = MappingProxyType({})
+) -> SampledGroup:
     """Decodes a leased group; empties `leased.payloads`.
+
+    Args:
+        leased: as the buffer sent it.
+        with_payloads: the payloads are opened here; else by the ranks that train them.
+        fetched: payloads by member of those that were left out.
 
     Raises:
         PayloadError: a payload is malformed, missing, or contradicts its metadata; the group cannot be trained.
@@ -87,6 +100,7 @@ def open_group(leased: buffer_pb2.LeasedGroup, *, with_payloads: bool) -> Sample
         if len(leased.payloads) != len(leased.members):
             raise PayloadError("payloads", f"{len(leased.payloads)} for {len(leased.members)} members")
         payloads = {meta.member: data for meta, data in zip(leased.members, leased.payloads, strict=True)}
+        payloads.update(fetched)
         opened = [
             open_member(member, payloads[member.member]) if has_reward else None
             for member, has_reward in zip(members, scored, strict=True)
@@ -101,9 +115,4 @@ def open_member(member: trajectory_pb2.MemberMeta, payload: bytes) -> Trajectory
     Raises:
         PayloadError: malformed, or of another length than the metadata says.
     """
-    opened = trajectory.decode(payload)
-    if len(opened.response_ids) != member.response_tokens:
-        raise PayloadError(
-            "response_tokens", f"metadata says {member.response_tokens}, the payload has {len(opened.response_ids)}"
-        )
-    return opened
+    return trajectory.decode(payload, tokens=member.response_tokens)

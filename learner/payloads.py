@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from buffer.client import BufferClient
-from learner.groups import SampledGroup
+from learner.groups import SampledGroup, left_out
 from learner.plan import PlannedMember
 from mesh import trajectory
 from mesh.errors import PayloadError
@@ -46,6 +46,19 @@ class HeldPayloads:
         return [self._held[member.group_id, member.member] for member in members]
 
 
+async def fetch_left_out(client: BufferClient, table: str, leased: buffer_pb2.LeasedGroup) -> dict[int, bytes]:
+    """Payloads, by member, that are too large to come with the lease.
+
+    Raises:
+        DataError: the group has ended meanwhile.
+        UnreachableError: the buffer stayed away.
+    """
+    members = left_out(leased)
+    refs = [buffer_pb2.MemberRef(group_id=leased.group_id, member=member) for member in members]
+    fetched = [data async for data in client.fetch(table, refs)]
+    return dict(zip(members, fetched, strict=True))
+
+
 class FetchedPayloads:
     """Trajectories fetched from the buffer by the rank that trains them.
 
@@ -63,16 +76,17 @@ class FetchedPayloads:
     def get(self, members: Sequence[PlannedMember]) -> list[Trajectory]:
         if not members:
             return []
-        opened = [trajectory.decode(data) for data in self._bridge.call(self._fetch(members), self._timeout_s)]
-        for member, found in zip(members, opened, strict=True):
-            if len(found.response_ids) != member.response_tokens:
-                raise PayloadError(
-                    "response_tokens",
-                    f"{member.group_id}/{member.member}: metadata says {member.response_tokens}, "
-                    f"the payload has {len(found.response_ids)}",
-                )
-        return opened
+        return self._bridge.call(self._fetch(members), self._timeout_s)
 
-    async def _fetch(self, members: Sequence[PlannedMember]) -> list[bytes]:
+    async def _fetch(self, members: Sequence[PlannedMember]) -> list[Trajectory]:
+        """Opens each payload as soon as it is there."""
         refs = [buffer_pb2.MemberRef(group_id=member.group_id, member=member.member) for member in members]
-        return [data async for data in self._client.fetch("train", refs)]
+        opened: list[Trajectory] = []
+        async for data in self._client.fetch("train", refs):
+            member = members[len(opened)]
+            try:
+                opened.append(trajectory.decode(data, tokens=member.response_tokens))
+            except PayloadError as error:
+                what = error.message.removeprefix(f"{error.field}: ")
+                raise PayloadError(error.field, f"{what} (group {member.group_id}, member {member.member})") from error
+        return opened

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 from buffer.client import BufferClient
 from learner.groups import SampledGroup, open_group
-from mesh.errors import FencedError, PayloadError, RollmeshError
+from learner.payloads import fetch_left_out
+from mesh.errors import DataError, FencedError, PayloadError, RollmeshError
 from protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
@@ -153,8 +154,9 @@ class GroupSource:
     async def _arrive(self, leased: buffer_pb2.LeasedGroup) -> None:
         version = leased.for_version
         try:
-            self._held[version].append(open_group(leased, with_payloads=self._with_payloads))
-        except PayloadError as error:
+            fetched = await fetch_left_out(self._client, self._table, leased) if self._with_payloads else {}
+            self._held[version].append(open_group(leased, with_payloads=self._with_payloads, fetched=fetched))
+        except (PayloadError, DataError) as error:
             _log.warning("group %s is unusable: %s", leased.group_id, error, extra={"group": leased.group_id})
             lease = buffer_pb2.LeaseRef(group_id=leased.group_id, lease_id=leased.lease_id)
             await self._client.nack(
