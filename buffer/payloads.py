@@ -22,7 +22,7 @@ from buffer.wire import Argument
 # Seconds for which a payload whose group is not sealed survives.
 PAYLOAD_TTL_S = 24 * 3600
 # Bytes read from Redis at once.
-_PORTION_BYTES = 1 << 20
+_PORTION_BYTES = 512 << 10
 _KEYS_AT_ONCE = 1024
 
 

@@ -199,6 +199,18 @@ class FrontProcess:
         assert self._process is not None
         return psutil.Process(self._process.pid).children(recursive=True)
 
+    def reset_peak(self) -> int:
+        """Forgets the peak of the process' resident memory; returns what it has now, in bytes."""
+        assert self._process is not None
+        Path(f"/proc/{self._process.pid}/clear_refs").write_text("5")
+        return self.peak()
+
+    def peak(self) -> int:
+        """Most bytes of resident memory since `reset_peak`."""
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
     async def end(self, number: signal.Signals) -> int:
         assert self._process is not None
         if self._process.returncode is None:
