@@ -1,0 +1,91 @@
+"""One trajectory of a million tokens, and of five, through a real front process: below gRPC's default message limit,
+and with bounded memory in the front."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from learner.groups import left_out, open_group
+from learner.payloads import fetch_left_out
+from mesh.rpc import open_channel
+from mesh.trajectory import Codec, Trajectory, encode
+from mesh.versions import PolicyVersion, VersionRuns
+from protos import buffer_pb2 as pb
+from protos import trajectory_pb2 as trajectory
+from tests.buffer.mesh_fixture import BufferClient, Mesh, make_config
+from tests.buffer.test_crashes import FrontProcess
+
+V0 = PolicyVersion(1, 0)
+LIMIT_MB = 4
+# Peak memory that the front may need beyond what it has when idle, whatever the payload's size.
+GROWTH_BYTES = 24 << 20
+
+
+@pytest.fixture
+async def front(tmp_path: Path, redis_url: str) -> AsyncIterator[FrontProcess]:
+    process = FrontProcess(tmp_path, make_config(tmp_path, redis_url, network={"max_message_mb": LIMIT_MB}))
+    await process.start()
+    yield process
+    await process.end(signal.SIGKILL)
+
+
+def long_trajectory(tokens: int) -> Trajectory:
+    """Tool output in the middle, and a version that changes on the way."""
+    rng = np.random.default_rng(0)
+    mask = np.ones(tokens, np.uint8)
+    mask[tokens // 3 : tokens // 2] = 0
+    log_probs = -rng.exponential(1.0, tokens).astype(np.float32) * mask
+    runs = VersionRuns(((tokens - 1000, V0), (1000, PolicyVersion(1, 1))))
+    return Trajectory(rng.integers(0, 150_000, tokens, dtype=np.int32), log_probs, mask, runs)
+
+
+def write_of(grant: pb.GroupGrant, member: int, value: Trajectory, codec: Codec) -> pb.MemberWrite:
+    meta = trajectory.MemberMeta(
+        member=member, outcome=trajectory.OUTCOME_SCORED, reward=1.0, prompt_tokens=4,
+        response_tokens=len(value.response_ids), oldest=value.versions.oldest.to_proto(),
+        newest=value.versions.newest.to_proto(),
+    )  # fmt: skip
+    return pb.MemberWrite(
+        group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta,
+        payload=encode(value, codec=codec),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tokens", "codec"), [(1_000_000, "none"), (1_000_000, "zstd"), (5_000_000, "none")], ids=["1M", "1M-zstd", "5M"]
+)
+async def test_a_very_long_trajectory_is_written_sealed_leased_and_read(
+    mesh: Mesh, front: FrontProcess, tokens: int, codec: Codec
+) -> None:
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    for actor in (learner, generator):
+        # As a service would: the limit holds at both ends.
+        await actor.channel.close()
+        actor.channel = open_channel(front.address, make_config(Path()).security, max_message_mb=LIMIT_MB)
+        actor.client = BufferClient(actor.channel, timeout_s=5.0, retry_s=30.0)
+    await learner.seed(1, 1)
+    admission = generator.admission()
+    admission.update(1, V0)
+    (grant,) = await generator.grants(admission, 1)
+    long, short = long_trajectory(tokens), long_trajectory(2_000)
+    await generator.writer().write([write_of(grant, 1, short, "none")])
+    before = front.reset_peak()
+    (result,) = await generator.writer().write([write_of(grant, 0, long, codec)])
+    assert (result.status, result.sealed) == (pb.WRITE_STATUS_STORED, True), result
+    (leased,) = await learner.batch(learner.sampler(), 1, 0)
+    assert left_out(leased)[0] == 0
+    group = open_group(leased, with_payloads=True, fetched=await fetch_left_out(learner.client, "train", leased))
+    grown = front.peak() - before
+    for found, expected in zip(group.trajectories, (long, short), strict=True):
+        assert found is not None
+        for name in ("response_ids", "log_probs", "response_mask"):
+            assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+        assert found.versions == expected.versions
+    print(f"{tokens} tokens, {codec}: the front's peak grew by {grown / 2**20:.1f} MiB over {before / 2**20:.0f}")
+    assert grown < GROWTH_BYTES
+    assert (await learner.train([leased], 0)).claimed
