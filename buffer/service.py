@@ -115,6 +115,7 @@ class BufferService:
             upkeep.sweep(front, access),
             upkeep.listen(front, access),
             upkeep.collect(front),
+            upkeep.sweep_values(front, access),
             upkeep.sweep_side(front),
             figures.report(front, access, board),
             *(upkeep.evict(front, table) for table in TABLES if front.rules[table].bounded),

@@ -13,6 +13,7 @@ from functools import partial
 from buffer.bell import wait_for
 from buffer.context import FrontContext
 from buffer.members import fronts_of, read_members
+from buffer.orphans import sweep_orphans
 from buffer.policy.rules import TABLES
 from buffer.redis_access import RedisAccess
 from buffer.waits import INSERTS, SAMPLES
@@ -25,6 +26,8 @@ SWEEP_S = 0.25
 # The members are looked at in every so many sweeps.
 _LOOK_EVERY = 4
 _RECONNECT_S = 0.5
+# A stored value is removed once it has had no owner for this long; also the time between two walks over the keys.
+_ORPHAN_AGE_S = 60
 # Side data that belongs to no live group stays for this long.
 _SIDE_AGE_S = 3600.0
 
@@ -111,6 +114,23 @@ async def sweep_side(front: FrontContext) -> None:
             except StoreError as error:
                 log.warning("sweeping side data: %s", error)
         await asyncio.sleep(_SIDE_AGE_S / 2)
+
+
+async def sweep_values(front: FrontContext, access: RedisAccess) -> None:
+    """Removes stored values that no group owns; one front at a time walks over the keys."""
+    keys = front.store.keys
+    while True:
+        await asyncio.sleep(_ORPHAN_AGE_S)
+        for table in TABLES:
+            try:
+                lock = ("SET", keys.table(table, "sweeping"), 1, "NX", "EX", _ORPHAN_AGE_S)
+                if (await access.batch([lock]))[0] is None:
+                    continue
+                swept = await sweep_orphans(access, keys, table, age_s=_ORPHAN_AGE_S)
+                if swept:
+                    log.warning("removed %d stored values that no group owned", swept, extra={"table": table})
+            except StoreError as error:
+                log.warning("sweeping stored values: %s", error)
 
 
 async def listen(front: FrontContext, access: RedisAccess) -> None:

@@ -1,0 +1,137 @@
+"""Stored values that no group owns: found by a slow walk over the keys, and removed.
+
+They come from a front that died between a SET and its verb, from writes that were superseded, from a removal that was
+lost. They have a time to live, but a day is long, and what a seal has made permanent has none.
+
+Invariants
+  * Only what no verb can ever accept any more is an orphan: its group has ended (ids are not used again), or the member
+    is stored under another name, or the attempt that wrote it is over. So a sweep cannot race with a write.
+  * An orphan is removed in two passes: the first shortens its time to live to `_MARK_S`, a later one removes what has
+    been marked for the wanted age. What the end of a group names for removal is thus left to the collector, and passes
+    of several fronts add up without any state but the keys'.
+  * Redis looks at a bounded number of keys per call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from buffer.drafts import DraftPlace, draft_places
+from buffer.keys import Keys
+from buffer.payloads import Place, places
+from buffer.redis_access import RedisAccess
+from buffer.wire import Argument
+
+# Time to live of what has been found to be an orphan; far below that of values that wait for their group.
+_MARK_S = 3600
+_PORTION = 500
+# Between two portions, so that the walk takes little of anybody's time.
+_PAUSE_S = 0.02
+_NAME = re.compile(r"(\d+):(?:(\d+)|d(\d+)-(\d+))(?::(\d+))?")
+
+
+class _Value(NamedTuple):
+    """A stored value's name: of a payload, of one of its pieces, or of a draft."""
+
+    member: int
+    attempt: int
+    piece: int | None
+    draft_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A live group: `done` has one character per member."""
+
+    attempt: int
+    done: str
+    payloads: tuple[Place, ...]
+    drafts: tuple[DraftPlace, ...]
+
+    @classmethod
+    def from_reply(cls, reply: Sequence[Any]) -> Owner:
+        attempt, done, payloads, drafts = reply
+        return cls(int(attempt), done.decode(), places(payloads), draft_places(drafts))
+
+    def may_own(self, name: str) -> bool:
+        """Whether a value (`member:attempt`, a piece or a draft) belongs to the group, or may yet."""
+        value = _parse(name)
+        if value is None or value.member >= len(self.done):
+            return False
+        is_open = self.done[value.member] == "0" and value.attempt == self.attempt
+        if value.draft_tokens is not None:
+            draft = DraftPlace(value.member, value.attempt, value.draft_tokens)
+            longer = (d for d in self.drafts if d[:2] == draft[:2] and d.tokens > draft.tokens)
+            return draft in self.drafts or (is_open and not any(longer))
+        stored = next((p for p in self.payloads if p[:2] == value[:2]), None)
+        if stored is None:
+            return is_open
+        return value.piece is None if not stored.pieces else value.piece is not None and value.piece < stored.pieces
+
+
+def _parse(name: str) -> _Value | None:
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    member, attempt, of_draft, tokens, piece = (None if part is None else int(part) for part in found.groups())
+    written = attempt if of_draft is None else of_draft
+    assert member is not None
+    assert written is not None
+    return _Value(member, written, piece, tokens)
+
+
+async def sweep_orphans(access: RedisAccess, keys: Keys, table: str, *, age_s: float, pause_s: float = _PAUSE_S) -> int:
+    """One pass over a table's stored values; returns how many were removed.
+
+    Args:
+        age_s: an orphan is removed once it has been known as one for so long.
+
+    Raises:
+        StoreError: Redis failed; a later pass goes on.
+    """
+    swept = 0
+    prefix = keys.payload(table, "", "", "").removesuffix("::")
+    async for portion in _portions(access.scan(f"{_literal(prefix)}*", _PORTION)):
+        orphans = await _orphans(access, table, prefix, portion)
+        ages = await access.batch([("PTTL", key) for key in orphans])
+        commands: list[tuple[Argument, ...]] = []
+        for key, left_ms in zip(orphans, ages, strict=True):
+            if left_ms == -1 or left_ms > _MARK_S * 1000:
+                commands.append(("EXPIRE", key, _MARK_S))
+            elif 0 <= left_ms <= (_MARK_S - age_s) * 1000:
+                commands.append(("UNLINK", key))
+        replies = await access.batch(commands)
+        removed = sum(reply for command, reply in zip(commands, replies, strict=True) if command[0] == "UNLINK")
+        if removed:
+            await access.batch([("HINCRBY", keys.table(table), "orphans_swept", removed)])
+            swept += removed
+        await asyncio.sleep(pause_s)
+    return swept
+
+
+async def _orphans(access: RedisAccess, table: str, prefix: str, found: Sequence[bytes]) -> list[str]:
+    named = [(key, *key.removeprefix(prefix).partition(":")[::2]) for key in map(bytes.decode, found)]
+    group_ids = list(dict.fromkeys(group_id for _, group_id, _ in named))
+    answer = await access.verb("owned", table, *group_ids)
+    owners = {gid: Owner.from_reply(reply) for gid, reply in zip(group_ids, answer[2], strict=True) if reply}
+    return [key for key, gid, name in named if gid not in owners or not owners[gid].may_own(name)]
+
+
+async def _portions(found: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    portion: list[bytes] = []
+    async for key in found:
+        portion.append(key)
+        if len(portion) == _PORTION:
+            yield portion
+            portion = []
+    if portion:
+        yield portion
+
+
+def _literal(text: str) -> str:
+    """Escapes what SCAN would take for a pattern."""
+    return re.sub(r"([*?\[\]\\])", r"\\\1", text)

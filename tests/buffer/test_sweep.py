@@ -1,0 +1,106 @@
+"""Stored values that no group owns are found and removed; whatever may still count is left alone."""
+
+from __future__ import annotations
+
+from redis.asyncio import Redis
+
+from buffer.drafts import DraftPlace
+from buffer.keys import Keys
+from buffer.orphans import Owner, sweep_orphans
+from buffer.payloads import Place
+from buffer.service import BufferService
+from mesh.versions import PolicyVersion
+from tests.buffer.mesh_fixture import Mesh, make_write
+from tests.buffer.test_drafts import make_draft, values
+from tests.buffer.test_flow import balanced
+
+V0 = PolicyVersion(1, 0)
+DAY_S = 24 * 3600
+
+
+async def swept(front: BufferService, age_s: float = 0) -> int:
+    return await sweep_orphans(front.access, Keys(front.run_name), "train", age_s=age_s, pause_s=0)
+
+
+async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    admission, takeover = first.admission(), second.admission()
+    admission.update(1, V0)
+    (grant,) = await first.grants(admission, 1)
+    await first.writer().write([make_write(grant, 0, [V0]), make_draft(grant, 1, [V0] * 5)])
+    await first.kill()
+    takeover.update(1, V0)
+    (again,) = await second.grants(takeover, 1)
+    gid = again.group_id
+    kept = {f"{gid}:0:1", f"{gid}:1:d1-5"}
+    assert await values(mesh, front.run_name) == kept
+    name = Keys(front.run_name).payload
+    redis = Redis.from_url(mesh.redis_url)
+    orphans = {
+        "the group has ended": name("train", "train-99", 0, 1),
+        "permanent, the group has ended": name("train", "train-98", 0, 1),
+        "the attempt is over": name("train", gid, 1, 1),
+        "stored by an earlier attempt": name("train", gid, 0, 2),
+        "replaced draft": name("train", gid, 1, "d1-3"),
+        "piece of an attempt that is over": name("train", gid, 1, "1:4"),
+        "no name of ours": name("train", gid, "x", "y"),
+    }
+    in_flight = [name("train", gid, 1, place) for place in ("2", "2:7", "d2-1")]
+    for key in (*orphans.values(), *in_flight):
+        await redis.set(key, b"value", ex=None if "train-98" in key else DAY_S)
+
+    assert await swept(front) == 0, "the first pass finds them and gives them little time"
+    assert await swept(front, age_s=60) == 0
+    assert await swept(front) == len(orphans)
+    left = await values(mesh, front.run_name)
+    assert left == kept | {key.partition(":v:")[2] for key in in_flight}
+    assert [await redis.ttl(key) > DAY_S - 60 for key in in_flight] == [True] * 3
+    assert (await learner.client.describe("train")).orphans_swept == len(orphans)
+    await redis.aclose()
+    # What was left alone is what the group goes on from.
+    await second.finish(second.writer(), [again], V0)
+    (group,) = await learner.batch(learner.sampler(), 1, 0)
+    assert all(group.payloads)
+    await balanced(learner)
+
+
+async def test_a_front_that_dies_between_value_and_verb_leaves_nothing_that_a_repeated_write_misses(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    admission = generator.admission()
+    admission.update(1, V0)
+    (grant,) = await generator.grants(admission, 1)
+    write = make_write(grant, 0, [V0])
+    redis = Redis.from_url(mesh.redis_url)
+    key = Keys(front.run_name).payload("train", grant.group_id, 0, 1)
+    await redis.set(key, write.payload, ex=DAY_S)
+    await redis.aclose()
+    for _ in range(3):
+        assert await swept(front) == 0
+    await generator.finish(generator.writer(), [grant], V0)
+    assert f"{grant.group_id}:0:1" in await values(mesh, front.run_name)
+
+
+def test_what_a_group_may_own() -> None:
+    owner = Owner(2, "1100", (Place(0, 1), Place(1, 2, 3)), drafts=(DraftPlace(2, 1, 50), DraftPlace(3, 2, 8)))
+    own = ("0:1", "1:2:0", "1:2:2", "2:2", "2:2:9", "2:d1-50", "2:d2-1", "3:d2-8", "3:d2-9")
+    foreign = (
+        "0:2",
+        "0:1:0",
+        "1:2",
+        "1:2:3",
+        "2:1",
+        "2:3",
+        "2:d1-49",
+        "2:d1-51",
+        "3:d2-7",
+        "0:d2-9",
+        "4:2",
+        "",
+        "2:dx",
+    )
+    assert [name for name in own if not owner.may_own(name)] == []
+    assert [name for name in foreign if owner.may_own(name)] == []
