@@ -13,6 +13,7 @@ import numpy as np
 from buffer.client import AdmitStream, BufferClient, SampleStream, Writer
 from buffer.service import BufferService
 from mesh.config import Config, load_config
+from mesh.fronts import open_mesh
 from mesh.membership import MembershipAgent
 from mesh.rpc import open_channel
 from mesh.trajectory import Trajectory, encode
@@ -124,6 +125,10 @@ class Mesh:
         await generator.agent.start()
         return generator
 
+    def adopt(self, actor: Actor) -> None:
+        """Ends an actor with the others."""
+        self._actors.append(actor)
+
     async def stop_front(self, service: BufferService) -> None:
         self._services.remove(service)
         await service.stop()
@@ -142,7 +147,12 @@ class Actor:
 
     def __init__(self, address: str, role: str) -> None:
         config = make_config(Path())
-        self.channel = open_channel(address, config.security)
+        # One front is stuck to; several are balanced over, and a hung one is noticed soon.
+        self.channel: Any = (
+            open_mesh(address, config.security, keepalive_s=0.5)
+            if "," in address
+            else open_channel(address, config.security)
+        )
         self.client = BufferClient(self.channel, timeout_s=5.0, retry_s=TIMEOUT_S)
         self.membership: Any = membership_pb2_grpc.MembershipStub(self.channel)
         self.agent = MembershipAgent(

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
 from pathlib import Path
 
+import grpc
 import pytest
 
-from buffer.service import without_secrets
-from mesh.errors import RollmeshError
+from buffer import admission, sampling
+from buffer.keys import Keys
+from buffer.service import BufferService, without_secrets
+from mesh.config import load_config
+from mesh.errors import ConfigError
+from mesh.fronts import MeshChannel, open_mesh
 from mesh.versions import PolicyVersion
-from protos import membership_pb2
+from protos import membership_pb2, membership_pb2_grpc
 from tests.buffer.mesh_fixture import Mesh, make_config, make_write
 from tests.buffer.test_flow import balanced
 
@@ -82,17 +89,6 @@ def test_secrets_stay_here(tmp_path: Path, url: str, told: str) -> None:
     assert type(config).model_validate_json(config.model_dump_json()) == config
 
 
-async def test_an_oversized_message_is_refused_by_name(mesh: Mesh) -> None:
-    front = await mesh.front(network={"max_message_mb": 1})
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await learner.seed(1, 1)
-    admission, writer = generator.admission(), generator.writer()
-    admission.update(1, V0)
-    (grant,) = await generator.grants(admission, 1)
-    with pytest.raises(RollmeshError, match="larger than max"):
-        await writer.write([make_write(grant, 0, [V0] * 200_000)])
-
-
 async def test_a_finished_run_is_announced(mesh: Mesh) -> None:
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
@@ -100,3 +96,98 @@ async def test_a_finished_run_is_announced(mesh: Mesh) -> None:
     await generator.agent.beat()
     assert generator.agent.run_finished.is_set()
     assert generator.agent.learner is None
+
+
+async def test_a_write_at_one_front_wakes_the_sampler_at_another(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (sampling, admission):
+        monkeypatch.setattr(module, "_RECHECK_S", 1000.0)
+    config = make_config(mesh.folder, mesh.redis_url)
+    left, right = await mesh.front(config), await mesh.front(config)
+    learner, generator = await mesh.learner(left), await mesh.generator(right)
+    granted, writer, sampler = generator.admission(), generator.writer(), learner.sampler()
+    granted.update(2, V0)
+    sampler.request(2, 0)
+    await learner.seed(1, 2)
+    await generator.finish(writer, await generator.grants(granted, 2), V0)
+    assert len(await learner.collect(sampler, 2)) == 2
+
+
+async def test_a_front_with_other_rules_is_refused_while_one_is_alive(mesh: Mesh) -> None:
+    config = make_config(mesh.folder, mesh.redis_url)
+    other = load_config({**config.model_dump(), "buffer": {**config.buffer.model_dump(), "max_staleness": 7}})
+    front = await mesh.front(config)
+    with pytest.raises(ConfigError, match=r"train: max_staleness is 1 there, 7 here.*stop them all first"):
+        await mesh.front(other)
+    learner = await mesh.learner(front)
+    assert (await learner.client.describe("train")).max_staleness == 1
+    await mesh.stop_front(front)
+    await learner.kill()
+    learner = await mesh.learner(await mesh.front(other), takeover=True)
+    assert (await learner.client.describe("train")).max_staleness == 7
+
+
+async def test_members_are_told_one_configuration_by_all_fronts(mesh: Mesh) -> None:
+    config = make_config(mesh.folder, mesh.redis_url)
+    hotter = load_config({**config.model_dump(), "rollout": {**config.rollout.model_dump(), "temperature": 0.5}})
+    left, right = await mesh.front(config), await mesh.front(hotter)
+    told = {(await mesh.generator(front)).agent.config_json for front in (left, right)}
+    assert len(told) == 1
+
+
+async def test_a_front_that_the_run_forgot_enters_again_or_ends(mesh: Mesh) -> None:
+    config = make_config(mesh.folder, mesh.redis_url, buffer={"lease_s": 1.0})
+    front = await mesh.front(config)
+    keys = Keys(config.run.name)
+    member = await front.access.client.srandmember(f"{keys.run}:fronts")
+    await front.access.client.hdel(f"{keys.run}:generations", member)
+    async with asyncio.timeout(10):
+        while not await front.access.client.hexists(f"{keys.run}:generations", member):
+            await asyncio.sleep(0.05)
+    # Another has begun under other rules while this one was away.
+    await front.access.client.sadd(f"{keys.run}:fronts", "another")
+    await front.access.client.zadd(f"{keys.run}:heartbeats", {"another": 1 << 50})
+    await front.access.client.hset(keys.table("train"), "max_staleness", 3)
+    await front.access.client.hdel(f"{keys.run}:generations", member)
+    async with asyncio.timeout(10):
+        assert isinstance(await front.failed(), ConfigError)
+
+
+async def test_fronts_protected_by_tls_and_token_are_checked_by_their_own_names(mesh: Mesh, tmp_path: Path) -> None:
+    security = protection(tmp_path, "127.0.0.1", "127.0.0.2")
+    left = await mesh.front(make_config(mesh.folder, mesh.redis_url, run={"name": "tls"}, security=security))
+    right = BufferService(
+        make_config(mesh.folder, mesh.redis_url, run={"name": "tls"}, security=security), host="127.0.0.2", port=0
+    )
+    await right.start()
+    section = load_config({"model": {"path": "-"}, "data": {"train": "-"}, "security": security}).security
+    async with open_mesh(f"{left.address},{right.address}", section) as channel:
+        await asyncio.wait_for(_all_ready(channel), 20)
+        stub = membership_pb2_grpc.MembershipStub(channel)
+        for _ in range(4):
+            assert len((await stub.List(membership_pb2.ListRequest(), timeout=5)).members) == 2
+    stranger = load_config(
+        {"model": {"path": "-"}, "data": {"train": "-"}, "security": {**security, "token_file": None}}
+    )
+    async with open_mesh(left.address, stranger.security) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await membership_pb2_grpc.MembershipStub(channel).List(membership_pb2.ListRequest(), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    await right.stop()
+
+
+async def _all_ready(channel: MeshChannel) -> None:
+    """Waits until every front of a channel is connected."""
+    for front in channel._fronts.values():
+        while (state := front.channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
+            await front.channel.wait_for_state_change(state)
+
+
+def protection(folder: Path, *hosts: str) -> dict[str, str]:
+    """The security section of services with one certificate, made here, for some addresses."""
+    key, cert, token = folder / "key.pem", folder / "cert.pem", folder / "token"
+    names = ",".join(f"IP:{host}" for host in hosts)
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subject = ["-subj", "/CN=fronts", "-addext", f"subjectAltName={names}", "-days", "2"]
+    subprocess.run([*command, *subject, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    token.write_text("secret")
+    return {"tls_key": str(key), "tls_cert": str(cert), "tls_ca": str(cert), "token_file": str(token)}
