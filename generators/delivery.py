@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from generators.engines.base import GenerationResult
 from generators.held import FinishedMember, HeldGroup
 from generators.packing import member_write, pack
 from generators.rollout import Batch
@@ -52,6 +53,7 @@ class Delivery:
         settled: told how many members of a group need no more work.
         dropped: told that a group is not ours any more.
         on_error: told when delivery cannot go on (the buffer stayed away).
+        pack: makes payloads of finished responses.
 
     Attributes:
         scored, unscorable, failed: members by outcome.
@@ -68,6 +70,7 @@ class Delivery:
         settled: Callable[[HeldGroup, int], None],
         dropped: Callable[[HeldGroup], None],
         on_error: Callable[[RollmeshError], None],
+        pack: Callable[[GenerationResult], bytes] = pack,
     ) -> None:
         self._member_id = member_id
         self._text = text
@@ -76,6 +79,7 @@ class Delivery:
         self._settled = settled
         self._dropped = dropped
         self._on_error = on_error
+        self._pack = pack
         self._tasks: set[asyncio.Task[None]] = set()
         self.scored = 0
         self.unscorable = 0
@@ -146,7 +150,7 @@ class Delivery:
             meta.outcome = trajectory_pb2.OUTCOME_SCORED
             meta.reward = result.scored.total
             meta.components.update(result.scored.components)
-            payload = pack(sampled)
+            payload = self._pack(sampled)
         elif kind == "unscorable":
             self.unscorable += 1
             meta.outcome = trajectory_pb2.OUTCOME_UNSCORABLE

@@ -3,7 +3,8 @@
 Invariants: only members of training groups are drafted, and only where since the start of their response, or since
 their last draft, `every_s` seconds have passed (and a token was sampled) or `every_tokens` tokens were sampled; a
 response that is shorter costs nothing. Looks are taken `_LOOKS` times per `every_s`, one after the other: a buffer that
-is slow makes drafts rarer. A member's draft never follows its outcome.
+is slow makes drafts rarer. A member's draft never follows its outcome. Drafts are not compressed: most are replaced
+before anybody reads them.
 """
 
 from __future__ import annotations
@@ -62,13 +63,15 @@ class DraftState:
         tokens: in the buffer.
         since: monotonic time, in seconds, of the last draft; before the first, of the start of the response as far as
             it is known (not before it was first seen).
+        refused: the buffer takes no draft of it any more: it has grown too long.
     """
 
     tokens: int
     since: float
+    refused: bool = False
 
     def wanted(self, now: float, every_s: float, every_tokens: int) -> int:
-        """The length from which on the response is to be drafted."""
+        """The length from which on the response is to be drafted, if it is."""
         return self.tokens + (1 if now - self.since >= every_s else every_tokens)
 
     def started(self, at: float) -> None:
@@ -126,17 +129,15 @@ class Drafts:
         async with self._one_at_a_time:
             now = self._clock()
             self._look(now)
-            wanted = {
-                name: state.wanted(now, self._every_s, self._every_tokens) for name, state in self._states.items()
-            }
-            await self._write(now, [part for part in await self._progress(wanted) if self._is_due(now, part)])
+            parts = await self._progress(lambda state: state.wanted(now, self._every_s, self._every_tokens))
+            await self._write(now, [part for part in parts if self._is_due(now, part)])
 
     async def write_all(self) -> None:
         """Drafts all members that have tokens beyond their last draft."""
         async with self._one_at_a_time:
             now = self._clock()
             self._look(now)
-            await self._write(now, await self._progress({name: s.tokens + 1 for name, s in self._states.items()}))
+            await self._write(now, await self._progress(lambda state: state.tokens + 1))
 
     def _look(self, now: float) -> None:
         """Forgets what is finished and notes what is new."""
@@ -146,7 +147,8 @@ class Drafts:
             for name, (group, member) in unfinished.items()
         }
 
-    async def _progress(self, at_least: dict[str, int]) -> list[PartialResponse]:
+    async def _progress(self, wanted: Callable[[DraftState], int]) -> list[PartialResponse]:
+        at_least = {name: wanted(state) for name, state in self._states.items() if not state.refused}
         return await asyncio.wrap_future(self._engine.progress(at_least)) if at_least else []
 
     def _is_due(self, now: float, part: PartialResponse) -> bool:
@@ -167,21 +169,15 @@ class Drafts:
         results = await self._writer().write(writes)
         unfinished = self._members.unfinished(_TABLE)
         for part, result in zip(parts, results, strict=True):
-            self._states[part.request_id] = DraftState(len(part.sampled), now)
-            if part.request_id in unfinished:
-                self._note(*unfinished[part.request_id], result)
-
-    def _note(self, group: HeldGroup, member: int, result: buffer_pb2.WriteResult) -> None:
-        if result.status == buffer_pb2.WRITE_STATUS_SUPERSEDED:
-            self._members.drop(group)
-        elif result.status == buffer_pb2.WRITE_STATUS_REJECTED:
-            log.error(
-                "the draft of member %d of group %s was rejected: %s: %s",
-                member,
-                group.group_id,
-                result.field,
-                result.message,
-                extra={"group": group.group_id, "member": member},
-            )
-        elif result.status == buffer_pb2.WRITE_STATUS_STORED:
-            self.written += 1
+            refused = result.status == buffer_pb2.WRITE_STATUS_REJECTED
+            self._states[part.request_id] = DraftState(len(part.sampled), now, refused)
+            self.written += result.status == buffer_pb2.WRITE_STATUS_STORED
+            if part.request_id not in unfinished:
+                continue
+            group, member = unfinished[part.request_id]
+            if refused:
+                extra = {"group": group.group_id, "member": member}
+                what = f"{result.field}: {result.message}"
+                log.warning("member %d of group %s is not drafted: %s", member, group.group_id, what, extra=extra)
+            elif result.status == buffer_pb2.WRITE_STATUS_SUPERSEDED:
+                self._members.drop(group)

@@ -6,19 +6,26 @@ import numpy as np
 
 from generators.engines.base import GenerationResult, SampledTokens
 from generators.held import HeldGroup
-from mesh.trajectory import Trajectory, encode
+from mesh.trajectory import Codec, Trajectory, encode
 from protos import buffer_pb2, trajectory_pb2
 
 
-def pack(sampled: GenerationResult | SampledTokens) -> bytes:
-    """The payload of a response, or of the beginning of one; one turn, all of it sampled."""
+def pack(sampled: GenerationResult | SampledTokens, *, codec: Codec = "none", level: int = 1) -> bytes:
+    """The payload of a response, or of the beginning of one; one turn, all of it sampled.
+
+    Args:
+        sampled: at least one token.
+        codec, level: see `mesh.trajectory.encode`.
+    """
     return encode(
         Trajectory(
             response_ids=sampled.response_ids,
             log_probs=sampled.log_probs,
             response_mask=np.ones(len(sampled.response_ids), np.uint8),
             versions=sampled.versions,
-        )
+        ),
+        codec=codec,
+        level=level,
     )
 
 

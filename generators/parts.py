@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -18,6 +19,7 @@ from generators.engines import create_engine
 from generators.engines.base import GenerationResult, InferenceEngine
 from generators.held import HeldGroup
 from generators.learner_link import LearnerLink
+from generators.packing import pack
 from generators.rollout import Rollout
 from generators.streams import Admission, Writers
 from generators.text import TextCodec
@@ -83,6 +85,7 @@ class Parts:
             settled=self.rollout.settled,
             dropped=self.rollout.drop,
             on_error=on_failure,
+            pack=partial(pack, codec=config.buffer.compression, level=config.buffer.compression_level),
         )
         self.drafts = Drafts(
             engine,

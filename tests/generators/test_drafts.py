@@ -163,13 +163,22 @@ async def test_a_draft_that_is_not_needed_ends_the_work_on_its_group() -> None:
     owner = group()
     around.start("a", owner)
     await around.look(0.0)
-    around.status = buffer_pb2.WRITE_STATUS_REJECTED
-    await around.look(6.0, a=10)
-    assert around.dropped == []
     around.status = buffer_pb2.WRITE_STATUS_SUPERSEDED
-    await around.look(12.0, a=20)
+    await around.look(6.0, a=10)
     assert around.dropped == [owner]
     assert around.drafts.written == 0
+
+
+async def test_a_response_too_long_for_a_draft_is_drafted_no_more() -> None:
+    around = Surroundings()
+    around.start("a", group())
+    await around.look(0.0)
+    around.status = buffer_pb2.WRITE_STATUS_REJECTED
+    assert await around.look(6.0, a=10) == [10]
+    assert await around.look(20.0, a=900) == []
+    await around.drafts.write_all()
+    assert len(around.writes) == 1
+    assert around.dropped == []
 
 
 async def test_at_the_end_everything_is_drafted() -> None:

@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from protos import generator_pb2, trajectory_pb2
-from tests.generators.world import DEADLINE_S, eventually, mesh
+import numpy as np
+from transformers import PreTrainedModel
+
+from mesh.trajectory import Trajectory, decode
+from mesh.versions import PolicyVersion
+from protos import buffer_pb2, generator_pb2, trajectory_pb2
+from tests.generators.world import DEADLINE_S, eventually, log_probs, mesh
 
 
 async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
-    """Two generators in empty directories. One stalls beyond its leases, comes back, and is killed at work; the other
-    one takes over each time and ends by signal."""
+    """Two generators in empty directories. One stalls beyond its leases, comes back, and is killed amid long responses;
+    the other one takes over each time, goes on from the victim's drafts, and ends by signal."""
     async with mesh(
         tmp_path,
         endless=True,
         rollout__max_response_tokens=700,
         rollout__slots=8,
         learner__batch__groups=6,
+        rollout__draft_every_s=0.2,
+        rollout__draft_every_tokens=40,
         buffer__lease_s=2.0,
     ) as world:
         learner = await world.learner()
@@ -33,7 +41,7 @@ async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
         await world.holds(control)
         victim.send_signal(signal.SIGSTOP)
         batch = await learner.train(0)
-        readmitted = [group for group in batch if group.attempt == 2]
+        readmitted = [group for group in batch if group.attempt > 1]
         assert readmitted, "its leases ran out"
         victim.send_signal(signal.SIGCONT)
 
@@ -43,24 +51,32 @@ async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
 
         await eventually(has_given_up)
         ledger = await learner.client.ledger("train")
-        assert ledger.counters.superseded_writes, "its late work was refused"
         assert not ledger.discrepancies
 
+        # Stopped while there is nothing to do, the survivor draws nothing, and so drafts nothing.
+        survivor.send_signal(signal.SIGSTOP)
         await learner.seed(6)
-        await world.holds(control)
+
+        async def is_drafted() -> bool:
+            return len(await world.drafts()) >= 4
+
+        await eventually(is_drafted)
         victim.kill()
         await victim.wait()
+        drafts = await world.drafts()
+        survivor.send_signal(signal.SIGCONT)
         batch = await learner.train(1)
-        again = [group for group in batch if group.attempt == 2]
+        again = [group for group in batch if group.attempt > 1]
         assert again, "what the victim held was admitted again"
         for group in again:
             # What the victim had stored stays; the rest is the survivor's.
             assert any(member.generator == "gen-2" for member in group.members)
         for group in batch:
             assert [member.outcome for member in group.members] == [trajectory_pb2.OUTCOME_SCORED] * 4
+        check_continuations(world.model(1), batch, drafts)
         ledger = await learner.client.ledger("train")
         assert not ledger.discrepancies
-        assert ledger.counters.readmissions == len(readmitted) + len(again)
+        assert ledger.counters.readmissions == sum(group.attempt - 1 for group in (*readmitted, *again))
         assert ledger.counters.consumed == 12
 
         ready = json.loads((tmp_path / "gen-2.ready").read_text())
@@ -70,3 +86,26 @@ async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
         assert "gen-2" not in await world.members()
         for name in ("gen-1", "gen-2", "tmp"):
             assert not list((tmp_path / name).iterdir()), "nothing is left behind"
+
+
+def check_continuations(
+    model: PreTrainedModel, batch: Sequence[buffer_pb2.LeasedGroup], drafts: Mapping[tuple[str, int], Trajectory]
+) -> None:
+    """Every response of which there was a draft begins with it, and is whole: tokens, log-probs, versions, meta."""
+    assert drafts
+    members = {
+        (group.group_id, meta.member): (group, meta, decode(payload))
+        for group in batch
+        for meta, payload in zip(group.members, group.payloads, strict=True)
+    }
+    for place, draft in drafts.items():
+        group, meta, found = members[place]
+        count = len(draft.response_ids)
+        assert len(found.response_ids) == meta.response_tokens == 700
+        assert meta.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH
+        assert found.response_ids[:count].tolist() == draft.response_ids.tolist()
+        np.testing.assert_array_equal(found.log_probs[:count], draft.log_probs)
+        assert found.versions.runs == ((700, PolicyVersion(1, 1)),)
+        prompt = np.frombuffer(group.task.prompt_ids, "<i4").tolist()
+        np.testing.assert_allclose(found.log_probs, log_probs(model, prompt, found.response_ids.tolist()), atol=1e-4)
+    assert any(members[place][1].generator == "gen-2" for place in drafts), "all were finished by the victim"

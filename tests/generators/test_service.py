@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,16 @@ import pytest
 from buffer.service import BufferService
 from mesh.errors import UnreachableError
 from mesh.service import Shutdown
-from mesh.trajectory import decode
+from mesh.trajectory import Trajectory, decode
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2, generator_pb2, trajectory_pb2
 from reward_service.service import serve as serve_rewards
 from tests.generators.world import DEADLINE_S, TOKENIZER, eventually, greedy_response, log_probs, mesh
+
+
+def drafts_of(grants: Iterable[buffer_pb2.GroupGrant]) -> dict[tuple[str, int], Trajectory]:
+    """By group and member."""
+    return {(grant.group_id, draft.member): decode(draft.payload) for grant in grants for draft in grant.drafts}
 
 
 def prompt_of(group: buffer_pb2.LeasedGroup) -> list[int]:
@@ -224,8 +230,14 @@ async def test_a_new_learner_takes_the_generators_with_it(tmp_path: Path) -> Non
 
 
 async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path) -> None:
+    """With what it has sampled of them: the next one goes on from there."""
     async with mesh(
-        tmp_path, endless=True, rollout__max_response_tokens=900, buffer__lease_s=60.0, buffer__reconnect_grace_s=59.0
+        tmp_path,
+        endless=True,
+        weights__kv="recompute",
+        rollout__max_response_tokens=900,
+        buffer__lease_s=60.0,
+        buffer__reconnect_grace_s=59.0,
     ) as world:
         learner = await world.learner()
         await learner.publish(0)
@@ -235,11 +247,54 @@ async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path)
         await world.holds(control, 4)
         await control.Drain(generator_pb2.DrainRequest(timeout_ms=10), timeout=5)
         assert await asyncio.wait_for(task, 20) == 0
-        world.generator("gen-2")
-        batch = await learner.sample(4, 0)
-        assert {meta.generator for group in batch for meta in group.members} == {"gen-2"}
-        assert {group.attempt for group in batch} == {2}
         assert "gen-1" not in await world.members()
+        drafts = drafts_of(await world.grants(4))
+        assert len(drafts) == 16, "of every member"
+        await learner.publish(1)
+        world.generator("gen-2")
+        batch = await learner.sample(4, 1)
+        assert {meta.generator for group in batch for meta in group.members} == {"gen-2"}
+        assert {group.attempt for group in batch} == {3}
+        models = [world.model(version) for version in range(2)]
+        for group in batch:
+            for meta, payload in zip(group.members, group.payloads, strict=True):
+                found, draft = decode(payload), drafts[group.group_id, meta.member]
+                count, response = len(draft.response_ids), found.response_ids.tolist()
+                assert response[:count] == draft.response_ids.tolist()
+                assert len(response) == 900
+                assert found.versions.runs == ((count, PolicyVersion(1, 0)), (900 - count, PolicyVersion(1, 1)))
+                before, after = (log_probs(model, prompt_of(group), response) for model in models)
+                np.testing.assert_allclose(found.log_probs[:count], before[:count], atol=1e-4)
+                np.testing.assert_allclose(found.log_probs[count:], after[count:], atol=1e-4)
+
+
+async def test_cancelled_groups_free_their_slots(tmp_path: Path) -> None:
+    """What has grown too old while it is sampled is stopped, nothing of it is written, and others take its place."""
+    async with mesh(
+        tmp_path, endless=True, rollout__max_response_tokens=4000, rollout__slots=8, buffer__max_staleness=1
+    ) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(2)
+        task, _ = world.generator("gen-1")
+        control = await world.control("gen-1")
+        await world.holds(control, 2)
+        for version in (1, 2):
+            await learner.publish(version)
+
+        async def cancelled() -> bool:
+            return await world.gauge("gen-1", "groups_cancelled") == 2
+
+        await eventually(cancelled)
+
+        status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=5)
+        assert (status.groups_held, status.active_sequences, status.queued_sequences) == (2, 8, 0)
+        ledger = await learner.client.ledger("train")
+        assert ledger.counters.evicted_stale == ledger.counters.cancelled == ledger.counters.generating == 2
+        assert ledger.counters.superseded_writes == 0
+        assert not ledger.discrepancies
+        await control.Drain(generator_pb2.DrainRequest(timeout_ms=10), timeout=5)
+        assert await asyncio.wait_for(task, 20) == 0
 
 
 async def test_prompts_by_hand_and_status(tmp_path: Path) -> None:

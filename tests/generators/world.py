@@ -29,6 +29,7 @@ from mesh.hosts import host_id
 from mesh.membership import MembershipAgent, new_member_id
 from mesh.rpc import bind, new_server, open_channel
 from mesh.service import Shutdown
+from mesh.trajectory import Trajectory, decode
 from mesh.versions import PolicyVersion
 from protos import (
     buffer_pb2,
@@ -76,7 +77,7 @@ def write_model(folder: Path, *, endless: bool) -> None:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=16,
-        max_position_embeddings=1024,
+        max_position_embeddings=4096,
         tie_word_embeddings=True,
         initializer_range=0.2,
         pad_token_id=0,
@@ -337,6 +338,42 @@ class World:
             return member_id in members and members[member_id].gauges.get("swaps", 0) > 0
 
         await eventually(serving)
+
+    async def grants(self, count: int) -> list[buffer_pb2.GroupGrant]:
+        """What a generator would be granted now; given back."""
+        channel = open_channel(self.address, SECURITY)
+        agent = MembershipAgent(
+            channel, membership_pb2.ROLE_GENERATOR, member_id=new_member_id("taker"), address="", host_id=host_id()
+        )
+        await agent.start()
+        client = BufferClient(channel, timeout_s=5, retry_s=20)
+        stream = client.admit("train", agent.member_id, agent.generation)
+        stream.update(credits=count, serving=PolicyVersion(1, 0))
+        async with asyncio.timeout(DEADLINE_S):
+            found = [await anext(stream) for _ in range(count)]
+        leases = [buffer_pb2.LeaseRef(group_id=grant.group_id, lease_id=grant.lease_id) for grant in found]
+        await stream.close()
+        await client.release("train", agent.member_id, agent.generation, leases)
+        await agent.leave()
+        await agent.stop()
+        await channel.close()
+        return found
+
+    async def drafts(self) -> dict[tuple[str, int], Trajectory]:
+        """Drafts of first holders of training groups, by group and member, as they are in Redis now."""
+        redis = self.buffer.access
+        [keys] = await redis.batch([("KEYS", f"rollmesh:{self.config.run.name}:train:v:*:d1-*")])
+        found = {}
+        for key, payload in zip(keys, await redis.mget([key.decode() for key in keys]), strict=True):
+            group_id, member, _ = key.decode().rsplit(":", 3)[1:]
+            if payload is not None:
+                found[group_id, int(member)] = decode(payload)
+        return found
+
+    async def gauge(self, member_id: str, name: str) -> float:
+        """A figure of a generator, as of its last heartbeat."""
+        members = await self.members()
+        return members[member_id].gauges.get(name, 0.0) if member_id in members else 0.0
 
     async def members(self) -> dict[str, membership_pb2.Member]:
         """Generators in the mesh, by id."""
