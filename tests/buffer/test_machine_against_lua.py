@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 from buffer.drafts import draft_places
 from buffer.keys import Keys
 from buffer.ledger import discrepancies
+from buffer.orphans import Owner
 from buffer.policy import gate
 from buffer.policy.lineage import VersionRanges
 from buffer.policy.machine import LEARNER, TableMachine
@@ -220,10 +221,17 @@ class BothMachines(RuleBasedStateMachine):
 
     def _draft(self, gid: str, lease: str, attempt: int, member: int, tokens: int, ages: list[int]) -> None:
         ranges = VersionRanges.of(self._versions(ages))
+        may_own = self._may_own(gid, f"{member}:d{attempt}-{tokens}")
         answer = self.verb("write", "train", gid, lease, attempt, member, -1, 10, str(ranges), b"", tokens)
         status = self.machine.write_draft(gid, lease, attempt, member, tokens=tokens, ranges=ranges)
         assert (WRITE_STATUS[answer[2][0][0]], answer[2][0][1]) == (status, 0)
+        assert may_own or status != "stored", "the sweep would have taken it away"
         self.seen.add(f"draft {status}")
+
+    def _may_own(self, gid: str, name: str) -> bool:
+        """Whether the sweep of stored values leaves this one alone."""
+        (reply,) = self.verb("owned", "train", gid)[2]
+        return bool(reply) and Owner.from_reply(reply).may_own(name)
 
     def _versions(self, ages: list[int]) -> list[PolicyVersion]:
         return [PolicyVersion(max(1, self.incarnation - age // 2), max(0, self.version - age)) for age in ages]
@@ -253,6 +261,7 @@ class BothMachines(RuleBasedStateMachine):
         ranges = VersionRanges.of(self._versions(ages)) if scored else VersionRanges()
         size = 50 if scored else 0
         tokens, reason = (5 + member, "") if scored else (0, f"reason {ages[0]}")
+        may_own = self._may_own(gid, f"{member}:{attempt}")
         answer = self.verb(
             "write", "train", gid, lease, attempt, member, int(scored), size, str(ranges), b"meta", tokens or reason
         )
@@ -260,6 +269,7 @@ class BothMachines(RuleBasedStateMachine):
             gid, lease, attempt, member, scored=scored, size=size, ranges=ranges, tokens=tokens, reason=reason
         )
         got, was_sealed, *_ = answer[2][0]
+        assert may_own or status != "stored", "the sweep would have taken it away"
         assert (WRITE_STATUS[got], bool(was_sealed)) == (status, sealed)
 
     @rule(ahead=st.integers(0, 1), count=st.integers(1, 3))
