@@ -20,7 +20,7 @@ class TableView:
         bytes, reserved: payload bytes stored, and set aside for groups being generated.
         orphaned: generating groups that wait for a new holder.
         cancelled: groups ever cancelled at their generator.
-        first_deadline: the least deadline among generating and ready groups that wait for their first use.
+        first_deadline: the least deadline among generating and ready groups.
         demand: uses that the unclaimed groups demand, which the gate counts.
         suspect: 1 while acknowledged state may be lost, and the learner has not said yet what it has used.
     """

@@ -75,13 +75,18 @@ end
 -- Uses that the unclaimed groups demand: what the gate counts. Their number, where each is used once.
 local function demand() return C.samples_per_insert * (C.generating + C.ready + C.leased) - C.spent end
 
+local function first_of(set)
+  return tonumber(redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')[2] or NO_BOUND)
+end
+
 -- The figures as every answer carries them; writes what has changed first.
 local function view()
   flush()
-  local first = redis.call('ZRANGE', T .. ':deadline', 0, 0, 'WITHSCORES')
+  local first = first_of(T .. ':deadline')
+  if C.spent > 0 then first = math.min(first, first_of(T .. ':reuse')) end
   return {
     C.rev, R.incarnation, R.version, C.u, C.generating, C.ready, C.leased, C.consumed, C.pending, C.end_of_data,
-    C.bytes, C.reserved, C.orphaned, C.cancelled, tonumber(first[2] or NO_BOUND), demand(),
+    C.bytes, C.reserved, C.orphaned, C.cancelled, first, demand(),
     R.suspect == '1' and 1 or 0
   }
 end
