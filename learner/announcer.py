@@ -97,5 +97,6 @@ class Announcer:
             await self._evaluator.begin(policy)
         await self._client.set_policy_version(self._incarnation, policy.version)
         if self._commit_each and policy.version > 0:
+            self._state.durable = (policy.version, self._state.durable[1])
             await self._client.commit("train", self._incarnation, policy.version)
             self._state.committed = policy.version

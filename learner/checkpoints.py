@@ -62,13 +62,18 @@ class CheckpointKeeper:
         self._settle = settle
         self._written: tuple[int, Path | None] = (started_at, None)
         self._written_at = time.monotonic()
+        self._wanted = False
+
+    def want(self) -> None:
+        """Has a checkpoint written at the next occasion; may be called from any thread."""
+        self._wanted = True
 
     def write_if_due(self, version: int) -> float:
-        """Writes a checkpoint where steps or seconds say so, or somebody has asked; returns the seconds it took."""
+        """Writes a checkpoint where steps, seconds or the buffer say so; returns the seconds it took."""
         section = self._section
         by_steps = section.every_steps is not None and version - self._written[0] >= section.every_steps
         by_time = section.every_s is not None and time.monotonic() - self._written_at >= section.every_s
-        if not by_steps and not by_time:
+        if not by_steps and not by_time and not self._wanted:
             return 0.0
         began = time.monotonic()
         self.write(version)
@@ -93,11 +98,13 @@ class CheckpointKeeper:
             before, self._state.phase = self._state.phase, "checkpointing"
             self._settle()
             folder = self._team.save(PolicyVersion(self._incarnation, version), self._extra())
+            self._state.durable = (version, str(folder.resolve()))
             self._bridge.call(
-                self._client.commit("train", self._incarnation, version, checkpoint=str(folder.resolve())), _COMMIT_S
+                self._client.commit("train", self._incarnation, version, checkpoint=self._state.durable[1]), _COMMIT_S
             )
             self._state.committed = version
             self._written = (version, folder)
             self._state.phase = before
         self._written_at = time.monotonic()
+        self._wanted = False
         return folder

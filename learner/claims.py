@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 from buffer.client import BufferClient
 from learner.algorithms.base import Algorithm
-from learner.consumption import ConsumptionLog, Use
+from learner.consumption import ConsumptionLog, Use, UsedGroup
 from learner.groups import SampledGroup
 from learner.priorities import PrioritySetter
+from learner.reassertion import Reasserter
 from learner.screening import screen
 from learner.source import GroupSource
 from mesh.errors import StarvedError
@@ -59,6 +60,8 @@ class BatchClaimer:
         incarnation, resumed_at: of this learner.
         batch: groups per batch.
         on_claimed: told after every claim.
+        on_checkpoint_wanted: told where the buffer asks for a checkpoint.
+        reasserter: makes up for what Redis loses.
         priorities: sets those of groups that may be used again; None: they have none.
     """
 
@@ -74,6 +77,8 @@ class BatchClaimer:
         resumed_at: int,
         batch: int,
         on_claimed: Callable[[int], None],
+        on_checkpoint_wanted: Callable[[], None],
+        reasserter: Reasserter,
         priorities: PrioritySetter | None = None,
     ) -> None:
         self._bridge = bridge
@@ -85,6 +90,8 @@ class BatchClaimer:
         self._resumed_at = resumed_at
         self._batch = batch
         self._on_claimed = on_claimed
+        self._on_checkpoint_wanted = on_checkpoint_wanted
+        self._reasserter = reasserter
         self._priorities = priorities
 
     def gather(self, candidate: Candidate, timeout_s: float) -> bool:
@@ -118,25 +125,32 @@ class BatchClaimer:
         Raises:
             FencedError: another learner has taken over.
         """
-        leases = [group.lease for group in candidate.groups]
-        response = await self._client.claim("train", self._incarnation, candidate.version, leases)
+        response = await self._reasserter.mended(lambda: self._claim_and_log(candidate))
         if not response.claimed:
             for refusal in response.refused:
                 _log.warning("claim refused: %s", refusal.reason, extra={"group": refusal.group_id})
                 candidate.dropped[refusal.reason] += 1
             self._check_bound(candidate)
             return frozenset(refusal.group_id for refusal in response.refused)
-        use = Use(
-            self._incarnation,
-            candidate.version,
-            self._resumed_at,
-            [(group.group_id, _trained_members(group)) for group in candidate.groups],
-        )
-        await asyncio.to_thread(self._consumption.append, use)
         self._on_claimed(candidate.version)
+        if response.checkpoint_wanted:
+            self._on_checkpoint_wanted()
         if self._priorities is not None:
             await self._priorities.used(candidate.groups)
         return frozenset()
+
+    async def _claim_and_log(self, candidate: Candidate) -> buffer_pb2.ClaimResponse:
+        """One claim, on disk when this returns."""
+        leases = [group.lease for group in candidate.groups]
+        response = await self._client.claim("train", self._incarnation, candidate.version, leases)
+        if response.claimed:
+            groups = [
+                UsedGroup(g.group_id, _trained_members(g), g.leased.task.ordinal, g.leased.use)
+                for g in candidate.groups
+            ]
+            use = Use(self._incarnation, candidate.version, self._resumed_at, groups)
+            await asyncio.to_thread(self._consumption.append, use)
+        return response
 
     def _drop(self, candidate: Candidate, groups: Sequence[SampledGroup], reason: str) -> None:
         candidate.dropped[reason] += len(groups)

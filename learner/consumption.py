@@ -10,11 +10,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from mesh.errors import DataError
+
+
+class UsedGroup(NamedTuple):
+    """A group in a batch.
+
+    Attributes:
+        group_id: the group.
+        members: those that were trained.
+        ordinal: of its prompt task.
+        use: 1 for its first use on the surviving lineage; (group id, use) is trained at most once.
+    """
+
+    group_id: str
+    members: Sequence[int]
+    ordinal: int
+    use: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +42,13 @@ class Use:
         incarnation: learner that used the groups.
         train_version: version that was trained; the step made `train_version + 1`.
         resumed_at: version at which this incarnation began.
-        groups: (group id, members that were trained), in the order of the batch.
+        groups: in the order of the batch.
     """
 
     incarnation: int
     train_version: int
     resumed_at: int
-    groups: Sequence[tuple[str, Sequence[int]]]
+    groups: Sequence[UsedGroup]
 
 
 class ConsumptionLog:
@@ -53,7 +70,7 @@ class ConsumptionLog:
             "incarnation": use.incarnation,
             "train_version": use.train_version,
             "resumed_at": use.resumed_at,
-            "groups": [[group_id, list(members)] for group_id, members in use.groups],
+            "groups": [[g.group_id, list(g.members), g.ordinal, g.use] for g in use.groups],
         }
         try:
             self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
@@ -80,18 +97,25 @@ def read_log(path: Path) -> Iterator[Use]:
                 return
             try:
                 entry = json.loads(line)
-                groups = [(str(group_id), [int(m) for m in members]) for group_id, members in entry["groups"]]
+                groups = [
+                    UsedGroup(str(group_id), [int(m) for m in members], int(ordinal), int(use))
+                    for group_id, members, ordinal, use in entry["groups"]
+                ]
                 yield Use(int(entry["incarnation"]), int(entry["train_version"]), int(entry["resumed_at"]), groups)
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{path}, line {number} is damaged: {error}") from error
 
 
-def surviving(uses: Sequence[Use]) -> list[Use]:
-    """The uses whose training is part of the newest incarnation's weights.
+def surviving(uses: Sequence[Use], takeovers: Mapping[int, int] | None = None) -> list[Use]:
+    """The uses whose training is part of the newest incarnation's weights, in the order of their versions.
+
+    Args:
+        uses: all lines.
+        takeovers: the versions from which incarnations went on, where they have no line yet.
 
     A repeated line of the same step (a claim that was tried again with other groups) is superseded by the last.
     """
-    resumed = {use.incarnation: use.resumed_at for use in uses}
+    resumed = {**(takeovers or {}), **{use.incarnation: use.resumed_at for use in uses}}
     last = {(use.incarnation, use.train_version): use for use in uses}
     return [
         use

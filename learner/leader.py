@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import logging
+from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from learner.metrics.figures import RunFigures, write_learner_json
 from learner.model_folder import context_length, load_tokenizer
 from learner.payloads import HeldPayloads
 from learner.priorities import PrioritySetter, priority_function
+from learner.reassertion import LOG_NAME, History, left_behind
 from learner.recorder import Recorder
 from learner.samples import SampleLog
 from learner.session import Session
@@ -36,10 +38,10 @@ from learner.state import LearnerState
 from learner.team import Team
 from learner.weights import WeightPublisher, read_model_bundle
 from mesh.config import Config
-from mesh.errors import ConfigError, DataError
+from mesh.errors import ConfigError, DataError, LostStateError
 from mesh.service import AsyncBridge
 from mesh.versions import PolicyVersion
-from protos import trajectory_pb2
+from protos import buffer_pb2, trajectory_pb2
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,6 +50,8 @@ _log = logging.getLogger(__name__)
 # Reasons after which the run is complete; after a signal it can be gone on with.
 _NATURAL_ENDS = ("steps", "stop_at", "end_of_data")
 _LEAVE_S = 60.0
+# Redis may be restarted while a learner starts.
+_TRIES = 5
 
 
 class Leader:
@@ -110,26 +114,46 @@ class Leader:
         patience = self._config.network.retry_s + _LEAVE_S
         try:
             self._bridge.call(self._session.open(ready_file), patience)
-            extra = self._load_latest()
-            version = int(extra.get("version", 0))
             # Commits per step run ahead of the checkpoints by design: what lies between is at most once.
             force = force or self._config.buffer.commit == "step"
-            incarnation, seeded = self._bridge.call(
-                self._session.take_over(version, takeover=takeover, force=force), patience
-            )
+            left = left_behind(self._config.run.folder)
+            extra, incarnation, seeded = self._take_over(left, takeover=takeover, force=force)
+            version = int(extra.get("version", 0))
             lineage = Lineage.from_wire(extra.get("lineage", [])).then(incarnation, version)
             figures = RunFigures.from_wire(extra["figures"]) if "figures" in extra else RunFigures()
-            finished = self._train(version, lineage, figures, seeded)
+            takeovers = {**(left.takeovers if left is not None else {}), **dict(lineage.resumed)}
+            finished = self._train(version, lineage, takeovers, figures, seeded)
         finally:
             self._state.phase = "ending"
             self._bridge.call(self._session.close(run_finished=finished), _LEAVE_S)
             self._publisher.close()
         self._team.dismiss()
 
-    def _load_latest(self) -> dict[str, Any]:
+    def _take_over(self, left: History | None, *, takeover: bool, force: bool) -> tuple[dict[str, Any], int, int]:
+        """Loads the last checkpoint and takes over: (what the checkpoint holds, incarnation, last ordinal seeded).
+
+        Where Redis has lost what it had acknowledged, it is told first what the last learner has used.
+        """
+        session, patience = self._session, self._config.network.retry_s + _LEAVE_S
+        for _ in range(_TRIES):
+            described = self._bridge.call(session.monitor.refresh(), patience)
+            known = described.policy.incarnation
+            if left is not None and left.incarnation > known:
+                self._bridge.call(session.speak_for(left), 2 * patience)
+                continue
+            extra = self._load_latest(described)
+            version = int(extra.get("version", 0))
+            self._state.durable = (version, described.latest_checkpoint)
+            try:
+                return extra, *self._bridge.call(session.take_over(version, takeover=takeover, force=force), patience)
+            except LostStateError:
+                nothing = History(known, {}, [], 0, 0, "")
+                last = dataclasses.replace(left or nothing, incarnation=known)
+                self._bridge.call(session.speak_for(last), 2 * patience)
+        raise LostStateError(f"Redis has lost state {_TRIES} times", hint="see the log of Redis, and its disk")
+
+    def _load_latest(self, described: buffer_pb2.DescribeResponse) -> dict[str, Any]:
         """Loads the checkpoint that the buffer names; nothing where the run is new."""
-        session = self._session
-        described = self._bridge.call(session.monitor.refresh(), self._config.network.retry_s + _LEAVE_S)
         if not described.latest_checkpoint:
             return {}
         folder = Path(described.latest_checkpoint)
@@ -141,12 +165,14 @@ class Leader:
         _log.info("going on from %s", folder)
         return self._team.load(folder)
 
-    def _train(self, version: int, lineage: Lineage, figures: RunFigures, seeded: int) -> bool:
+    def _train(
+        self, version: int, lineage: Lineage, takeovers: Mapping[int, int], figures: RunFigures, seeded: int
+    ) -> bool:
         """Trains; True where the run is complete."""
         config, session, incarnation = self._config, self._session, lineage.resumed[-1][0]
         run_folder = config.run.folder
         writer = MetricsWriter(open_trackers(config))
-        consumption = ConsumptionLog(run_folder / "consumption.jsonl")
+        consumption = ConsumptionLog(run_folder / LOG_NAME)
         recorder = Recorder(
             writer,
             SampleLog(run_folder / "samples.jsonl", self._tokenizer, config.logging.samples_per_step),
@@ -159,7 +185,11 @@ class Leader:
         try:
             self._bridge.call(
                 session.start(
-                    self._prompts, incarnation=incarnation, cursor=seeded, with_payloads=self._team.ranks == 1
+                    self._prompts,
+                    incarnation=incarnation,
+                    takeovers=takeovers,
+                    cursor=seeded,
+                    with_payloads=self._team.ranks == 1,
                 ),
                 config.network.retry_s + _LEAVE_S,
             )
@@ -284,6 +314,8 @@ class Leader:
             resumed_at=version,
             batch=batch.groups,
             on_claimed=on_claimed,
+            on_checkpoint_wanted=checkpoints.want,
+            reasserter=session.reasserter,
             priorities=self._priorities(lineage.resumed[-1][0]),
         )
         return TrainingLoop(

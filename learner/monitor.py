@@ -50,6 +50,7 @@ class Monitor:
         """The heartbeats' figures, for Prometheus."""
         self._task: asyncio.Task[None] | None = None
         self._failed_at_step = (-1, 0)
+        self._relieved_at_step = -1
         self._waiting_since: float | None = None
         self._changed = asyncio.Event()
         self.described = buffer_pb2.DescribeResponse()
@@ -95,6 +96,7 @@ class Monitor:
                 self._controls.fail(error)
                 return
             self._check_starved()
+            self._make_room()
             self._report()
 
     def _check_starved(self) -> None:
@@ -110,6 +112,14 @@ class Monitor:
                     hint="`rollmesh ledger` lists failed groups; is the reward function right?",
                 )
             )
+
+    def _make_room(self) -> None:
+        """Asks for a checkpoint where used groups fill the buffer until their commit, so that none can become ready."""
+        counts = self.described.counts
+        stuck = counts.pending and counts.consumed and not counts.generating and not counts.ready
+        if stuck and self._state.phase == "waiting_for_groups" and self._relieved_at_step != self._state.steps:
+            self._relieved_at_step = self._state.steps
+            self._controls.request_checkpoint()
 
     def _report(self) -> None:
         state = self._state

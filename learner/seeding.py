@@ -1,6 +1,7 @@
 """Keeps prompt tasks in the buffer, a bounded window ahead of the generators.
 
-Invariants: the cursor is the buffer's `seeded` mark, so a learner that takes over goes on behind it; at most
+Invariants: the cursor is the buffer's `seeded` mark, so a learner that takes over goes on behind it, and after a loss
+it goes back to what the buffer still knows (what was used meanwhile the buffer passes over); at most
 `window + batch` tasks are pending; prompts are tokenised in the order of their ordinals, window by window, off the
 event loop.
 """
@@ -10,10 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from buffer.client import BufferClient
 from learner.data import PromptStream
+from learner.data.stream import Window
+from learner.reassertion import Reasserter
 from mesh.errors import RollmeshError
+from protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 # Tasks per Seed call: bounds the size of the message.
@@ -32,6 +37,7 @@ class TaskFeeder:
         cursor: ordinal behind which to go on.
         batch: groups per optimizer batch.
         window: pending tasks to keep.
+        reasserter: makes up for what Redis loses.
         on_error: told of what ends the feeder early.
     """
 
@@ -44,6 +50,7 @@ class TaskFeeder:
         cursor: int,
         batch: int,
         window: int,
+        reasserter: Reasserter,
         on_error: Callable[[RollmeshError], None],
     ) -> None:
         self._client = client
@@ -52,6 +59,7 @@ class TaskFeeder:
         self._cursor = cursor
         self._batch = batch
         self._window = window
+        self._reasserter = reasserter
         self._on_error = on_error
         self._pending = 0
         self._ended = False
@@ -78,6 +86,13 @@ class TaskFeeder:
         self._pending = max(0, self._pending - self._batch)
         self._nudged.set()
 
+    def go_back(self, known: buffer_pb2.DescribeResponse) -> None:
+        """Redis was restarted: goes on behind what it knows."""
+        self._cursor = known.seeded
+        self._pending = known.counts.pending
+        self._ended = known.end_of_data
+        self._nudged.set()
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -85,11 +100,13 @@ class TaskFeeder:
 
     async def _run(self) -> None:
         try:
-            while not self._ended:
+            while True:
                 try:
                     await asyncio.wait_for(self._nudged.wait(), _RECHECK_S)
                     self._nudged.clear()
                 except TimeoutError:
+                    if self._ended:
+                        continue
                     self._pending = (await self._client.describe("train")).counts.pending
                 await self._fill()
         except RollmeshError as error:
@@ -98,10 +115,17 @@ class TaskFeeder:
     async def _fill(self) -> None:
         while not self._ended and self._pending < self._window:
             count = min(_CHUNK, self._window - self._pending)
-            window = await asyncio.to_thread(self._prompts.after, self._cursor, count)
-            response = await self._client.seed("train", self._incarnation, window.tasks, end_of_data=window.end)
-            self._cursor = window.last_ordinal
-            self._pending = response.pending
-            if window.end:
-                self._ended = True
-                _log.info("the data ends with ordinal %d", self._cursor)
+            cursor = self._cursor
+            window = await asyncio.to_thread(self._prompts.after, cursor, count)
+            await self._reasserter.mended(partial(self._seed, cursor, window))
+
+    async def _seed(self, cursor: int, window: Window) -> None:
+        """Seeds a window, unless the cursor has gone back meanwhile."""
+        if cursor != self._cursor:
+            return
+        response = await self._client.seed("train", self._incarnation, window.tasks, end_of_data=window.end)
+        self._cursor = window.last_ordinal
+        self._pending = response.pending
+        if window.end:
+            self._ended = True
+            _log.info("the data ends with ordinal %d", self._cursor)

@@ -6,6 +6,7 @@ Everything here is asyncio and belongs to the event loop's thread.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from learner.control_service import LearnerControlService
 from learner.controls import Controls
 from learner.data import PromptStream
 from learner.monitor import Monitor
+from learner.reassertion import LOG_NAME, History, Reasserter, assert_history
 from learner.seeding import TaskFeeder
 from learner.source import GroupSource
 from learner.state import LearnerState
@@ -68,6 +70,7 @@ class Session:
         self.monitor: Monitor
         self.feeder: TaskFeeder
         self.source: GroupSource
+        self.reasserter: Reasserter
 
     async def open(self, ready_file: Path | None) -> None:
         """Serves weights and control, and joins the mesh.
@@ -117,6 +120,7 @@ class Session:
 
         Raises:
             TakeoverRefusedError: another learner holds the run.
+            LostStateError: Redis may have lost what it had acknowledged: to be told first (`speak_for`).
             RollmeshError: `version` lies below the last commit, and `force` is not set.
         """
         response = await self.client.resume("train", self.agent.member_id, version, takeover=takeover, force=force)
@@ -129,12 +133,33 @@ class Session:
         )
         return response.incarnation, response.seeded
 
-    async def start(self, prompts: PromptStream, *, incarnation: int, cursor: int, with_payloads: bool) -> None:
+    async def speak_for(self, history: History) -> None:
+        """Tells the buffer what the predecessor has used, since it cannot do so itself any more."""
+        await assert_history(self.client, self.agent.member_id, history, patience_s=self._config.network.retry_s)
+
+    async def start(
+        self,
+        prompts: PromptStream,
+        *,
+        incarnation: int,
+        takeovers: Mapping[int, int],
+        cursor: int,
+        with_payloads: bool,
+    ) -> None:
         """Begins to watch, to seed and to sample.
 
         Raises:
             DataError: no prompt can be used.
         """
+        self.reasserter = Reasserter(
+            self.client,
+            member_id=self.agent.member_id,
+            log=self._config.run.folder / LOG_NAME,
+            incarnation=incarnation,
+            takeovers=takeovers,
+            state=self._state,
+            patience_s=self._config.network.retry_s,
+        )
         self.monitor.start()
         self._closers.push_async_callback(self.monitor.close)
         batch = self._config.learner.batch.groups
@@ -145,8 +170,10 @@ class Session:
             cursor=cursor,
             batch=batch,
             window=self._config.buffer.seed_ahead * batch,
+            reasserter=self.reasserter,
             on_error=self._controls.fail,
         )
+        self.reasserter.on_told = self.feeder.go_back
         self.source = GroupSource(self.client, incarnation, with_payloads=with_payloads)
         self.source.on_waiting = self._tell_waiting
         await self.feeder.start()

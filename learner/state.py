@@ -20,6 +20,7 @@ class LearnerState:
         published: newest version that can be fetched.
         steps: batches trained over the whole run.
         committed: uses below this version are committed.
+        durable: version of the last checkpoint (of the last step with `commit: step`), and the checkpoint's folder.
         last_metrics: numeric figures of the last step.
         waiting_reason: why it waits for groups; empty when it does not.
     """
@@ -28,5 +29,6 @@ class LearnerState:
     published: PolicyVersion | None = None
     steps: int = 0
     committed: int = 0
+    durable: tuple[int, str] = (0, "")
     last_metrics: Mapping[str, float] = field(default_factory=dict)
     waiting_reason: str = ""

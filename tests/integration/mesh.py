@@ -123,7 +123,7 @@ def audit(run: MeshRun) -> None:
     live = sum(counters[name] for name in ("generating", "ready", "leased", "consumed"))
     assert counters["admitted"] == fates + live, counters
     uses = surviving(list(read_log(run.folder / "consumption.jsonl")))
-    trained = Counter(group for use in uses for group, _ in use.groups)
+    trained = Counter((group.group_id, group.use) for use in uses for group in use.groups)
     assert [group for group, times in trained.items() if times > 1] == []
     assert len(trained) == counters["trained"] + counters["consumed"], (len(trained), counters)
     versions = [use.train_version for use in uses]

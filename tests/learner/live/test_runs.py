@@ -54,7 +54,7 @@ def ledger(mesh: str, table: str = "train") -> buffer_pb2.LedgerResponse:
 
 
 def assert_nothing_twice(config: Config) -> None:
-    counted = Counter(group_id for use in surviving(uses(config)) for group_id, _ in use.groups)
+    counted = Counter((g.group_id, g.use) for use in surviving(uses(config)) for g in use.groups)
     assert counted
     assert max(counted.values()) == 1
 
@@ -150,14 +150,14 @@ def test_a_killed_learner_goes_on_and_trains_nothing_twice(tmp_path: Path) -> No
         wait_for_line(consumption, lambda line: line["train_version"] == 8)
         first.send(signal.SIGKILL)
         first.wait()
-        before = {(u.incarnation, u.train_version): {g for g, _ in u.groups} for u in uses(config)}
+        before = {(u.incarnation, u.train_version): {g.group_id for g in u.groups} for u in uses(config)}
         uncommitted = {g for (_, version), groups in before.items() if version >= 5 for g in groups}
         assert run_learner(config, mesh, takeover=True) == 0
         assert ledger(mesh).recounted.trained == 14 * 4
     after = [u for u in uses(config) if u.incarnation == 2]
     assert after[0].train_version == after[0].resumed_at == 5
     # What was used and not committed is offered again, all of it; what was committed is not.
-    offered = {g for use in after for g, _ in use.groups}
+    offered = {g.group_id for use in after for g in use.groups}
     assert uncommitted <= offered
     assert not offered & {g for (_, version), groups in before.items() if version < 5 for g in groups}
     assert_nothing_twice(config)
