@@ -196,6 +196,7 @@ class BufferSection(Section):
     redis_tls_cert: Path | None = Field(None, description="PEM certificate that is shown to Redis.")
     redis_tls_key: Path | None = Field(None, description="PEM key of `redis_tls_cert`.")
     redis_tls_check_hostname: bool = Field(True, description="Redis' certificate must name the host of the URL.")
+    fronts: PositiveInt = Field(1, description="Fronts that `rollmesh run` starts; all serve the same Redis.")
     durability: Literal["always", "everysec", "none"] = Field(
         "always",
         description="What survives the end of the embedded Redis. `always`: every acknowledged write, also where the "

@@ -21,8 +21,9 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, as r
 OptionalRunFolder = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="Run folder; the latest one that is going, if left out.")
 ]
-Mesh = Annotated[str | None, typer.Option("--mesh", metavar="HOST:PORT", help="Address of the mesh (its buffer).")]
-RequiredMesh = Annotated[str, typer.Option("--mesh", metavar="HOST:PORT", help="Address of the mesh (its buffer).")]
+_MESH_HELP = "Address of the mesh, its buffer; of several fronts, all or one (A:1,B:2): the others become known by it."
+Mesh = Annotated[str | None, typer.Option("--mesh", metavar="HOST:PORT,...", help=_MESH_HELP)]
+RequiredMesh = Annotated[str, typer.Option("--mesh", metavar="HOST:PORT,...", help=_MESH_HELP)]
 ReadyFile = Annotated[
     Path | None, typer.Option("--ready-file", help="File to write, as JSON, once the service is healthy.")
 ]

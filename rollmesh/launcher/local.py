@@ -20,7 +20,7 @@ from rollmesh.launcher.memory import MemoryWatch
 from rollmesh.launcher.meshlog import MeshLog
 from rollmesh.launcher.monitor import EVAL, TRAIN, MeshView, Snapshot
 from rollmesh.launcher.preflight import check_run
-from rollmesh.launcher.services import BUFFER, ServiceCatalogue, drain_order, thread_plan
+from rollmesh.launcher.services import ServiceCatalogue, drain_order, mesh_address, thread_plan
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.view import View, open_view
 from rollmesh.report.html import write_report
@@ -101,7 +101,12 @@ class LocalRun:
                 watching = [asyncio.create_task(self._memory.run()), asyncio.create_task(self._watch())]
                 try:
                     await self._supervisor.run(
-                        [catalogue.buffer, lambda: catalogue.others(self._announce())], drain_order
+                        [
+                            catalogue.buffer,
+                            *([catalogue.further_fronts] if config.buffer.fronts > 1 else []),
+                            lambda: catalogue.others(self._announce()),
+                        ],
+                        drain_order,
                     )
                 finally:
                     for task in watching:
@@ -118,8 +123,11 @@ class LocalRun:
                 self._view.event(f"report: {write_report(self._folder)}")
             return summary
 
+    def _mesh_address(self) -> str:
+        return mesh_address(self._supervisor.address, self._config)
+
     def _announce(self) -> str:
-        address = self._supervisor.address(BUFFER)
+        address = self._mesh_address()
         folders.write_mesh(self._folder, address)
         self._announced.set()
         return address
@@ -127,7 +135,7 @@ class LocalRun:
     async def _collect(self) -> None:
         """Reads the final figures: everybody has left, and the buffer still answers."""
         self._memory.look()
-        address = self._supervisor.address(BUFFER)
+        address = self._mesh_address()
         if not address:
             return
         async with MeshView(address, self._config.security) as mesh:
@@ -144,7 +152,7 @@ class LocalRun:
         log = MeshLog(self._folder)
         latest = Snapshot(trouble="starting")
         await self._announced.wait()
-        async with MeshView(self._supervisor.address(BUFFER), self._config.security) as mesh:
+        async with MeshView(self._mesh_address(), self._config.security) as mesh:
             while True:
                 records = metrics.read()
                 seen = await _look(mesh)

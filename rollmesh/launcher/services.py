@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mesh.config.models import Config
@@ -13,6 +13,7 @@ from rollmesh.launcher.process import ServiceSpec, ready_file
 BUFFER = "buffer"
 REWARD = "reward"
 LEARNER = "learner"
+_FRONT = "buffer-"
 _GENERATOR = "generator-"
 # Torch, the model and the first weights have to be loaded on a machine where everything starts at once.
 _TORCH_START_S = 300.0
@@ -34,15 +35,31 @@ def thread_plan(config: Config) -> ThreadPlan:
 
 
 def drain_order(name: str) -> int:
-    """Generators first (no new work is paid for), then the learner's checkpoint, the reward service, the buffer."""
+    """Generators first (no new work is paid for), then the learner's checkpoint, the reward service, the buffer.
+
+    Of several fronts, the one that may own Redis is the last.
+    """
     if name.startswith(_GENERATOR):
         return 0
-    return {LEARNER: 1, REWARD: 2}.get(name, 3)
+    if name.startswith(_FRONT):
+        return 3
+    return {LEARNER: 1, REWARD: 2}.get(name, 4)
+
+
+def mesh_address(address_of: Callable[[str], str], config: Config) -> str:
+    """The addresses of all fronts, with commas between them; empty before the first is up."""
+    names = (BUFFER, *(f"{_FRONT}{index}" for index in range(1, config.buffer.fronts)))
+    return ",".join(address for address in map(address_of, names) if address)
 
 
 def needs_reward_service(config: Config) -> bool:
     """Whether a reward service is started here: not with endpoints given, nor with scoring inside the generators."""
     return not config.reward.endpoints and not config.reward.in_process
+
+
+def redis_url(folder: Path) -> str:
+    """Where the embedded Redis of a run folder listens; its front has written that down."""
+    return (folder / "redis" / "url").read_text(encoding="utf-8")
 
 
 class ServiceCatalogue:
@@ -69,6 +86,18 @@ class ServiceCatalogue:
             return (*_CLI, "buffer", self._config_path, "--port", port, *self._ready(BUFFER))
 
         return [ServiceSpec(BUFFER, command, thread_environment(1), start_deadline_s=60.0)]
+
+    def further_fronts(self) -> list[ServiceSpec]:
+        """The fronts beside the first, which has started Redis where nobody else has."""
+        return [self._front(f"{_FRONT}{index}") for index in range(1, self._config.buffer.fronts)]
+
+    def _front(self, name: str) -> ServiceSpec:
+        def command(_restart: bool, address: str | None) -> Sequence[str]:
+            port = address.rsplit(":", 1)[1] if address else "0"
+            url = () if self._config.buffer.redis else (f"--buffer.redis={redis_url(self._folder)}",)
+            return (*_CLI, "buffer", self._config_path, *url, "--port", port, *self._ready(name))
+
+        return ServiceSpec(name, command, thread_environment(1), start_deadline_s=60.0)
 
     def others(self, mesh: str) -> list[ServiceSpec]:
         """Everything but the buffer, given the mesh address."""

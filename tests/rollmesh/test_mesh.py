@@ -67,8 +67,11 @@ def test_train_serves_a_function_of_this_process(config: dict[str, Any]) -> None
         threads.add(threading.current_thread().name)
         return float(len(solution_str) % 2)
 
+    config["buffer"] = {"fronts": 2}
     summary = rollmesh.train(config, reward_fn=reward, quiet=True)
     assert threads
+    assert {"buffer", "buffer-1"} <= set(summary.peak_memory_mb)
+    assert summary.restarts == {}
     assert_balanced(summary, steps=3)
     assert summary.groups_by_fate["trained"] == 12
     assert summary.held_out_last is not None
