@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from buffer.client import AdmitStream, BufferClient, SampleStream, Writer
 from buffer.service import BufferService
 from mesh.config import Config, load_config
+from mesh.errors import LostStateError
 from mesh.fronts import open_mesh
 from mesh.membership import MembershipAgent
 from mesh.rpc import open_channel
@@ -84,6 +86,24 @@ def refs(groups: list[Any]) -> list[pb.LeaseRef]:
     return [pb.LeaseRef(group_id=g.group_id, lease_id=g.lease_id) for g in groups]
 
 
+class Log:
+    """What the learners of a run have used, as their consumption log has it, and where each of them began."""
+
+    def __init__(self) -> None:
+        self.takeovers: dict[int, int] = {}
+        self.uses: list[pb.AssertedUse] = []
+
+    def began(self, incarnation: int, version: int) -> None:
+        self.takeovers[incarnation] = version
+        self.uses = [use for use in self.uses if use.train_version < version]
+
+    def used(self, groups: list[pb.LeasedGroup], version: int) -> None:
+        self.uses += [
+            pb.AssertedUse(group_id=g.group_id, train_version=version, use=max(1, g.use), ordinal=g.task.ordinal)
+            for g in groups
+        ]
+
+
 class HasAddress(Protocol):
     """A front, in this process or another."""
 
@@ -98,6 +118,7 @@ class Mesh:
         self.folder = folder
         self._services: list[BufferService] = []
         self._actors: list[Actor] = []
+        self.log = Log()
 
     async def front(self, config: Config | None = None, port: int = 0, **sections: dict[str, Any]) -> BufferService:
         service = BufferService(
@@ -108,10 +129,10 @@ class Mesh:
         return service
 
     async def learner(self, front: HasAddress, resume_version: int = 0, **options: Any) -> Learner:
-        learner = Learner(front.address, "learner")
+        learner = Learner(front.address, "learner", self.log)
         self._actors.append(learner)
         await learner.agent.start()
-        response = await learner.client.resume("train", learner.agent.member_id, resume_version, **options)
+        response = await learner.take_over(resume_version, **options)
         learner.incarnation = response.incarnation
         learner.resumed = response
         learner.agent.set_status(incarnation=response.incarnation)
@@ -182,9 +203,50 @@ class Learner(Actor):
     incarnation = 0
     resumed: pb.ResumeResponse
 
+    def __init__(self, address: str, role: str, log: Log | None = None) -> None:
+        super().__init__(address, role)
+        self.log = log or Log()
+        self.version = 0
+        self.told: list[tuple[int, int]] = []
+        """Answers of Reassert: groups corrected, groups unknown."""
+        self.client.repair = self.tell
+
+    async def tell(self) -> None:
+        """Says again what was used, until the buffer has understood."""
+        incarnation = self.incarnation or max(self.log.takeovers)
+        takeovers = [pb.Takeover(incarnation=i, resumed_at=k) for i, k in sorted(self.log.takeovers.items())]
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                try:
+                    answer = await self.client.reassert(
+                        incarnation, self.agent.member_id, self.version, 0, "", takeovers, self.log.uses
+                    )
+                    self.told.append(answer)
+                    return
+                except LostStateError:
+                    await asyncio.sleep(0.05)
+
+    async def mended(self, step: Callable[[], Awaitable[Any]]) -> Any:
+        """A step, repeated where Redis has lost state."""
+        while True:
+            try:
+                return await step()
+            except LostStateError:
+                await self.tell()
+
+    async def take_over(self, version: int, **options: Any) -> pb.ResumeResponse:
+        me = self.agent.member_id
+        response = await self.mended(lambda: self.client.resume("train", me, version, **options))
+        self.log.began(response.incarnation, version)
+        self.version = version
+        return cast("pb.ResumeResponse", response)
+
     async def seed(self, first: int, last: int, **options: Any) -> pb.SeedResponse:
         tasks = [make_task(ordinal) for ordinal in range(first, last + 1)]
-        return await self.client.seed("train", self.incarnation, tasks, **options)
+        return cast(
+            "pb.SeedResponse",
+            await self.mended(lambda: self.client.seed("train", self.incarnation, tasks, **options)),
+        )
 
     def sampler(self, table: str = "train", *, with_payloads: bool = True) -> SampleStream:
         stream = self.client.sample(table, self.incarnation, with_payloads=with_payloads)
@@ -209,10 +271,12 @@ class Learner(Actor):
 
     async def train(self, groups: list[pb.LeasedGroup], version: int) -> pb.ClaimResponse:
         """Claims a batch and publishes the next version."""
-        response = await self.client.claim("train", self.incarnation, version, refs(groups))
+        response = await self.mended(lambda: self.client.claim("train", self.incarnation, version, refs(groups)))
         if response.claimed:
+            self.log.used(groups, version)
+            self.version = version + 1
             await self.client.set_policy_version(self.incarnation, version + 1)
-        return response
+        return cast("pb.ClaimResponse", response)
 
 
 class Generator(Actor):
