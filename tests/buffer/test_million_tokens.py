@@ -23,7 +23,7 @@ from tests.buffer.test_crashes import FrontProcess
 V0 = PolicyVersion(1, 0)
 LIMIT_MB = 4
 # Peak memory that the front may need beyond what it has when idle, whatever the payload's size.
-GROWTH_BYTES = 24 << 20
+GROWTH_BYTES = 32 << 20
 
 
 @pytest.fixture
