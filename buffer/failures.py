@@ -36,7 +36,7 @@ async def redrive(store: Store, table: str, group_ids: Sequence[str]) -> pb.Redr
     notes = await store.notes(table)
     asked = list(dict.fromkeys(group_ids)) or [group_id for group_id, note in notes.items() if note["kept"]]
     ordinals = {group_id: int(notes[group_id]["ordinal"]) for group_id in asked if group_id in notes}
-    prompts = await store.prompts(table, list(ordinals.values()))
+    prompts = await store.stored_prompts(table, list(ordinals.values()))
     proposed = [group_id for group_id, ordinal in ordinals.items() if ordinal in prompts]
     queued, refused = await store.redrive(table, proposed) if proposed else (0, [])
     unknown = [group_id for group_id in asked if group_id not in proposed or group_id in refused]

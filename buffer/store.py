@@ -245,6 +245,11 @@ class Store:
                     self._remember(table, ordinal, blob)
         return found
 
+    async def stored_prompts(self, table: str, ordinals: Sequence[int]) -> set[int]:
+        """Those of the ordinals whose prompt is in Redis, whatever this front remembers."""
+        found = await self._redis.batch([("EXISTS", self.keys.prompt(table, ordinal)) for ordinal in ordinals])
+        return {ordinal for ordinal, there in zip(ordinals, found, strict=True) if there}
+
     # --------------------------------------------------------------------------------------------- generators
 
     async def admit(

@@ -11,7 +11,7 @@ import sys
 import typer
 
 from mesh.errors import RollmeshError
-from rollmesh.cli import config, inspect, results, run, services
+from rollmesh.cli import config, inspect, ledger, results, run, services
 from rollmesh.launcher.errors import ServiceExitError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app = typer.Typer(
 run.register(app)
 services.register(app)
 inspect.register(app)
+ledger.register(app)
 results.register(app)
 config.register(app)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -117,6 +118,19 @@ class MeshView:
         request = buffer_pb2.LedgerRequest(table=table, failed_limit=failed_limit)
         try:
             answer: buffer_pb2.LedgerResponse = await self._buffer.Ledger(request, timeout=_LEDGER_DEADLINE_S)
+            return answer
+        except grpc.aio.AioRpcError as error:
+            raise to_rollmesh_error(error, f"mesh {self._address}") from error
+
+    async def redrive(self, table: str, group_ids: Sequence[str]) -> buffer_pb2.RedriveResponse:
+        """Queues prompts of failed groups again; no ids: all that are kept.
+
+        Raises:
+            RollmeshError: the mesh does not answer.
+        """
+        request = buffer_pb2.RedriveRequest(table=table, group_ids=group_ids)
+        try:
+            answer: buffer_pb2.RedriveResponse = await self._buffer.Redrive(request, timeout=_LEDGER_DEADLINE_S)
             return answer
         except grpc.aio.AioRpcError as error:
             raise to_rollmesh_error(error, f"mesh {self._address}") from error

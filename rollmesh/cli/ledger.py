@@ -1,0 +1,174 @@
+"""`rollmesh ledger`: every group recounted, what failed and why, and prompts of failed groups driven again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mesh.errors import DataError
+from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TokenFile, target
+
+if TYPE_CHECKING:
+    from protos import buffer_pb2
+    from rollmesh.launcher.monitor import MeshView
+
+TABLES = ("train", "eval")
+# All that the buffer keeps.
+_FAILED_LIMIT = 1000
+_ALL = "all"
+# Characters; wider than any line of the table.
+_PIPED_WIDTH = 240
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("ledger")(_ledger)
+
+
+def _ledger(
+    run: OptionalRunFolder = None,
+    mesh: Mesh = None,
+    failed: Annotated[bool, typer.Option("--failed", help="List groups that failed, with their causes.")] = False,
+    redrive: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--redrive",
+            metavar="GROUP",
+            help="Queue the prompt of this failed group again, as a new group; `all` for every one. May be repeated.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
+) -> None:
+    """Recount every group and compare with the counters; exits with 1 where they differ."""
+    where = target(run, mesh, token_file, tls_ca)
+    redriven = asyncio.run(_redrive(where, redrive)) if redrive else {}
+    answers = asyncio.run(_read(where, _FAILED_LIMIT if failed else 0))
+    balanced = not any(answer.discrepancies for answer in answers.values())
+    if as_json:
+        typer.echo(json.dumps(_as_json(answers, redriven, balanced), indent=1))
+    else:
+        for table, count in redriven.items():
+            typer.echo(f"table {table}: {count} prompt(s) queued again")
+        for table, answer in answers.items():
+            _print(table, answer)
+    if not balanced:
+        raise typer.Exit(1)
+
+
+async def _read(where: Target, failed_limit: int) -> dict[str, buffer_pb2.LedgerResponse]:
+    async with _open(where) as view:
+        return {table: await view.ledger(table, failed_limit) for table in TABLES}
+
+
+async def _redrive(where: Target, groups: Sequence[str]) -> dict[str, int]:
+    """Prompts queued again, by table.
+
+    Raises:
+        DataError: a group that has not failed, was driven again before, or whose prompt is not kept any more.
+    """
+    queued, unknown = {}, [group for group in groups if group != _ALL and group.partition("-")[0] not in TABLES]
+    async with _open(where) as view:
+        for table in TABLES:
+            asked = [group for group in groups if group.startswith(f"{table}-")]
+            if not asked and _ALL not in groups:
+                continue
+            answer = await view.redrive(table, [] if _ALL in groups else asked)
+            queued[table] = answer.redriven
+            unknown += answer.unknown
+    if unknown:
+        raise DataError(
+            f"not driven again: {', '.join(unknown)} ({sum(queued.values())} other(s) were)",
+            hint="such a group has not failed, was driven again before, or its prompt is not kept any more: "
+            "see `rollmesh ledger --failed`",
+        )
+    return queued
+
+
+def _open(where: Target) -> MeshView:
+    from rollmesh.launcher.monitor import MeshView
+
+    return MeshView(where.address, where.security)
+
+
+def _figures(counts: buffer_pb2.LedgerCounts) -> dict[str, int]:
+    names = [field.name for field in counts.DESCRIPTOR.fields if field.name != "reasons"]
+    return {name: getattr(counts, name) for name in names}
+
+
+def _time(unix_ms: int) -> str:
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _as_json(
+    answers: Mapping[str, buffer_pb2.LedgerResponse], redriven: Mapping[str, int], balanced: bool
+) -> dict[str, Any]:
+    tables = {
+        table: {
+            **_figures(answer.counters),
+            "reasons": dict(answer.counters.reasons),
+            "recounted": _figures(answer.recounted),
+            "discrepancies": list(answer.discrepancies),
+            "failed_groups": [_note(group) for group in answer.failed],
+        }
+        for table, answer in answers.items()
+    }
+    return {"balances": balanced, "redriven": dict(redriven), "tables": tables}
+
+
+def _note(group: buffer_pb2.FailedGroup) -> dict[str, Any]:
+    return {
+        "group": group.group_id,
+        "task": group.task_id,
+        "ordinal": group.ordinal,
+        "reason": group.reason,
+        "causes": list(group.causes),
+        "attempts": group.attempts,
+        "failed_at": _time(group.failed_unix_ms),
+        "redriven": group.redriven,
+    }
+
+
+def _print(table: str, answer: buffer_pb2.LedgerResponse) -> None:
+    typer.echo(f"table {table}")
+    for name, count in [*_figures(answer.counters).items(), *sorted(answer.counters.reasons.items())]:
+        typer.echo(f"  {name:18} {count}")
+    if answer.failed:
+        _print_failed(answer.failed)
+    for line in answer.discrepancies:
+        typer.echo(f"  DIFFERS: {line}")
+    typer.echo("  differs" if answer.discrepancies else "  balances")
+
+
+def _print_failed(failed: Sequence[buffer_pb2.FailedGroup]) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE, title="failed groups, the latest first", title_justify="left")
+    for name in ("group", "task", "ordinal", "reason", "attempts", "failed at", "causes", "driven again"):
+        table.add_column(name, overflow="fold", justify="right" if name in ("ordinal", "attempts") else "left")
+    for group in failed:
+        table.add_row(
+            group.group_id,
+            group.task_id,
+            str(group.ordinal),
+            group.reason,
+            str(group.attempts),
+            _time(group.failed_unix_ms),
+            "\n".join(cause or "(no reason given)" for cause in group.causes),
+            "yes" if group.redriven else "no",
+        )
+    console = (
+        Console(highlight=False, markup=False)
+        if sys.stdout.isatty()
+        else Console(width=_PIPED_WIDTH, highlight=False, markup=False)
+    )
+    console.print(table)
