@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
-import signal
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +19,9 @@ from typing import Any
 
 import psutil
 import redis
-from redis.backoff import ConstantBackoff
-from redis.retry import Retry
 
 from benchmarks.buffer import front, roles
 from benchmarks.buffer.plan import Plan
-from buffer.redis_server import find_redis_server
 from mesh.errors import RollmeshError
 
 _READY_S = 60.0
@@ -65,7 +58,7 @@ class Cell:
     latencies_ms: list[float]
 
 
-def settings(plan: Plan, folder: Path, url: str | None = None) -> dict[str, Any]:
+def settings(plan: Plan, folder: Path) -> dict[str, Any]:
     """The run's configuration: FIFO, each group once, a staleness bound that throttles nothing."""
     return {
         "model": {"path": "none"},
@@ -78,8 +71,7 @@ def settings(plan: Plan, folder: Path, url: str | None = None) -> dict[str, Any]
             "min_members": 1,
             "max_staleness": 1_000_000,
             "max_bytes": 4 << 30,
-            "durability": plan.durability if plan.durability != "none" else "always",
-            "redis": url,
+            "durability": plan.durability,
         },
     }
 
@@ -99,7 +91,7 @@ class Mesh:
         self._profile = profile
         self._context = multiprocessing.get_context("spawn")
         self._processes: list[SpawnProcess] = []
-        self._own: subprocess.Popen[bytes] | None = None
+        self._front: SpawnProcess | None = None
 
     def _start(self, target: Any, *arguments: Any) -> tuple[Connection, SpawnProcess]:
         ours, theirs = self._context.Pipe()
@@ -110,10 +102,17 @@ class Mesh:
         return ours, process
 
     def __enter__(self) -> Mesh:
+        try:
+            self._start_all()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start_all(self) -> None:
         ready = self._folder / "ready.json"
-        url = self._plain_redis() if self._plan.durability == "none" else None
         service = self._context.Process(
-            target=front.serve, args=(settings(self._plan, self._folder, url), ready, self._profile)
+            target=front.serve, args=(settings(self._plan, self._folder), ready, self._profile)
         )
         service.start()
         self._front = service
@@ -125,8 +124,8 @@ class Mesh:
         incarnation = _hear(self._learner)
         for conn, _ in self._writers:
             _hear(conn)
-        owner = psutil.Process(self._own.pid if self._own else service.pid)
-        self._redis = next(p for p in (owner, *owner.children(recursive=True)) if p.name() == "redis-server")
+        children = psutil.Process(service.pid).children(recursive=True)
+        self._redis = next(child for child in children if child.name() == "redis-server")
         port = self._redis.net_connections(kind="tcp")[0].laddr.port
         self._client = redis.Redis(port=port)
         self._watched = {
@@ -137,28 +136,14 @@ class Mesh:
         }
         for conn, _ in self._writers:
             conn.send(incarnation)
-        return self
 
     def __exit__(self, *_: object) -> None:
         for process in self._processes:
             process.terminate()
             process.join(10)
-        if self._front.is_alive() and self._front.pid is not None:
-            os.kill(self._front.pid, signal.SIGTERM)
-        self._front.join(20)
-        if self._own:
-            self._own.terminate()
-            self._own.wait()
-
-    def _plain_redis(self) -> str:
-        """A redis-server that keeps nothing on disk."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        options = ["--port", str(port), "--dir", str(self._folder), "--save", "", "--appendonly", "no"]
-        self._own = subprocess.Popen([find_redis_server(), *options], stdout=subprocess.DEVNULL)
-        redis.Redis(port=port, retry=Retry(ConstantBackoff(0.05), 100)).ping()
-        return f"redis://127.0.0.1:{port}/0"
+        if self._front is not None:
+            self._front.terminate()
+            self._front.join(20)
 
     def memory(self) -> dict[str, int]:
         """`used_memory` and friends, as Redis says."""
