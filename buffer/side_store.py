@@ -31,6 +31,8 @@ from protos import trajectory_pb2 as trajectory
 
 _GROUP = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 _PART = ".part"
+# Says of groups, by id, whether they live.
+Live = Callable[[Sequence[str]], Awaitable[Sequence[bool]]]
 # Bytes read at once.
 _READ_BYTES = 512 << 10
 
@@ -136,19 +138,20 @@ class SideStore:
         """What to do where a file is missed."""
         return f"every front of the mesh needs the same folder as buffer.side_dir; this one has {self.folder}"
 
-    async def remove(self, table: str, group_ids: Sequence[str]) -> None:
-        """Removes the files of groups that have ended."""
+    async def remove(self, table: str, group_ids: Iterable[str], live: Live) -> None:
+        """Removes the files of those groups that have ended."""
 
-        def remove() -> None:
+        def existing() -> list[Path]:
             if not (self.folder / table).is_dir():
-                return
-            for group_id in group_ids:
-                if _GROUP.fullmatch(group_id):
-                    shutil.rmtree(self.folder / table / group_id, ignore_errors=True)
+                return []
+            folders = (self.folder / table / group_id for group_id in set(group_ids) if _GROUP.fullmatch(group_id))
+            return [folder for folder in folders if folder.is_dir()]
 
-        await asyncio.to_thread(remove)
+        folders = await asyncio.to_thread(existing)
+        if folders:
+            await asyncio.to_thread(_remove_trees, await _ended(folders, live))
 
-    async def sweep(self, table: str, live: Callable[[Sequence[str]], Awaitable[Sequence[bool]]], age_s: float) -> int:
+    async def sweep(self, table: str, live: Live, age_s: float) -> int:
         """Removes what no live group owns and has not changed for `age_s`, and unfinished files of that age.
 
         Args:
@@ -160,22 +163,26 @@ class SideStore:
             Groups and unfinished files removed.
         """
         old = await asyncio.to_thread(_older_than, self.folder / table, time.time() - age_s)
-        folders = [path for path in old if path.is_dir()]
-        gone = [
-            folder
-            for folder, lives in zip(folders, await live([folder.name for folder in folders]), strict=True)
-            if not lives
-        ]
+        gone = await _ended([path for path in old if path.suffix != _PART], live)
         unfinished = [path for path in old if path.suffix == _PART]
 
         def remove() -> None:
-            for folder in gone:
-                shutil.rmtree(folder, ignore_errors=True)
+            _remove_trees(gone)
             for path in unfinished:
                 path.unlink(missing_ok=True)
 
         await asyncio.to_thread(remove)
         return len(gone) + len(unfinished)
+
+
+async def _ended(folders: Sequence[Path], live: Live) -> list[Path]:
+    alive = await live([folder.name for folder in folders])
+    return [folder for folder, lives in zip(folders, alive, strict=True) if not lives]
+
+
+def _remove_trees(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _create(part: Path) -> BinaryIO:

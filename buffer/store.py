@@ -12,6 +12,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from buffer.drafts import DraftPlace, Drafts, draft_places
@@ -463,7 +464,8 @@ class Store:
                 if ordinal:
                     keys.append(self.keys.prompt(table, ordinal))
                     self._prompts.pop((table, int(ordinal)), None)
-            await self.side.remove(table, [entry.decode().partition("|")[0] for entry in entries])
+            groups = (entry.decode().partition("|")[0] for entry in entries)
+            await self.side.remove(table, groups, partial(self.alive, table))
             await self._redis.batch([*([("UNLINK", *keys)] if keys else []), ("SREM", trash, *entries)])
             collected += len(entries)
 

@@ -215,8 +215,8 @@ async def test_what_nobody_owns_is_swept_by_age(tmp_path: Path) -> None:
             os.utime(path, (1, 1))
     assert await store.sweep("train", live, 3600) == 2
     assert [name.split("/")[1] for name in files_in(tmp_path)] == ["train-1", "train-3"]
-    await store.remove("train", ["train-1", "../train", "train-9", ""])
-    assert [name.split("/")[1] for name in files_in(tmp_path)] == ["train-3"]
+    await store.remove("train", ["train-1", "train-3", "../train", "train-9", ""], live)
+    assert [name.split("/")[1] for name in files_in(tmp_path)] == ["train-1"], "only what has ended is removed"
 
 
 async def test_nobody_uploads_for_a_group_that_is_not_his(mesh: Mesh) -> None:
