@@ -37,6 +37,8 @@ _STATUS = {
 }
 # Failures of the connection or of a service behind it: the same call may succeed later.
 _TRANSIENT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
+# Details of the status INTERNAL that gRPC's client makes up where it could not write.
+_LOCAL_FAILURE = "Internal error from Core"
 # Seconds of silence after which a peer is asked for a sign of life; it has 0.8 times as long to give one. A peer that
 # hangs or is cut off is thus noticed well within a lease term.
 KEEPALIVE_S = 5.0
@@ -177,7 +179,7 @@ def to_rollmesh_error(error: grpc.RpcError, what: str) -> RollmeshError:
         return cls(details, hint=hint)
     if status is grpc.StatusCode.UNAUTHENTICATED:
         return ConfigError(f"{what}: {details}", hint="set security.token_file to the mesh's token")
-    if status in _TRANSIENT:
+    if is_transient(error):
         return UnreachableError(f"{what}: {details}", hint="is the service running, and the address right?")
     return RollmeshError(f"{what}: {status.name if status else 'failed'}: {details}")
 
@@ -193,7 +195,12 @@ def is_transient_code(code: grpc.StatusCode) -> bool:
 
 def is_transient(error: BaseException) -> bool:
     """Whether repeating the call that raised this may help."""
-    return isinstance(error, grpc.aio.AioRpcError) and is_transient_code(error.code())
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return False
+    # A message that is written while its stream ends fails in the client, and gRPC then reports that in place of the
+    # status with which the stream ended. The next try tells.
+    lost_status = error.code() is grpc.StatusCode.INTERNAL and error.details() == _LOCAL_FAILURE
+    return lost_status or is_transient_code(error.code())
 
 
 async def call_with_retry(call: Callable[[], Awaitable[T]], *, retry_s: float, what: str) -> T:

@@ -117,8 +117,8 @@ class Link:
             await self._flowing.wait()
             far_reader, far = await asyncio.open_connection(*self.upstream)
             self._open.add(far)
-            for end in (writer, far):
-                end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for side in (writer, far):
+                side.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             ways = [asyncio.create_task(self._forward(*way)) for way in ((reader, far), (far_reader, writer))]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)

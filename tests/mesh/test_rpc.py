@@ -12,7 +12,7 @@ import pytest
 from mesh import rpc
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, FencedError, PayloadError, PortInUseError, RollmeshError, UnreachableError
-from protos import reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
+from protos import buffer_pb2, buffer_pb2_grpc, reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
 
 OPEN = SecuritySection()
 
@@ -132,3 +132,35 @@ async def test_a_call_is_repeated_until_the_service_is_back() -> None:
         await again.start()
         assert (await asyncio.wait_for(call, 30)).name == "ok"
         await again.stop(0)
+
+
+class Refusing(buffer_pb2_grpc.BufferServicer):
+    async def Write(self, request_iterator: Any, context: Any) -> AsyncIterator[buffer_pb2.WriteResponse]:
+        async for _ in request_iterator:
+            raise FencedError("taken over")
+        yield buffer_pb2.WriteResponse()
+
+
+async def test_a_stream_that_ends_while_it_is_written_is_fenced_or_may_be_opened_again() -> None:
+    """gRPC's client sometimes reports its own failed write instead of the status: no reason to give up."""
+    server = rpc.new_server(OPEN)
+    buffer_pb2_grpc.add_BufferServicer_to_server(Refusing(), server)
+    port = rpc.bind(server, "127.0.0.1", 0, OPEN)
+    await server.start()
+    seen: set[type[RollmeshError]] = set()
+    async with rpc.open_channel(f"127.0.0.1:{port}", OPEN) as channel:
+        stub = buffer_pb2_grpc.BufferStub(channel)
+        for _ in range(150):
+            call = stub.Write()
+            try:
+                while True:
+                    await call.write(buffer_pb2.WriteRequest(writes=[buffer_pb2.MemberWrite(payload=bytes(4096))]))
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                pass
+            try:
+                await call.read()
+            except grpc.aio.AioRpcError as error:
+                seen.add(type(rpc.to_rollmesh_error(error, "writing")))
+                assert rpc.is_transient(error) or "taken over" in str(error.details())
+    await server.stop(0)
+    assert seen <= {FencedError, UnreachableError}

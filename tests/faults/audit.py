@@ -1,0 +1,217 @@
+"""What became of every group that was admitted and every trajectory that was stored.
+
+The books that are compared were kept by three who do not trust one another: the fronts' record of what they stored,
+Redis (state sets and counters), and the learner's consumption log, which is on disk before the optimizer steps.
+
+* lost: groups that were admitted and are in no state, not trained, and not counted under another fate; and stored
+  trajectories that neither their group's live state nor the use of their group has.
+* duplicated: a (group, use) that is twice on the surviving lineage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+
+from learner.consumption import Use, read_log, surviving
+from mesh.config.models import SecuritySection
+from protos import buffer_pb2
+from rollmesh.launcher.monitor import MeshView
+from tests.faults.observe import Step, Stored
+
+_STATES = ("generating", "ready", "leased", "consumed")
+_OTHER_FATES = ("evicted_stale", "filtered", "failed")
+
+
+@dataclass(slots=True)
+class Audit:
+    """What was found; `problems` is empty where all is well.
+
+    Attributes:
+        groups: admitted, and how they ended or where they are.
+        trajectories: stored, and how they ended or where they are.
+        lost_groups, lost_trajectories, duplicated: how many.
+        conserved: every admitted group is accounted for exactly once.
+        steps: optimizer steps on the surviving lineage.
+        discarded_steps: that were undone by a takeover.
+        oldest: age of the oldest token ever trained, in versions.
+        problems: one line each.
+    """
+
+    groups: dict[str, int] = field(default_factory=dict)
+    trajectories: dict[str, int] = field(default_factory=dict)
+    lost_groups: int = 0
+    lost_trajectories: int = 0
+    duplicated: int = 0
+    conserved: bool = False
+    steps: int = 0
+    discarded_steps: int = 0
+    oldest: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def ask_ledger(address: str, table: str = "train") -> buffer_pb2.LedgerResponse:
+    """The ledger, recounted by the mesh itself."""
+
+    async def ask() -> buffer_pb2.LedgerResponse:
+        async with MeshView(address, SecuritySection()) as view:
+            return await view.ledger(table, 0)
+
+    return asyncio.run(ask())
+
+
+def imbalances(address: str) -> list[str]:
+    """What `rollmesh ledger` finds wrong, and whether its figures add up."""
+    answer = ask_ledger(address)
+    counts = answer.counters
+    found = list(answer.discrepancies)
+    fates = counts.trained + sum(getattr(counts, name) for name in _OTHER_FATES)
+    live = sum(getattr(counts, name) for name in _STATES)
+    if counts.admitted != fates + live:
+        found.append(f"admitted {counts.admitted} != {fates} with a fate + {live} alive")
+    return found
+
+
+def key_of(use: Use) -> list[tuple[str, int]]:
+    """(group, use) of every group of a step."""
+    return [(entry[0], 1) for entry in use.groups]
+
+
+def doubled(uses: Iterable[Use]) -> list[tuple[str, int]]:
+    """What is used twice on the surviving lineage."""
+    times = Counter(key for use in surviving(list(uses)) for key in key_of(use))
+    return [key for key, count in times.items() if count > 1]
+
+
+class Live:
+    """Groups that are in a state now, read from Redis without the product's code."""
+
+    def __init__(self, client: redis.Redis, run: str = "run", table: str = "train") -> None:
+        prefix = f"{{rollmesh:{run}}}:{table}"
+        self.states: dict[str, str] = {}
+        self._members: dict[str, set[int]] = {}
+        for state in _STATES:
+            for name in cast("list[bytes]", client.zrange(f"{prefix}:{state}", 0, -1)):
+                self.states[name.decode()] = state
+        with client.pipeline(transaction=False) as pipe:
+            for group in self.states:
+                pipe.hkeys(f"{prefix}:g:{group}")
+            for group, fields in zip(self.states, pipe.execute(), strict=True):
+                self._members[group] = {int(name) for name in fields if name.isdigit()}
+
+    def has(self, group: str, member: int) -> bool:
+        """Whether a member of a live group is stored."""
+        return member in self._members.get(group, ())
+
+
+def audit(
+    *,
+    consumption: Path,
+    counters: dict[str, int],
+    live: Live,
+    stored: Sequence[Stored],
+    steps: Sequence[Step],
+    bound: int,
+) -> Audit:
+    """Compares the books; the mesh is at rest.
+
+    Args:
+        consumption: the learner's log.
+        counters: of the ledger.
+        live: what Redis has.
+        stored: what fronts stored.
+        steps: as recorded by the learner.
+        bound: the greatest staleness allowed.
+    """
+    uses = list(read_log(consumption)) if consumption.exists() else []
+    lineage = surviving(uses)
+    found = Audit(
+        steps=len(lineage), discarded_steps=len({(u.incarnation, u.train_version) for u in uses}) - len(lineage)
+    )
+    used = {group: set(entry[1]) for use in lineage for entry in use.groups for group in (entry[0],)}
+    _groups(found, lineage, used, counters, live, {entry.group for entry in stored})
+    _trajectories(found, used, live, stored)
+    versions = [use.train_version for use in lineage]
+    if versions != list(range(len(versions))):
+        found.problems.append("the surviving lineage has a hole: a version was trained by nobody or twice")
+    found.oldest = max((step.oldest for step in steps), default=0)
+    if found.oldest > bound:
+        found.problems.append(f"a token of age {found.oldest} was trained, the bound is {bound}")
+    return found
+
+
+def _groups(
+    found: Audit,
+    lineage: Sequence[Use],
+    used: dict[str, set[int]],
+    counters: dict[str, int],
+    live: Live,
+    written: set[str],
+) -> None:
+    twice = doubled(lineage)
+    found.duplicated = len(twice)
+    if twice:
+        found.problems.append(f"trained twice: {twice[:5]}")
+    admitted = {f"train-{number}" for number in range(1, counters["admitted"] + 1)}
+    waiting = {group for group, state in live.states.items() if state != "consumed"}
+    consumed = set(live.states) - waiting
+    if strange := (set(used) | set(live.states) | written) - admitted:
+        found.problems.append(f"never admitted: {sorted(strange)[:5]}")
+    if again := set(used) & waiting:
+        found.problems.append(f"trained, and about to be trained again: {sorted(again)[:5]}")
+    if unused := consumed - set(used):
+        found.problems.append(f"consumed by a step that the consumption log does not have: {sorted(unused)[:5]}")
+    committed = set(used) - consumed
+    if len(committed) != counters["trained"]:
+        found.problems.append(f"{len(committed)} groups were trained for good, the ledger has {counters['trained']}")
+    other = {fate: counters[fate] for fate in _OTHER_FATES}
+    rest = len(admitted) - len(committed) - len(live.states)
+    found.lost_groups = rest - sum(other.values())
+    if found.lost_groups:
+        found.problems.append(f"{rest} groups are neither trained nor alive, {sum(other.values())} have another fate")
+    by_state = Counter(live.states.values())
+    found.groups = {"admitted": len(admitted), "trained": len(committed), **other} | {s: by_state[s] for s in _STATES}
+    found.conserved = len(admitted) == sum(found.groups.values()) - len(admitted)
+
+
+def _trajectories(found: Audit, used: dict[str, set[int]], live: Live, stored: Sequence[Stored]) -> None:
+    """Members are told apart by (group, member): at most one stored value per member is the buffer's promise."""
+    outcomes: dict[str, dict[int, bool]] = defaultdict(dict)
+    twice = 0
+    for entry in stored:
+        twice += entry.member in outcomes[entry.group]
+        outcomes[entry.group][entry.member] = entry.scored
+    if twice:
+        found.problems.append(f"{twice} members were stored twice")
+    ends: Counter[str] = Counter()
+    lost: list[tuple[str, int]] = []
+    for group, members in outcomes.items():
+        for member, scored in members.items():
+            ends["stored"] += 1
+            if not scored:
+                ends["without_reward"] += 1
+            elif group in used:
+                ends["trained"] += member in used[group]
+                if member not in used[group]:
+                    lost.append((group, member))
+            elif group in live.states:
+                ends["alive"] += live.has(group, member)
+                if not live.has(group, member):
+                    lost.append((group, member))
+            else:
+                ends["ended_with_their_group"] += 1
+    # Stored by a front that was killed before it could say so: the generator's repetition was a duplicate.
+    ends["trained_unacknowledged"] = sum(len(members - set(outcomes.get(g, ()))) for g, members in used.items())
+    found.trajectories = dict(ends)
+    found.lost_trajectories = len(lost)
+    if lost:
+        found.problems.append(f"stored and acknowledged, then gone: {lost[:5]}")

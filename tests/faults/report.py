@@ -1,0 +1,85 @@
+"""Figures of one run or several, for people and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+_OVERLAPPING = "overlapping faults"
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of the values does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over runs; each run as `Outcome.as_json` has it, or already summed."""
+    single = [one for run in runs for one in run.get("runs", [run])]
+    faults = [fault for run in single for fault in run["faults"]]
+    audits = [run["audit"] for run in single if run["audit"]]
+    by_kind: dict[str, list[float]] = defaultdict(list)
+    for fault in faults:
+        by_kind[_OVERLAPPING if fault["overlapped"] else fault["kind"]].append(fault["recovery_s"])
+    exits: dict[str, Counter[str]] = defaultdict(Counter)
+    for run in single:
+        for service, codes in run["exits"].items():
+            exits[service].update(codes)
+    return {
+        "sound": bool(single) and all(run["sound"] for run in single),
+        "seeds": [run["seed"] for run in single],
+        "minutes": round(sum(run["seconds"] for run in single) / 60, 2),
+        "faults": len(faults),
+        "lost_groups": sum(audit["lost_groups"] for audit in audits),
+        "lost_trajectories": sum(audit["lost_trajectories"] for audit in audits),
+        "duplicated": sum(audit["duplicated"] for audit in audits),
+        "conserved": len(audits) == len(single) and all(audit["conserved"] for audit in audits),
+        "ledger_balanced": sum(run["balanced"] for run in single),
+        "rounds": sum(len(run["restored_s"]) for run in single),
+        "oldest_trained": max((audit["oldest"] for audit in audits), default=0),
+        "steps": sum(audit["steps"] for audit in audits),
+        "discarded_steps": sum(audit["discarded_steps"] for audit in audits),
+        "groups": _added(audit["groups"] for audit in audits),
+        "trajectories": _added(audit["trajectories"] for audit in audits),
+        "recovery_s": {
+            kind: {
+                "faults": len(times),
+                "p50": round(quantile(times, 0.5), 2),
+                "p99": round(quantile(times, 0.99), 2),
+            }
+            for kind, times in sorted(by_kind.items())
+        },
+        "exits": {service: dict(codes) for service, codes in sorted(exits.items())},
+        "problems": [line for run in single for line in (*run["problems"], *(run["audit"] or {}).get("problems", []))],
+        "runs": single,
+    }
+
+
+def summary(total: dict[str, Any]) -> str:
+    """A merged result in words and tables."""
+    lines = [
+        f"{total['faults']} faults in {total['minutes']:.1f} minutes (seeds {', '.join(map(str, total['seeds']))}), "
+        f"{total['steps']} steps on the surviving lineage, {total['discarded_steps']} undone by takeovers",
+        f"lost: {total['lost_groups']} groups, {total['lost_trajectories']} trajectories; "
+        f"trained twice: {total['duplicated']}; conserved: {'yes' if total['conserved'] else 'NO'}; "
+        f"ledger balanced {total['ledger_balanced']} of {total['rounds']} times; "
+        f"oldest token trained: {total['oldest_trained']} versions",
+        "groups: " + ", ".join(f"{name} {count}" for name, count in total["groups"].items()),
+        "trajectories: " + ", ".join(f"{name} {count}" for name, count in total["trajectories"].items()),
+        "ends that nobody asked for: " + (", ".join(f"{s} {codes}" for s, codes in total["exits"].items()) or "none"),
+        "",
+        "| fault | times | next step after, p50 s | p99 s |",
+        "| --- | --- | --- | --- |",
+        *(f"| {kind} | {r['faults']} | {r['p50']} | {r['p99']} |" for kind, r in total["recovery_s"].items()),
+        *("", *(f"PROBLEM: {line}" for line in total["problems"])),
+    ]
+    return "\n".join(lines)
+
+
+def _added(parts: Any) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(total)

@@ -1,0 +1,286 @@
+"""The mesh under test: the product's own commands, each in a process of its own, and a link on every edge.
+
+Who talks to whom: generators, reward services and the learner to the fronts; the fronts to Redis; generators to the
+learner (weights) and to the reward services. Services are told the links' addresses and never one another's own.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import redis
+import yaml
+
+from buffer.redis_server import find_redis_server
+from examples.demo.prepare import prepare
+from mesh.threads import thread_environment
+from rollmesh.launcher import exit_status
+from tests.faults.processes import FaultError, Launch, Supervisor
+from tests.faults.proxy import Conditions, Link, ProxyLoop
+
+ROOT = Path(__file__).resolve().parents[2]
+_CLI = (sys.executable, "-m", "rollmesh.cli")
+_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+# Below the range from which the kernel takes ports for outgoing connections.
+_PORTS = range(12_000, 30_000)
+FRONTS = ("front-0", "front-1")
+REWARDS = ("reward-0", "reward-1")
+GENERATORS = ("generator-0", "generator-1")
+LEARNER = "learner"
+REDIS = "redis"
+START_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Sizes and terms of the mesh.
+
+    Attributes:
+        lease_s: term of every lease.
+        staleness: the bound.
+        groups, n: groups per batch, members per group.
+        steps: batches after which the run ends; more than will be trained.
+    """
+
+    lease_s: float = 4.0
+    staleness: int = 2
+    groups: int = 8
+    n: int = 4
+    steps: int = 1_000_000
+
+    def document(self, data: Path, folder: Path) -> dict[str, Any]:
+        """The configuration, as YAML has it."""
+        return {
+            "run": {"name": "run", "dir": str(folder)},
+            "model": {"path": str(data / "model")},
+            "data": {"train": str(data / "train.parquet")},
+            "algorithm": {"name": "grpo", "correction": {"mode": "behaviour"}},
+            "rollout": {
+                "replicas": len(GENERATORS),
+                "n": self.n,
+                "max_prompt_tokens": 16,
+                "max_response_tokens": 6,
+                "slots": 32,
+                "reward_wait_s": 12.0,
+            },
+            "reward": {
+                "functions": [f"{ROOT / 'tests' / 'faults' / 'reward.py'}:compute_score"],
+                "timeout_s": 4.0,
+                "scorer_timeout_s": 3.0,
+            },
+            "learner": {
+                "device": "cpu",
+                "steps": self.steps,
+                "batch": {"groups": self.groups},
+                "optimizer": {"lr": 1e-4},
+            },
+            "buffer": {
+                "max_staleness": self.staleness,
+                "lease_s": self.lease_s,
+                "reconnect_grace_s": 0.5,
+            },
+            # Over the wire, and not through shared memory: the link is to be cut.
+            "weights": {"transport": "grpc", "timeout_s": 10.0},
+            "checkpoint": {"every_s": 3.0},
+            "logging": {"samples_per_step": 0},
+            "network": {"metrics": False, "rpc_timeout_s": 4.0},
+        }
+
+
+def prepare_data(folder: Path) -> Path:
+    """The demonstration's data and a tiny model with a short warm start."""
+    if not (folder / "prepared.json").exists():
+        prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=16, warm_steps=20)
+    return folder
+
+
+def free_port() -> int:
+    """A port that nobody listens on and the kernel gives to nobody by itself."""
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+class World:
+    """Everything that is started, and the links between.
+
+    Args:
+        folder: for configuration, logs, Redis and the run.
+        data: as `prepare_data` makes it.
+        settings: of the run.
+    """
+
+    def __init__(self, folder: Path, data: Path, settings: Settings) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.run = folder / "run"
+        self.ranks = 1
+        self._ready = folder / "ready"
+        self._ready.mkdir(parents=True, exist_ok=True)
+        self._config = folder / "config.yaml"
+        self._config.write_text(yaml.safe_dump(settings.document(data, folder), sort_keys=False))
+        self._exit = ExitStack()
+        self._proxies = ProxyLoop()
+        self._exit.callback(self._proxies.close)
+        self.supervisor = Supervisor(folder)
+        self._ports = {name: free_port() for name in (*FRONTS, *REWARDS, REDIS)}
+        self.links: dict[tuple[str, str], list[Link]] = {}
+        """(client, service) -> links, one per start for a service whose address changes with it."""
+
+    @property
+    def redis_url(self) -> str:
+        """Redis without a link between, for the audit."""
+        return f"redis://127.0.0.1:{self._ports[REDIS]}/0"
+
+    @property
+    def fronts(self) -> list[str]:
+        """Addresses of the fronts without links between, for the audit."""
+        return [f"127.0.0.1:{self._ports[name]}" for name in FRONTS]
+
+    def redis(self) -> redis.Redis:
+        return redis.Redis.from_url(self.redis_url, socket_timeout=10.0)
+
+    def start(self) -> None:
+        """Starts all services; returns when they answer.
+
+        Raises:
+            FaultError: one did not.
+        """
+        self.supervisor.add(REDIS, self._redis)
+        self.wait_redis(START_S)
+        for name in FRONTS:
+            self.supervisor.add(name, partial(self._front, name))
+        for name in FRONTS:
+            self.supervisor.wait_ready(name, START_S)
+        for name in REWARDS:
+            self.supervisor.add(name, partial(self._reward, name))
+        self.supervisor.add(LEARNER, self._learner)
+        for name in GENERATORS:
+            self.supervisor.add(name, partial(self._generator, name))
+        for name in (*REWARDS, LEARNER, *GENERATORS):
+            self.supervisor.wait_ready(name, START_S)
+
+    def close(self) -> None:
+        """Ends everything, whatever state it is in."""
+        self.supervisor.close()
+        for link in (link for links in self.links.values() for link in links):
+            link.close()
+        self._exit.close()
+
+    def apply(self, edge: tuple[str, str], conditions: Conditions) -> None:
+        """Changes all links of an edge; `*` on either side means everyone."""
+        for (client, service), links in list(self.links.items()):
+            if edge[0] in (client, "*") and edge[1] in (service, "*"):
+                for link in links:
+                    link.apply(conditions)
+
+    def separate_learner(self) -> None:
+        """Gives the next learner links of its own, so that what is done to the present one's does not concern it."""
+        for key in [key for key in self.links if key[0] == LEARNER]:
+            self.links[(f"{LEARNER}-before-{len(self.links)}", key[1])] = self.links.pop(key)
+
+    def wait_redis(self, deadline_s: float) -> None:
+        """Waits until Redis has loaded its data.
+
+        Raises:
+            FaultError: the deadline passed.
+        """
+        until = time.monotonic() + deadline_s
+        with self.redis() as client:
+            while time.monotonic() < until:
+                try:
+                    client.ping()
+                    return
+                except (redis.exceptions.BusyLoadingError, redis.exceptions.ConnectionError):
+                    time.sleep(0.05)
+        raise FaultError(f"Redis was not ready within {deadline_s} s")
+
+    # ------------------------------------------------------------------------------------------------- launches
+
+    def _redis(self, _index: int) -> Launch:
+        folder = self.folder / "redis-data"
+        folder.mkdir(exist_ok=True)
+        settings = {
+            "bind": "127.0.0.1",
+            "port": str(self._ports[REDIS]),
+            "dir": str(folder),
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+        }
+        options = [part for key, value in settings.items() for part in (f"--{key}", value)]
+        return Launch([find_redis_server(), *options], {})
+
+    def _front(self, name: str, index: int) -> Launch:
+        link = self._link(name, REDIS, self._ports[REDIS])
+        overrides = {"buffer.redis": f"redis://{link.address}/0", "logging.level": "debug"}
+        return self._launch(name, index, (*_CLI, "buffer"), self._ports[name], overrides)
+
+    def _reward(self, name: str, index: int) -> Launch:
+        link = self._link("*", name, self._ports[name])
+        overrides = {"network.advertise": link.address}
+        return self._launch(name, index, (*_CLI, "reward", "serve"), self._ports[name], overrides, self._mesh(name))
+
+    def _learner(self, index: int) -> Launch:
+        port = free_port()
+        link = self._link("*", LEARNER, port)
+        runner = _CLI if self.ranks == 1 else (*_TORCHRUN, str(self.ranks), "-m", "rollmesh.cli")
+        overrides = {"network.advertise": link.address}
+        return self._launch(LEARNER, index, (*runner, "learner"), port, overrides, self._mesh(LEARNER))
+
+    def _generator(self, name: str, index: int) -> Launch:
+        ready = self._ready / f"{name}-{index}.json"
+        command = [
+            *(*_CLI, "generator", *self._mesh(name), "--threads", "1"),
+            *("--member-id", f"{name}-{index}", "--ready-file", str(ready)),
+        ]
+        return Launch(command, self._environment(), ready)
+
+    def _launch(
+        self,
+        name: str,
+        index: int,
+        command: Sequence[str],
+        port: int,
+        overrides: Mapping[str, str],
+        more: Sequence[str] = (),
+    ) -> Launch:
+        ready, left = self._ready / f"{name}-{index}.json", self._ready / f"{name}-{index}.exit"
+        line = [
+            *(*command, str(self._config), "--port", str(port), "--ready-file", str(ready), *more),
+            *(f"--{key}={value}" for key, value in overrides.items()),
+        ]
+        return Launch(line, self._environment() | {exit_status.VARIABLE: str(left)}, ready, left)
+
+    def _environment(self) -> dict[str, str]:
+        return thread_environment(1) | {"PYTHONPATH": str(ROOT)}
+
+    def _mesh(self, client: str) -> tuple[str, str]:
+        """The option that names the mesh: the client's own link to its front."""
+        clients = (GENERATORS[0], LEARNER, REWARDS[0])
+        front = FRONTS[0] if client in clients else FRONTS[1]
+        return "--mesh", self._link(client, front, self._ports[front]).address
+
+    def _link(self, client: str, service: str, port: int) -> Link:
+        """The link of an edge to a port; made when it is first asked for."""
+        links = self.links.setdefault((client, service), [])
+        for link in links:
+            if link.upstream[1] == port:
+                return link
+        links.append(self._proxies.link("127.0.0.1", port))
+        return links[-1]
