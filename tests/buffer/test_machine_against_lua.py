@@ -32,10 +32,11 @@ from buffer.ledger import discrepancies
 from buffer.orphans import Owner
 from buffer.policy import gate
 from buffer.policy.lineage import VersionRanges
-from buffer.policy.machine import LEARNER, TableMachine
+from buffer.policy.machine import TableMachine
 from buffer.policy.reuse import weight_of
 from buffer.policy.rules import Order, TableRules
 from buffer.policy.states import Fate, Group, State, Task
+from buffer.policy.table import LEARNER
 from buffer.redis_access import RedisAccess
 from buffer.view import TableView
 from mesh.versions import PolicyVersion
