@@ -238,6 +238,7 @@ async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path)
         rollout__max_response_tokens=900,
         buffer__lease_s=60.0,
         buffer__reconnect_grace_s=59.0,
+        buffer__compression="zstd",
     ) as world:
         learner = await world.learner()
         await learner.publish(0)
@@ -258,6 +259,7 @@ async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path)
         models = [world.model(version) for version in range(2)]
         for group in batch:
             for meta, payload in zip(group.members, group.payloads, strict=True):
+                assert b"zstd" in payload
                 found, draft = decode(payload), drafts[group.group_id, meta.member]
                 count, response = len(draft.response_ids), found.response_ids.tolist()
                 assert response[:count] == draft.response_ids.tolist()
