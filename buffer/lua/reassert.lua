@@ -25,6 +25,9 @@ for i, k in pairs(takeovers) do
   if i <= R.incarnation and tonumber(R['k:' .. i] or k) ~= k then return {'fenced', view()} end
 end
 
+-- Live unclaimed groups by the ordinal of their prompt, once somebody has asked.
+local owners
+
 -- Makes up for takeovers that are lost, as far as they lie before a use at version `at` (all of them, without one).
 local function catch_up(at)
   while R.incarnation < incarnation do
@@ -35,7 +38,43 @@ local function catch_up(at)
     end
     if at and at < least then return end
     go_on(R.incarnation + 1, k, member, now + tonumber(ARGV[5]))
+    owners = nil
   end
+end
+
+-- Brings a prompt back to where the lost admission took it from: the group whose eviction queued it again may still be
+-- alive here, or the failed group that was driven again may be unaware of that.
+local function release_prompt(ordinal)
+  if ordinal > C.seeded then return end
+  if not owners then
+    owners = {}
+    for _, state in ipairs({'generating', 'ready', 'leased'}) do
+      for _, gid in ipairs(redis.call('ZRANGE', set_of(state), 0, -1)) do owners[read_group(gid).ordinal] = gid end
+    end
+  end
+  local owner = owners[ordinal]
+  local g = owner and read_group(owner)
+  if g then
+    if g.state ~= 'consumed' and not g.uses then finish(owner, g, 'evicted_stale', 'lost_state', true) end
+    return
+  end
+  for _, gid in ipairs(redis.call('LRANGE', T .. ':failures', 0, -1)) do
+    local note = cjson.decode(redis.call('HGET', T .. ':dead', gid))
+    if note.kept and note.ordinal == ordinal then
+      note.kept, note.redriven = false, true
+      redis.call('HSET', T .. ':dead', gid, cjson.encode(note))
+      local entry = cjson.encode({note.ordinal, note.n, note.pin, note.reserve, note.task, gid, 0})
+      redis.call('ZADD', pending_key(note.pin), note.ordinal, entry)
+      add('pending', 1)
+      add('seeded_tasks', 1)
+      add('redriven', 1)
+      return
+    end
+  end
+end
+
+local function pending_entry(ordinal)
+  return redis.call('ZRANGEBYSCORE', pending_key(''), ordinal, ordinal, 'LIMIT', 0, 1)[1]
 end
 
 -- A group whose admission is lost. Its payload is gone: `hollow`.
@@ -47,7 +86,8 @@ local function invent(gid, ordinal)
     done = '', scored = 0, bytes = 0, ranges = '', payloads = '', grant = incarnation .. ':0', admitted_ms = now,
     sealed_ms = now, for_version = 0, deadline = 0, hollow = true
   }
-  local entry = redis.call('ZRANGEBYSCORE', pending_key(''), ordinal, ordinal, 'LIMIT', 0, 1)[1]
+  if not pending_entry(ordinal) then release_prompt(ordinal) end
+  local entry = pending_entry(ordinal)
   if entry then
     redis.call('ZREM', pending_key(''), entry)
     add('pending', -1)
@@ -55,7 +95,7 @@ local function invent(gid, ordinal)
     g.done = string.rep('0', g.n)
   else
     add('seeded_tasks', 1)
-    if ordinal > C.seeded then redis.call('SADD', T .. ':used', ordinal) end
+    if ordinal > C.seeded then redis.call('HSET', T .. ':used', ordinal, gid) end
   end
   if number > C.seq then
     add('skipped', number - C.seq)

@@ -10,9 +10,11 @@ for i = 5, #ARGV, 3 do
   local ordinal = tonumber(ARGV[i])
   if ordinal > C.seeded then
     put('seeded', ordinal)
-    if used and redis.call('SREM', T .. ':used', ordinal) == 1 then
-      -- Trained already, in time that Redis has lost.
-      redis.call('SADD', T .. ':trash', '|' .. ordinal .. '||')
+    local group = used and redis.call('HGET', T .. ':used', ordinal)
+    if group then
+      -- It was used already, in time that Redis has lost; the prompt ends with that group.
+      redis.call('HDEL', T .. ':used', ordinal)
+      if redis.call('EXISTS', group_key(group)) == 0 then redis.call('SADD', T .. ':trash', '|' .. ordinal .. '||') end
     else
       local pin = ARGV[i + 2]
       redis.call('ZADD', pending_key(pin), ordinal, ARGV[i + 1])

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from buffer.policy.states import Group, State, Task
+from buffer.policy.states import Fate, Group, State, Task
 from mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -93,9 +93,33 @@ class Assertion:
             machine.go_on(points[0])
 
 
+def _pending(machine: TableMachine, ordinal: int) -> list[Task]:
+    return [task for task in machine.pending if task.ordinal == ordinal]
+
+
+def _release_prompt(machine: TableMachine, ordinal: int) -> None:
+    """Brings a prompt back to where the lost admission took it from.
+
+    The group whose eviction queued it again may still be alive here, or the failed group that was driven again may be
+    unaware of that.
+    """
+    if ordinal > machine.seeded:
+        return
+    for group in list(machine.groups.values()):
+        if group.task.ordinal == ordinal and group.state is not State.CONSUMED:
+            if not group.uses:
+                machine._finish(group, Fate.EVICTED_STALE, "lost_state", requeue=True)
+            return
+    for group_id, note in reversed(machine.dead.notes.items()):
+        if note.kept and note.task.ordinal == ordinal:
+            machine.redrive([group_id])
+            return
+
+
 def _invent(machine: TableMachine, use: AssertedUse, incarnation: int) -> Group:
-    entries = [task for task in machine.pending if task.ordinal == use.ordinal]
-    if entries:
+    if not _pending(machine, use.ordinal):
+        _release_prompt(machine, use.ordinal)
+    if entries := _pending(machine, use.ordinal):
         task = min(entries, key=lambda entry: entry.parent)
         machine.pending.remove(task)
     else:

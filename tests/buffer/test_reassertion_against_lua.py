@@ -1,0 +1,166 @@
+"""The state machine and the Lua verbs lose the same state, are told the same log, and must agree afterwards.
+
+Redis is set back to a copy of its keys, the machine to a copy of itself; the log knows everything up to now. Over the
+whole history, losses and takeovers among them, no group is used more often than it may be.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule, run_state_machine_as_test
+
+from buffer.policy.machine import TableMachine
+from buffer.policy.reassertion import AssertedUse, Assertion
+from buffer.policy.rules import Order
+from buffer.policy.table import Suspect
+from mesh.versions import PolicyVersion
+from tests.buffer.test_machine_against_lua import MEMBERS, BothMachines
+
+
+class LosingMachines(BothMachines):
+    """With commands that copy the state and go back to the copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: dict[tuple[str, int], int] = {}
+        self.takeovers: dict[int, int] = {}
+        self.copy: tuple[dict[bytes, bytes], TableMachine] | None = None
+        self.found: Counter[str] = Counter()
+
+    @invariant()
+    def keep_log(self) -> None:
+        """As the consumption log: what was used on the surviving lineage, and never more often than allowed."""
+        if not hasattr(self, "machine"):
+            return
+        if self.incarnation not in self.takeovers:
+            k = self.machine.lineage.resumed_at[self.incarnation]
+            self.takeovers[self.incarnation] = k
+            self.log = {(gid, version): o for (gid, version), o in self.log.items() if version < k}
+        for group in self.machine.groups.values():
+            self.log.update({(group.group_id, version): group.task.ordinal for version in group.uses})
+        used = Counter(gid for gid, _ in self.log)
+        assert max(used.values(), default=0) <= self.rules.max_reuse
+
+    @rule()
+    def remember(self) -> None:
+        self.copy = (self.call(self._dump()), copy.deepcopy(self.machine))
+
+    async def _dump(self) -> dict[bytes, bytes]:
+        client = self.redis.client
+        return {key: await client.dump(key) async for key in client.scan_iter(f"{_escaped(self.keys.run)}*")}
+
+    async def _restore(self, values: dict[bytes, bytes]) -> None:
+        client, clock = self.redis.client, f"{self.keys.run}:test_clock"
+        for key in await self._dump():
+            await client.delete(key)
+        for key, value in values.items():
+            await client.restore(key, 0, value)
+        await client.set(clock, self.now)
+
+    @rule(portions=st.integers(1, 3), repeat=st.booleans())
+    def lose(self, portions: int, repeat: bool) -> None:
+        """State is lost; the learner says again what it has used, in portions, maybe some of them twice."""
+        if self.copy is None:
+            return
+        incarnation = self.incarnation
+        values, machine = self.copy
+        self.call(self._restore(values))
+        self.machine = copy.deepcopy(machine)
+        self.verb("doubt", "train")
+        self.machine.suspect = True
+        self._nobody_gets_anything(incarnation)
+        uses = [AssertedUse(gid, v, o) for (gid, v), o in sorted(self.log.items(), key=lambda item: item[0][1])]
+        size = -(-len(uses) // portions) or 1
+        for start in range(0, max(1, len(uses)), size):
+            more = start + size < len(uses)
+            for _ in range(2 if repeat else 1):
+                self._tell(incarnation, uses[start : start + size], more=more)
+        answer = self.verb("commit", "train", incarnation, self.machine.committed, "path", 1000)
+        assert answer[2] == self.machine.commit(incarnation, self.machine.committed)
+        self.found["lost"] += 1
+
+    def _tell(self, incarnation: int, uses: list[AssertedUse], *, more: bool) -> None:
+        flat: list[Any] = [part for pair in sorted(self.takeovers.items()) for part in pair]
+        flat += [part for use in uses for part in (use.group_id, use.version, use.ordinal)]
+        takeovers = len(self.takeovers)
+        answer = self.verb("reassert", "train", incarnation, "learner", self.version, 1000, int(more), takeovers, *flat)
+        assertion = Assertion(incarnation, self.version, self.takeovers, uses)
+        assert answer[0] == b"ok"
+        assert tuple(answer[2:4]) == self.machine.reassert(assertion, more=more)
+        self.found.update(corrected=answer[2], unknown=answer[3])
+
+    def _nobody_gets_anything(self, incarnation: int) -> None:
+        ready = list(self.machine.groups)[:2]
+        assert self.verb("sample", "train", incarnation, self.machine.u, "", *ready)[0] == b"suspect"
+        assert self.verb("claim", "train", incarnation, self.machine.u, "train-1", "s1")[0] == b"suspect"
+        assert self.verb("resume", "train", "learner", 99, 1, 1, 1000)[0] == b"suspect"
+        assert self.verb("evict", "train", 100)[2] == self.machine.evict() == 0
+        serving = PolicyVersion(self.incarnation, self.version)
+        answer = self.verb("admit", "train", "m1", 1, serving.incarnation, serving.version, 1, self.machine.u, 99, "")
+        assert answer[0] == b"suspect"
+        assert self.machine.admit("m1", serving, 1, 99, self.now) == []
+        with pytest.raises(Suspect):
+            self.machine.sample(incarnation, self.machine.u, ready, self.now)
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{c}" if c in "{}[]*?" else c for c in text)
+
+
+def walk(seed: int, steps: int) -> Counter[str]:
+    """Takes random commands with losses among them; returns what the assertions found."""
+    rng = random.Random(seed)
+    both = LosingMachines()
+    both.begin(rng.randrange(3), rng.choice(list(Order)), rng.randint(1, 3), 1 << 30)
+    commands = {
+        lambda: both.fill(rng.randint(1, 5), rng.choice(MEMBERS)): 5,
+        lambda: both.finish_group(rng.randrange(30), rng.randrange(2)): 9,
+        lambda: both.train_batch(rng.randint(1, 2), rng.random() < 0.9): 6,
+        lambda: both.sample(0, 2): 1,
+        lambda: both.nack(rng.randrange(30), rng.choice(["release", "filter"])): 1,
+        lambda: both.commit(rng.randrange(1, 4)): 2,
+        lambda: both.take_over(rng.randrange(3)): 1,
+        lambda: both.claim_again(rng.randrange(30), 0) if both.claimed else None: 1,
+        lambda: both.write_any(rng.randrange(30), rng.randrange(2), [0]) if both.old else None: 2,
+        lambda: both.seed(rng.randint(1, 4), rng.random() < 0.5, False, False): 1,
+        both.evict: 1,
+        both.expire: 1,
+        both.lose_holders: 0.3,
+        both.remember: 1.5,
+        lambda: both.lose(rng.randint(1, 3), rng.random() < 0.5): 1,
+    }
+    try:
+        for _ in range(steps):
+            rng.choices(list(commands), list(commands.values()))[0]()
+            both.keep_log()
+            both.agree()
+        return both.found
+    finally:
+        both.teardown()
+
+
+@pytest.mark.timeout(120)
+def test_machine_and_lua_agree_after_losses_on_long_walks(redis_url: str) -> None:
+    LosingMachines.url = redis_url
+    found: Counter[str] = sum((walk(seed, 100) for seed in range(12)), Counter())
+    assert found["lost"] > 20
+    assert found["corrected"] > 10
+    assert found["unknown"] > 10
+
+
+@pytest.mark.timeout(120)
+def test_machine_and_lua_agree_after_losses_on_generated_commands(redis_url: str) -> None:
+    LosingMachines.url = redis_url
+    run_state_machine_as_test(
+        LosingMachines,
+        settings=settings(
+            max_examples=8, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
