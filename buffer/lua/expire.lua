@@ -7,8 +7,12 @@ local now = now_ms()
 local restarted = recognize(now) and 1 or 0
 local portion, ended, returned = tonumber(ARGV[2]), 0, 0
 for _, holder in ipairs(redis.call('ZRANGEBYSCORE', T .. ':holders', '-inf', now, 'LIMIT', 0, 16)) do
-  for _, gid in ipairs(redis.call('SRANDMEMBER', held_by(holder), portion)) do
-    local g = read_group(gid)
+  local held = {}
+  for i, gid in ipairs(redis.call('SRANDMEMBER', held_by(holder), portion)) do held[i] = {gid, read_group(gid)} end
+  -- By admission, so that the notes of those that fail are in an order.
+  table.sort(held, function(a, b) return a[2].seq < b[2].seq end)
+  for _, pair in ipairs(held) do
+    local gid, g = pair[1], pair[2]
     if g.state == 'leased' then
       make_ready(gid, g)
       returned = returned + 1

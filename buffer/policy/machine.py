@@ -273,7 +273,7 @@ class TableMachine(GeneratorVerbs):
     def expire(self, now: int) -> tuple[int, int]:
         """Leases that ran out end: (generating, leased)."""
         ended = returned = 0
-        for holder in [h for h, until in self.holders.items() if until <= now]:
+        for _, holder in sorted((until, h) for h, until in self.holders.items() if until <= now):
             for group in self.held(holder):
                 if group.state is State.LEASED:
                     self._make_ready(group)
