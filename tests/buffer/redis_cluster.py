@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ class LocalCluster:
         for node in self.nodes:
             node.start()
         for number, node in enumerate(self.nodes):
-            await until(lambda node=node: node.call("PING"))
+            await until(partial(node.call, "PING"))
             node.name = await node.call("CLUSTER", "MYID")
             await node.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             third = range(number * SLOTS // 3, (number + 1) * SLOTS // 3)
@@ -90,7 +91,7 @@ class LocalCluster:
             return bool(info["cluster_state"] == "ok" and int(info["cluster_known_nodes"]) == len(self.nodes))
 
         for node in self.nodes:
-            await until(lambda node=node: well(node))
+            await until(partial(well, node))
 
     async def owner(self, key: str) -> Node:
         """The node with the slot of a key."""

@@ -116,12 +116,13 @@ async def test_what_comes_behind_is_sent_only_after_all_was_acknowledged(
 ) -> None:
     home = await cluster.owner(access._run_key)
     good, refused = [await key_on(cluster, node) for node in others(cluster, home)]
+    verb = ("join", "", "member", 1, "description")
     await access.batch([("HSET", refused, "a", "b")])
     with pytest.raises(StoreError, match="WRONGTYPE"):
-        await access.after([("SET", good, "1"), ("INCR", refused)], "bootstrap", "train", "field", "1")
-    assert not await home.client.exists(f"{access._run_key}:train"), "the verb was not run"
-    await access.after([("SET", good, "1")], "bootstrap", "train", "field", "1")
-    assert await home.client.exists(f"{access._run_key}:train")
+        await access.after([("SET", good, "1"), ("INCR", refused)], *verb)
+    assert not await home.client.exists(f"{access._run_key}:members"), "the verb was not run"
+    await access.after([("SET", good, "1")], *verb)
+    assert await home.client.hget(f"{access._run_key}:members", "member") == "description"
 
 
 async def test_verbs_are_loaded_again_where_the_home_forgot_them(cluster: LocalCluster, access: RedisAccess) -> None:
@@ -197,7 +198,7 @@ async def test_nodes_killed_in_the_middle_of_a_run_come_back_with_all_of_it(mesh
     on_other = await key_on(cluster, other)
     other.kill()
     with pytest.raises(StoreError, match=r"unreachable|cluster is down"):
-        await front.access.after([("SET", on_other, "1")], "bootstrap", "train", "never", "1")
+        await front.access.after([("SET", on_other, "1")], "join", "", "never", 1, "description")
     home.kill()
     with pytest.raises(StoreError, match=r"unreachable|cluster is down"):
         await front.access.verb("look", "train")
@@ -208,7 +209,7 @@ async def test_nodes_killed_in_the_middle_of_a_run_come_back_with_all_of_it(mesh
     async with asyncio.timeout(30):
         claimed |= await run
     assert len(claimed) == 20
-    assert not await home.client.hexists(f"{Keys(front.run_name).run}:train", "never")
+    assert not await home.client.hexists(f"{Keys(front.run_name).run}:members", "never")
     counts = await balanced(learner)
     assert (counts.consumed, counts.failed, counts.evicted_stale) == (20, 0, 0)
 
