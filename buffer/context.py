@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
+from buffer.ages import QueueAges
 from buffer.bell import Bell
 from buffer.policy.rules import TABLES, TableRules
 from buffer.scoring import Score
@@ -34,6 +35,7 @@ class FrontContext:
         score: the user's, where it ranks the ready groups.
         priority_exponent: weight of a draw = priority to this power.
         generators: members with that role as of the last sweep, and the reason one of them waits or fails.
+        ages: how long groups took and waited that this front has leased.
         fronts: addresses of the fronts that are alive, as of the last sweep.
     """
 
@@ -48,6 +50,7 @@ class FrontContext:
     waits: dict[str, Waits] = field(default_factory=lambda: {table: Waits() for table in TABLES})
     generators: int = 0
     generator_reason: str = ""
+    ages: QueueAges = field(default_factory=QueueAges)
     fronts: list[str] = field(default_factory=list)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,13 +73,15 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
     counters, _, reasons, _ = await _read(front, table, 0)
     view = front.store.views[table]
     keys = front.store.keys
-    (latest, committed, until), flat, (seeded, swept), lengths, (seconds, micros) = await access.batch(
+    _, generating_age, ready_age, leases, dead, consumed_bytes, reserved = await access.verb("ages", table)
+    (latest, committed, until), flat, (seeded, swept), lengths, (seconds, micros), memory = await access.batch(
         [
             ("HMGET", keys.run, "latest", "committed", "learner_until"),
             ("HGETALL", keys.table(table, "waits")),
             ("HMGET", keys.table(table), "seeded", "orphans_swept"),
             ("HGETALL", keys.table(table, "evicted_tokens")),
             ("TIME",),
+            ("INFO", "memory"),
         ]
     )
     waits: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
@@ -107,4 +110,20 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
         end_of_data=bool(view.end_of_data),
         evicted_by_tokens={int(bound): count for bound, count in _pairs(lengths).items()},
         orphans_swept=int(swept or 0),
+        oldest_ready_ms=ready_age,
+        oldest_generating_ms=generating_age,
+        consumed_bytes=consumed_bytes,
+        reserved_bytes=reserved,
+        leases=leases,
+        dead_letters=dead,
+        redis_used_bytes=_info(memory, "used_memory"),
+        redis_max_bytes=_info(memory, "maxmemory"),
+        max_reuse=rules.max_reuse,
+        order=rules.order.name.lower(),
     )
+
+
+def _info(text: bytes, name: str) -> int:
+    """One number of Redis' INFO; 0 where it is not there."""
+    found = re.search(rf"^{name}:(\d+)", text.decode(), re.MULTILINE)
+    return int(found[1]) if found else 0

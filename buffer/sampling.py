@@ -118,6 +118,7 @@ class SampleSession:
         leased = await self._front.store.sample(
             self._table, self._incarnation, wish.version, choice.group_ids, self._token
         )
+        self._front.ages.leased(self._table, leased)
         wish.credits -= len(leased)
         if wish.credits <= 0:
             self._wishes.popleft()

@@ -30,7 +30,7 @@ from mesh.config import Config
 from mesh.config.redis_url import without_login
 from mesh.errors import RollmeshError, StoreError
 from mesh.membership import new_member_id
-from mesh.metrics import GaugeBoard, metrics_server
+from mesh.metrics import metrics_server
 from mesh.rpc import bind, new_server
 from mesh.service import (
     Shutdown,
@@ -70,6 +70,7 @@ class BufferService:
         self._access: RedisAccess | None = None
         self.redis: RedisServer | None = None
         self.address = ""
+        self.readings: figures.Readings | None = None
         self._front_id = new_member_id("buffer")
         self._failure: asyncio.Future[RollmeshError] | None = None
 
@@ -109,15 +110,17 @@ class BufferService:
         await server.start()
         self._exit.push_async_callback(front.settle, _STOP_GRACE_S)
         self._exit.push_async_callback(server.stop, _STOP_GRACE_S)
-        board = GaugeBoard("buffer")
-        self._exit.enter_context(metrics_server(board.registry, self._host, enabled=config.network.metrics))
+        readings, registry = figures.Readings(front, access), front.ages.registry
+        registry.register(figures.TableCollector(readings))
+        self.readings = readings
+        self._exit.enter_context(metrics_server(registry, self._host, enabled=config.network.metrics))
         for job in (
             upkeep.sweep(front, access),
             upkeep.listen(front, access),
             upkeep.collect(front),
             upkeep.sweep_values(front, access),
             upkeep.sweep_side(front),
-            figures.report(front, access, board),
+            figures.report(readings),
             *(upkeep.evict(front, table) for table in TABLES if front.rules[table].bounded),
         ):
             self._background(job)

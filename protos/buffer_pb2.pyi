@@ -511,7 +511,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, table: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("table", "policy", "next_train_version", "groups_per_step", "max_staleness", "counts", "waiting_for_inserts_ms", "waiting_for_samples_ms", "latest_checkpoint", "bytes", "learner_waits", "generators_wait", "learner_lease_ms", "committed_version", "seeded", "end_of_data", "oldest_ready_ms", "oldest_generating_ms", "consumed_bytes", "reserved_bytes", "evicted_by_tokens", "orphans_swept", "max_reuse", "order")
+    __slots__ = ("table", "policy", "next_train_version", "groups_per_step", "max_staleness", "counts", "waiting_for_inserts_ms", "waiting_for_samples_ms", "latest_checkpoint", "bytes", "learner_waits", "generators_wait", "learner_lease_ms", "committed_version", "seeded", "end_of_data", "oldest_ready_ms", "oldest_generating_ms", "consumed_bytes", "reserved_bytes", "evicted_by_tokens", "orphans_swept", "max_reuse", "order", "leases", "dead_letters", "redis_used_bytes", "redis_max_bytes")
     class EvictedByTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -543,6 +543,10 @@ class DescribeResponse(_message.Message):
     ORPHANS_SWEPT_FIELD_NUMBER: _ClassVar[int]
     MAX_REUSE_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    REDIS_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REDIS_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     table: str
     policy: _trajectory_pb2.PolicyVersion
     next_train_version: int
@@ -567,7 +571,11 @@ class DescribeResponse(_message.Message):
     orphans_swept: int
     max_reuse: int
     order: str
-    def __init__(self, table: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., next_train_version: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., counts: _Optional[_Union[LedgerCounts, _Mapping]] = ..., waiting_for_inserts_ms: _Optional[int] = ..., waiting_for_samples_ms: _Optional[int] = ..., latest_checkpoint: _Optional[str] = ..., bytes: _Optional[int] = ..., learner_waits: _Optional[str] = ..., generators_wait: _Optional[str] = ..., learner_lease_ms: _Optional[int] = ..., committed_version: _Optional[int] = ..., seeded: _Optional[int] = ..., end_of_data: _Optional[bool] = ..., oldest_ready_ms: _Optional[int] = ..., oldest_generating_ms: _Optional[int] = ..., consumed_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., evicted_by_tokens: _Optional[_Mapping[int, int]] = ..., orphans_swept: _Optional[int] = ..., max_reuse: _Optional[int] = ..., order: _Optional[str] = ...) -> None: ...
+    leases: int
+    dead_letters: int
+    redis_used_bytes: int
+    redis_max_bytes: int
+    def __init__(self, table: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., next_train_version: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., counts: _Optional[_Union[LedgerCounts, _Mapping]] = ..., waiting_for_inserts_ms: _Optional[int] = ..., waiting_for_samples_ms: _Optional[int] = ..., latest_checkpoint: _Optional[str] = ..., bytes: _Optional[int] = ..., learner_waits: _Optional[str] = ..., generators_wait: _Optional[str] = ..., learner_lease_ms: _Optional[int] = ..., committed_version: _Optional[int] = ..., seeded: _Optional[int] = ..., end_of_data: _Optional[bool] = ..., oldest_ready_ms: _Optional[int] = ..., oldest_generating_ms: _Optional[int] = ..., consumed_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., evicted_by_tokens: _Optional[_Mapping[int, int]] = ..., orphans_swept: _Optional[int] = ..., max_reuse: _Optional[int] = ..., order: _Optional[str] = ..., leases: _Optional[int] = ..., dead_letters: _Optional[int] = ..., redis_used_bytes: _Optional[int] = ..., redis_max_bytes: _Optional[int] = ...) -> None: ...
 
 class LedgerCounts(_message.Message):
     __slots__ = ("admitted", "trained", "evicted_stale", "filtered", "failed", "generating", "ready", "leased", "consumed", "seeded_tasks", "pending", "withdrawn", "first_admissions", "readmissions", "superseded_writes", "duplicate_writes", "reasons", "uses", "redriven", "cancelled")

@@ -1,0 +1,17 @@
+-- How long groups wait: ages in ms of the oldest group being generated, and of the oldest of the ready groups that are
+-- next in order; groups that leases hold; failed groups kept. Changes nothing, reads a bounded number of groups.
+load_table(ARGV[1])
+local now = now_ms()
+local function oldest(state, field, count)
+  local age = 0
+  for _, gid in ipairs(redis.call('ZRANGE', set_of(state), 0, count - 1)) do
+    local g = read_group(gid)
+    if g then age = math.max(age, now - g[field]) end
+  end
+  return age
+end
+-- Those being generated are in the order of their admission, those that are ready may be in any.
+return {
+  'ok', oldest('generating', 'admitted_ms', 1), oldest('ready', 'sealed_ms', 16),
+  C.generating - C.orphaned + C.leased, redis.call('LLEN', T .. ':failures'), C.consumed_bytes, C.reserved
+}
