@@ -83,7 +83,7 @@ def imbalances(address: str) -> list[str]:
 
 def key_of(use: Use) -> list[tuple[str, int]]:
     """(group, use) of every group of a step."""
-    return [(entry[0], 1) for entry in use.groups]
+    return [(group.group_id, group.use) for group in use.groups]
 
 
 def doubled(uses: Iterable[Use]) -> list[tuple[str, int]]:
@@ -137,7 +137,7 @@ def audit(
     found = Audit(
         steps=len(lineage), discarded_steps=len({(u.incarnation, u.train_version) for u in uses}) - len(lineage)
     )
-    used = {group: set(entry[1]) for use in lineage for entry in use.groups for group in (entry[0],)}
+    used = {group.group_id: set(group.members) for use in lineage for group in use.groups}
     _groups(found, lineage, used, counters, live, {entry.group for entry in stored})
     _trajectories(found, used, live, stored)
     versions = [use.train_version for use in lineage]

@@ -20,7 +20,7 @@ from tests.faults.observe import StepWatch
 from tests.faults.processes import FaultError, Process
 from tests.faults.proxy import Conditions
 from tests.faults.schedule import LINKS, Fault
-from tests.faults.world import FRONTS, GENERATORS, LEARNER, REDIS, REWARDS, World
+from tests.faults.world import FRONT, FRONTS, GENERATORS, LEARNER, REDIS, REWARDS, World
 
 _CONDITIONS = {
     "cut": Conditions("cut"),
@@ -73,13 +73,9 @@ class Injector:
 
     def _links(self, fault: Fault) -> float:
         assert not isinstance(fault.target, str)
-        client, service = fault.target
-        edges = [(client, front) for front in FRONTS] if service == "front" else [(client, service)]
-        for edge in edges:
-            self._world.apply(edge, _CONDITIONS[fault.kind])
+        self._world.apply(*fault.target, _CONDITIONS[fault.kind])
         self._pause.wait(fault.lasts_s)
-        for edge in edges:
-            self._world.apply(edge, Conditions())
+        self._world.apply(*fault.target, Conditions())
         return time.monotonic()
 
     def _kill(self, fault: Fault) -> float:
@@ -139,19 +135,9 @@ class Injector:
 
     def _usurped(self, _fault: Fault) -> float:
         """Cut off, but computing; a successor takes over; reconnected."""
-        old = self._running(LEARNER)
-        own = [link for (client, _), links in self._world.links.items() if client == LEARNER for link in links]
-        for link in own:
-            link.apply(Conditions("blackhole"))
-        # The successor stands elsewhere: its links are its own.
-        self._world.separate_learner()
-
-        def reconnect(_old: Process) -> None:
-            for link in own:
-                link.heal()
-
-        assert not old.ended.is_set(), old.tail()
-        return self._supersede(reconnect)
+        name = self._running(LEARNER).name
+        self._world.apply(name, FRONT, Conditions("blackhole"))
+        return self._supersede(lambda old: self._world.apply(old.name, FRONT, Conditions()))
 
     def _supersede(self, release: Callable[[Process], None]) -> float:
         before, began = self._checkpoints(), time.monotonic()

@@ -109,6 +109,31 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
+def _socket_inode(port: int) -> str | None:
+    """The connected socket of 127.0.0.1:`port`, as the kernel numbers it."""
+    local = f"0100007F:{port:04X}"
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1] == local and fields[9] != "0":
+            return fields[9]
+    return None
+
+
+def _sockets(pid: int) -> set[str]:
+    """What the descriptors of a process point at."""
+    found = set()
+    try:
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
+                try:
+                    found.add(os.readlink(entry.path))
+                except OSError:
+                    continue  # closed meanwhile
+    except OSError:
+        pass  # the process has ended
+    return found
+
+
 @dataclass(slots=True)
 class _Service:
     name: str
@@ -157,6 +182,22 @@ class Supervisor:
             process.wanted = True
             process.signal(signal.SIGKILL)
             process.ended.wait(_KILLED_S)
+
+    def owner(self, port: int) -> str:
+        """Name of the process here that has a connection from a local port of 127.0.0.1; '' where there is none."""
+        inode = _socket_inode(port)
+        if inode is None:
+            return ""
+        wanted = f"socket:[{inode}]"
+        alive = [process for process in reversed(self.processes) if not process.ended.is_set()]
+        for process in alive:
+            if wanted in _sockets(process.popen.pid):
+                return process.name
+        # Ranks are children of the process that was started.
+        for process in alive:
+            if any(wanted in _sockets(child.pid) for child in process.tree()[1:]):
+                return process.name
+        return ""
 
     def succeed(self, name: str) -> tuple[Process, Process]:
         """Lets the present process go on by itself and starts another; gives both, the old one first."""

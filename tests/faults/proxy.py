@@ -1,8 +1,11 @@
-"""A TCP proxy between two services that cuts, blackholes, delays and throttles on command.
+"""A TCP proxy in front of a service that cuts, blackholes, delays and throttles on command, for each client alone.
+
+Clients share one port per service, since a service tells all the same address; who connects is asked of the kernel
+(`tests.faults.processes`).
 
 Invariants: bytes are forwarded in order or not at all; a blackholed connection stays open on both sides and nothing
-passes, as with a dead link; `heal` lets what a delay or a blackhole held back pass, as with a link that came back
-before TCP gave up; a cut ends connections with RST, and refuses new ones in the same way until it is healed.
+passes, as with a dead link; when it is healed, what a delay or a blackhole held back passes, as with a link that came
+back before TCP gave up; a cut ends connections with RST, and refuses new ones in the same way until it is healed.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -30,7 +33,7 @@ class Conditions:
     """What a link does.
 
     Attributes:
-        mode: `open` forwards, `cut` resets, `blackhole` swallows nothing and passes nothing.
+        mode: `open` forwards, `cut` resets, `blackhole` keeps everything back.
         delay_s: seconds by which every byte is late, in each direction.
         bytes_per_s: bandwidth in each direction; 0 is unlimited.
     """
@@ -40,104 +43,26 @@ class Conditions:
     bytes_per_s: float = 0.0
 
 
-class Link:
-    """One listening port that forwards to `upstream`; all methods may be called from any thread.
+class _Connection:
+    """One client's connection and what its link does at present."""
 
-    Args:
-        loop: runs the link.
-        upstream: (host, port) of the service; may be changed for connections to come.
-    """
+    def __init__(self, client: str, conditions: Conditions) -> None:
+        self.client = client
+        self.flowing = asyncio.Event()
+        self.ends: list[asyncio.StreamWriter] = []
+        self.set(conditions)
 
-    def __init__(self, loop: ProxyLoop, upstream: tuple[str, int]) -> None:
-        self._loop = loop
-        self.upstream = upstream
-        self.conditions = Conditions()
-        self.port = 0
-        self._flowing = asyncio.Event()
-        self._flowing.set()
-        self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def address(self) -> str:
-        """host:port for clients."""
-        return f"127.0.0.1:{self.port}"
-
-    def start(self) -> Link:
-        """Listens on a free port."""
-        self._loop.call(self._start())
-        return self
-
-    def apply(self, conditions: Conditions) -> None:
-        """Changes the link at once, for open and new connections."""
-        self._loop.call(self._apply(conditions))
-
-    def heal(self) -> None:
-        """Back to a good link."""
-        self.apply(Conditions())
-
-    def close(self) -> None:
-        """Ends every connection and the port."""
-        self._loop.call(self._close())
-
-    async def _start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def _apply(self, conditions: Conditions) -> None:
+    def set(self, conditions: Conditions) -> None:
         self.conditions = conditions
         if conditions.mode == "cut":
-            for writer in list(self._open):
-                _reset(writer)
+            for end in self.ends:
+                _reset(end)
         if conditions.mode == "blackhole":
-            self._flowing.clear()
+            self.flowing.clear()
         else:
-            self._flowing.set()
+            self.flowing.set()
 
-    async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for writer in list(self._open):
-            _reset(writer)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self._open.add(writer)
-        far: asyncio.StreamWriter | None = None
-        try:
-            if self.conditions.mode == "cut":
-                _reset(writer)
-                return
-            await self._flowing.wait()
-            far_reader, far = await asyncio.open_connection(*self.upstream)
-            self._open.add(far)
-            for side in (writer, far):
-                side.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            ways = [asyncio.create_task(self._forward(*way)) for way in ((reader, far), (far_reader, writer))]
-            try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
-        except OSError:
-            pass  # the service is away: the client sees its connection end
-        except asyncio.CancelledError:
-            pass  # the link closes; asyncio's server would log a cancelled handler as a failure
-        finally:
-            for end in (writer, far):
-                if end is not None:
-                    self._open.discard(end)
-                    end.close()
-            self._tasks.discard(task)
-
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One direction: a part that stamps what arrives, and a part that passes it on when it is due."""
         held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_HELD_CHUNKS)
         clock = asyncio.get_running_loop().time
@@ -158,7 +83,7 @@ class Link:
                 if (late := due - clock()) > 0:
                     await asyncio.sleep(late)
                 if not data:
-                    await self._flowing.wait()
+                    await self.flowing.wait()
                     return
                 await self._pass(writer, data)
         except OSError:
@@ -170,7 +95,7 @@ class Link:
     async def _pass(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         offset = 0
         while offset < len(data):
-            await self._flowing.wait()
+            await self.flowing.wait()
             rate = self.conditions.bytes_per_s
             piece = data[offset : offset + (max(1, int(rate / 20)) if rate else len(data))]
             writer.write(piece)
@@ -178,6 +103,112 @@ class Link:
             offset += len(piece)
             if rate:
                 await asyncio.sleep(len(piece) / rate)
+
+
+class Link:
+    """One listening port that forwards to a service; public methods may be called from any thread.
+
+    Args:
+        loop: runs the link.
+        upstream: (host, port) of the service.
+        who: names the client whose connection comes from a port, as `service-number`; '' where it is not known.
+    """
+
+    def __init__(self, loop: ProxyLoop, upstream: tuple[str, int], who: Callable[[int], str]) -> None:
+        self._loop = loop
+        self._upstream = upstream
+        self._who = who
+        self._rules: dict[str, Conditions] = {}
+        self._server: asyncio.Server | None = None
+        self._open: set[_Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """host:port for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> Link:
+        """Listens on a free port."""
+        self._loop.call(self._start())
+        return self
+
+    def apply(self, client: str, conditions: Conditions) -> None:
+        """Changes the link at once, for open and new connections.
+
+        Args:
+            client: a process (`generator-0-2`), a service (`generator-0`), or `*` for everyone.
+            conditions: of that client's connections.
+        """
+        self._loop.call(self._apply(client, conditions))
+
+    def close(self) -> None:
+        """Ends every connection and the port."""
+        self._loop.call(self._close())
+
+    def conditions(self, client: str) -> Conditions:
+        """What holds for a client: the rule of the process, else of its service, else of everyone."""
+        for name in (client, client.rpartition("-")[0], "*"):
+            if name in self._rules:
+                return self._rules[name]
+        return Conditions()
+
+    async def _start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _apply(self, client: str, conditions: Conditions) -> None:
+        self._rules[client] = conditions
+        if conditions == Conditions():
+            del self._rules[client]
+        for connection in list(self._open):
+            now = self.conditions(connection.client)
+            if now != connection.conditions:
+                connection.set(now)
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._open):
+            connection.set(Conditions("cut"))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        client = self._who(writer.get_extra_info("peername")[1])
+        connection = _Connection(client, self.conditions(client))
+        connection.ends.append(writer)
+        self._open.add(connection)
+        try:
+            if connection.conditions.mode == "cut":
+                _reset(writer)
+                return
+            await connection.flowing.wait()
+            far_reader, far = await asyncio.open_connection(*self._upstream)
+            connection.ends.append(far)
+            for end in connection.ends:
+                end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            ways = [asyncio.create_task(connection.forward(*way)) for way in ((reader, far), (far_reader, writer))]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+        except OSError:
+            pass  # the service is away: the client sees its connection end
+        except asyncio.CancelledError:
+            pass  # the link closes; asyncio's server would log a cancelled handler as a failure
+        finally:
+            self._open.discard(connection)
+            for end in connection.ends:
+                end.close()
+            self._tasks.discard(task)
 
 
 class ProxyLoop:
@@ -192,13 +223,9 @@ class ProxyLoop:
         """Runs a coroutine in the thread and waits for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_S)
 
-    def link(self, host: str, port: int) -> Link:
-        """A new link to a service, listening."""
-
-        async def make() -> Link:
-            return Link(self, (host, port))
-
-        return self.call(make()).start()
+    def link(self, port: int, who: Callable[[int], str] = lambda _port: "") -> Link:
+        """A new link to a service on this machine, listening; `who` names clients by the port they come from."""
+        return Link(self, ("127.0.0.1", port), who).start()
 
     def close(self) -> None:
         """Ends the thread; links are closed by their owners."""

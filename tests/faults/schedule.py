@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tests.faults.world import FRONTS, GENERATORS, LEARNER, REDIS, REWARDS
+from tests.faults.world import FRONT, FRONTS, GENERATORS, LEARNER, REDIS, REWARDS
 
 Kind = Literal[
     "kill", "stop_short", "stop_long", "slow", "cut", "blackhole_short", "blackhole_long", "delay", "throttle",
@@ -23,12 +23,16 @@ LINKS = frozenset({"cut", "blackhole_short", "blackhole_long", "delay", "throttl
 _ALONE = frozenset({"kill_all", "zombie", "usurped", "rank_kill"})
 _OVERLAPPING = 0.25
 EDGES = (
-    *((generator, "front") for generator in GENERATORS),
-    (LEARNER, "front"),
-    (REWARDS[0], "front"),
+    *((generator, FRONT) for generator in GENERATORS),
+    (GENERATORS[0], FRONTS[0]),
+    (LEARNER, FRONT),
+    (LEARNER, FRONTS[1]),
+    (REWARDS[0], FRONT),
     *((front, REDIS) for front in FRONTS),
     ("*", LEARNER),
-    *(("*", reward) for reward in REWARDS),
+    (GENERATORS[1], LEARNER),
+    ("*", REWARDS[0]),
+    (GENERATORS[0], REWARDS[1]),
 )
 
 
@@ -58,6 +62,8 @@ class Fault:
         ends = (self.target,) if isinstance(self.target, str) else self.target
         if self.target == "mesh":
             return self.kind
+        if len(ends) == 2 and ends[1] in FRONTS:
+            ends = (ends[0], "one front")
         plain = [end.split("-")[0].replace("*", "generators") for end in ends]
         return f"{self.kind} {'>'.join(plain)}"
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.faults.proxy import Conditions, Link, ProxyLoop
 
+CLIENTS: dict[int, str] = {}
+
 
 @pytest.fixture
 def link() -> Iterator[Link]:
@@ -32,7 +34,7 @@ def link() -> Iterator[Link]:
 
         threading.Thread(target=serve, daemon=True).start()
         loop = ProxyLoop()
-        made = loop.link(*server.getsockname())
+        made = loop.link(server.getsockname()[1], lambda port: CLIENTS.get(port, ""))
         yield made
         made.close()
         loop.close()
@@ -63,13 +65,13 @@ def test_a_good_link_passes_bytes_in_order(link: Link) -> None:
 def test_a_cut_resets_old_and_new_connections_until_it_is_healed(link: Link) -> None:
     with client(link) as end:
         assert asks(end) == b"hello"
-        link.apply(Conditions("cut"))
+        link.apply("*", Conditions("cut"))
         with pytest.raises(ConnectionResetError):
             end.recv(1)
     with pytest.raises(OSError), client(link) as refused:  # noqa: PT011  # reset on connect or on the first read
         if not refused.recv(1):
             raise ConnectionResetError
-    link.heal()
+    link.apply("*", Conditions())
     with client(link) as end:
         assert asks(end) == b"hello"
 
@@ -77,22 +79,41 @@ def test_a_cut_resets_old_and_new_connections_until_it_is_healed(link: Link) -> 
 def test_a_black_hole_keeps_connections_and_passes_what_it_held_when_it_is_healed(link: Link) -> None:
     with client(link, timeout=0.2) as end:
         assert asks(end) == b"hello"
-        link.apply(Conditions("blackhole"))
+        link.apply("*", Conditions("blackhole"))
         end.sendall(b"later")
         with pytest.raises(TimeoutError):
             end.recv(1)
-        link.heal()
+        link.apply("*", Conditions())
         end.settimeout(5)
         assert end.recv(5) == b"later"
 
 
 def test_delay_and_bandwidth_cost_what_they_say(link: Link) -> None:
     with client(link) as end:
-        link.apply(Conditions(delay_s=0.1))
+        link.apply("*", Conditions(delay_s=0.1))
         began = time.monotonic()
         assert asks(end) == b"hello"
         assert time.monotonic() - began >= 0.2, "once on the way there, once on the way back"
-        link.apply(Conditions(bytes_per_s=20_000))
+        link.apply("*", Conditions(bytes_per_s=20_000))
         began = time.monotonic()
         asks(end, bytes(4000))
         assert time.monotonic() - began >= 0.15, "four pieces with a wait after each"
+
+
+def test_a_rule_for_one_client_leaves_the_others_alone(link: Link) -> None:
+    link.apply("generator-0", Conditions("blackhole"))
+    assert link.conditions("generator-0-3").mode == "blackhole"
+    assert link.conditions("generator-1-0").mode == "open"
+    with socket.socket() as early:
+        early.bind(("127.0.0.1", 0))
+        CLIENTS[early.getsockname()[1]] = "generator-0-3"
+        early.settimeout(0.2)
+        early.connect(("127.0.0.1", link.port))
+        early.sendall(b"hello")
+        with pytest.raises(TimeoutError):
+            early.recv(5)
+        with client(link) as other:
+            assert asks(other) == b"hello"
+        link.apply("generator-0", Conditions())
+        early.settimeout(5)
+        assert early.recv(5) == b"hello"

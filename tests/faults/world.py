@@ -1,7 +1,7 @@
 """The mesh under test: the product's own commands, each in a process of its own, and a link on every edge.
 
 Who talks to whom: generators, reward services and the learner to the fronts; the fronts to Redis; generators to the
-learner (weights) and to the reward services. Services are told the links' addresses and never one another's own.
+learner (weights) and to the reward services. All are told the links' addresses and never one another's own.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--n
 # Below the range from which the kernel takes ports for outgoing connections.
 _PORTS = range(12_000, 30_000)
 FRONTS = ("front-0", "front-1")
+FRONT = "front"
 REWARDS = ("reward-0", "reward-1")
 GENERATORS = ("generator-0", "generator-1")
 LEARNER = "learner"
@@ -138,8 +139,8 @@ class World:
         self._exit.callback(self._proxies.close)
         self.supervisor = Supervisor(folder)
         self._ports = {name: free_port() for name in (*FRONTS, *REWARDS, REDIS)}
-        self.links: dict[tuple[str, str], list[Link]] = {}
-        """(client, service) -> links, one per start for a service whose address changes with it."""
+        self.links: dict[str, list[Link]] = {}
+        """Service -> its links: one per start of the learner, whose address changes with it."""
 
     @property
     def redis_url(self) -> str:
@@ -181,17 +182,11 @@ class World:
             link.close()
         self._exit.close()
 
-    def apply(self, edge: tuple[str, str], conditions: Conditions) -> None:
-        """Changes all links of an edge; `*` on either side means everyone."""
-        for (client, service), links in list(self.links.items()):
-            if edge[0] in (client, "*") and edge[1] in (service, "*"):
-                for link in links:
-                    link.apply(conditions)
-
-    def separate_learner(self) -> None:
-        """Gives the next learner links of its own, so that what is done to the present one's does not concern it."""
-        for key in [key for key in self.links if key[0] == LEARNER]:
-            self.links[(f"{LEARNER}-before-{len(self.links)}", key[1])] = self.links.pop(key)
+    def apply(self, client: str, service: str, conditions: Conditions) -> None:
+        """Changes the link between a client (a process, a service, or `*`) and a service (`front`: all fronts)."""
+        for name in FRONTS if service == FRONT else (service,):
+            for link in self.links[name]:
+                link.apply(client, conditions)
 
     def wait_redis(self, deadline_s: float) -> None:
         """Waits until Redis has loaded its data.
@@ -227,26 +222,30 @@ class World:
         return Launch([find_redis_server(), *options], {})
 
     def _front(self, name: str, index: int) -> Launch:
-        link = self._link(name, REDIS, self._ports[REDIS])
-        overrides = {"buffer.redis": f"redis://{link.address}/0", "logging.level": "debug"}
+        overrides = {
+            "buffer.redis": f"redis://{self._link(REDIS).address}/0",
+            "network.advertise": self._link(name).address,
+            "logging.level": "debug",
+        }
         return self._launch(name, index, (*_CLI, "buffer"), self._ports[name], overrides)
 
     def _reward(self, name: str, index: int) -> Launch:
-        link = self._link("*", name, self._ports[name])
-        overrides = {"network.advertise": link.address}
-        return self._launch(name, index, (*_CLI, "reward", "serve"), self._ports[name], overrides, self._mesh(name))
+        overrides = {"network.advertise": self._link(name).address}
+        return self._launch(name, index, (*_CLI, "reward", "serve"), self._ports[name], overrides, self._mesh())
 
     def _learner(self, index: int) -> Launch:
+        # Its own port each time: one that was only stopped still holds the last.
         port = free_port()
-        link = self._link("*", LEARNER, port)
+        links = self.links.setdefault(LEARNER, [])
+        links.append(self._proxies.link(port, self.supervisor.owner))
         runner = _CLI if self.ranks == 1 else (*_TORCHRUN, str(self.ranks), "-m", "rollmesh.cli")
-        overrides = {"network.advertise": link.address}
-        return self._launch(LEARNER, index, (*runner, "learner"), port, overrides, self._mesh(LEARNER))
+        overrides = {"network.advertise": links[-1].address}
+        return self._launch(LEARNER, index, (*runner, "learner"), port, overrides, self._mesh())
 
     def _generator(self, name: str, index: int) -> Launch:
         ready = self._ready / f"{name}-{index}.json"
         command = [
-            *(*_CLI, "generator", *self._mesh(name), "--threads", "1"),
+            *(*_CLI, "generator", *self._mesh(), "--threads", "1"),
             *("--member-id", f"{name}-{index}", "--ready-file", str(ready)),
         ]
         return Launch(command, self._environment(), ready)
@@ -270,17 +269,12 @@ class World:
     def _environment(self) -> dict[str, str]:
         return thread_environment(1) | {"PYTHONPATH": str(ROOT)}
 
-    def _mesh(self, client: str) -> tuple[str, str]:
-        """The option that names the mesh: the client's own link to its front."""
-        clients = (GENERATORS[0], LEARNER, REWARDS[0])
-        front = FRONTS[0] if client in clients else FRONTS[1]
-        return "--mesh", self._link(client, front, self._ports[front]).address
+    def _mesh(self) -> tuple[str, str]:
+        """The option that names the mesh: links to all fronts."""
+        return "--mesh", ",".join(self._link(front).address for front in FRONTS)
 
-    def _link(self, client: str, service: str, port: int) -> Link:
-        """The link of an edge to a port; made when it is first asked for."""
-        links = self.links.setdefault((client, service), [])
-        for link in links:
-            if link.upstream[1] == port:
-                return link
-        links.append(self._proxies.link("127.0.0.1", port))
-        return links[-1]
+    def _link(self, service: str) -> Link:
+        """The link to a service that keeps its port; made when it is first asked for."""
+        if service not in self.links:
+            self.links[service] = [self._proxies.link(self._ports[service], self.supervisor.owner)]
+        return self.links[service][0]
