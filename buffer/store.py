@@ -466,7 +466,8 @@ class Store:
                     self._prompts.pop((table, int(ordinal)), None)
             groups = (entry.decode().partition("|")[0] for entry in entries)
             await self.side.remove(table, groups, partial(self.alive, table))
-            await self._redis.batch([*([("UNLINK", *keys)] if keys else []), ("SREM", trash, *entries)])
+            # In this order, so that no payload outlives the entry that names it.
+            await self._redis.batch_behind([("UNLINK", *keys)] if keys else [], [("SREM", trash, *entries)])
             collected += len(entries)
 
     async def lose(self, table: str, leases: Sequence[tuple[str, str]]) -> None:
