@@ -25,6 +25,7 @@ from generators.service import serve
 from learner.weights import WeightPublisher, WeightsService, read_model_bundle
 from mesh.config import Config, load_config
 from mesh.config.models import SecuritySection
+from mesh.errors import LostStateError
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent, new_member_id
 from mesh.rpc import bind, new_server, open_channel
@@ -131,7 +132,8 @@ class Learner:
         self.member_id = member_id
         self.incarnation = 0
         self.ordinal = 0
-        self.sampled: dict[int, int] = {}
+        self.uses: list[buffer_pb2.AssertedUse] = []
+        self.version = 0
         self.publisher: WeightPublisher
         self.client: BufferClient
         self.agent: MembershipAgent
@@ -160,10 +162,23 @@ class Learner:
         await self.agent.start()
         self._stack.push_async_callback(self.agent.stop)
         response = await self.client.resume("train", self.member_id, version, takeover=takeover)
-        self.incarnation = response.incarnation
+        self.incarnation, self.version = response.incarnation, version
+        self.client.repair = lambda: self._say_again(version)
         self.ordinal = response.seeded
         self.agent.set_status(incarnation=self.incarnation)
         await self.agent.beat()
+
+    async def _say_again(self, resumed_at: int) -> None:
+        """Redis may have lost what it had acknowledged: tells it what has been used."""
+        takeover = buffer_pb2.Takeover(incarnation=self.incarnation, resumed_at=resumed_at)
+
+        async def understood() -> bool:
+            with contextlib.suppress(LostStateError):
+                await self.client.reassert(self.incarnation, self.member_id, self.version, 0, "", [takeover], self.uses)
+                return True
+            return False
+
+        await eventually(understood)
 
     async def publish(self, version: int, *, before_announcing: Any = None) -> None:
         """Weights of `version` (a function of the version alone), then the announcement."""
@@ -172,6 +187,7 @@ class Learner:
         if before_announcing is not None:
             await before_announcing()
         await self.client.set_policy_version(self.incarnation, version)
+        self.version = version
 
     def tasks(self, count: int, *, greedy: int = 0, **sampling: Any) -> list[trajectory_pb2.PromptTask]:
         """Additions; ordinals go on. `greedy` members come on top of those sampled."""
@@ -220,6 +236,10 @@ class Learner:
         leases = [buffer_pb2.LeaseRef(group_id=g.group_id, lease_id=g.lease_id) for g in batch]
         claimed = await self.client.claim("train", self.incarnation, version, leases)
         assert claimed.claimed, claimed.refused
+        self.uses += [
+            buffer_pb2.AssertedUse(group_id=g.group_id, train_version=version, use=1, ordinal=g.task.ordinal)
+            for g in batch
+        ]
         await self.publish(version + 1)
         return batch
 
