@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from typing import Annotated, Any
 
 import typer
 
-from rollmesh.cli.options import Mesh, OptionalRunFolder, TlsCa, TokenFile, target
+from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TokenFile, target
 
 # Characters; wider than any line of the tables.
 _PIPED_WIDTH = 200
@@ -19,10 +21,17 @@ def register(app: typer.Typer) -> None:
 
 
 def _status(
-    run: OptionalRunFolder = None, mesh: Mesh = None, token_file: TokenFile = None, tls_ca: TlsCa = None
+    run: OptionalRunFolder = None,
+    mesh: Mesh = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False,
+    token_file: TokenFile = None,
+    tls_ca: TlsCa = None,
 ) -> None:
-    """Show the mesh: version, ledger, who waits for whom, members."""
+    """Show the mesh: version, ledger, ages, bytes, who waits for whom, members."""
     where = target(run, mesh, token_file, tls_ca)
+    if as_json:
+        typer.echo(json.dumps(asyncio.run(_everything(where)), indent=2))
+        return
     from rich.console import Console
 
     from rollmesh.launcher.monitor import MeshView, Snapshot
@@ -38,3 +47,12 @@ def _status(
     console.print(figures(snapshot), members(snapshot.members))
     if snapshot.run_finished:
         console.print("the run has finished")
+
+
+async def _everything(where: Target) -> dict[str, Any]:
+    from rollmesh.launcher.monitor import EVAL, TRAIN, MeshView
+    from rollmesh.report.table_lines import plain
+
+    async with MeshView(where.address, where.security) as view:
+        tables = {table: plain(await view.describe(table)) for table in (TRAIN, EVAL)}
+        return {"tables": tables, **plain(await view.members())}

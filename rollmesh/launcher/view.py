@@ -19,6 +19,7 @@ from protos import membership_pb2
 from rollmesh.launcher.logs import readable
 from rollmesh.launcher.monitor import Snapshot
 from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training
+from rollmesh.report.table_lines import table_lines
 
 _ROLES = {
     membership_pb2.ROLE_LEARNER: "learner",
@@ -169,6 +170,9 @@ def figures(snapshot: Snapshot) -> Table:
     table.add_row("tokens/s", f"{snapshot.generated_per_second():.0f} generated, {trained} trained")
     table.add_row("waiting", snapshot.who_waits())
     table.add_row("ledger", ledger_line(snapshot))
+    if described is not None:
+        for title, text in table_lines(described):
+            table.add_row(title, text)
     return table
 
 

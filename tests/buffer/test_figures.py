@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
 from pathlib import Path
 
 import prometheus_client
@@ -78,3 +81,27 @@ async def test_a_ready_group_grows_old_until_it_is_leased(mesh: Mesh) -> None:
 def test_the_page_on_operation_lists_every_metric() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert with_reference(page) == page, "run `make docs`"
+
+
+async def test_status_says_it_to_a_reader_and_to_a_program(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 6)
+    admission, writer = generator.admission(), generator.writer()
+    admission.update(3, V0)
+    grants = await generator.grants(admission, 3)
+    await generator.finish(writer, grants[:1], V0)
+    await writer.write([make_failure(grants[1], m) for m in range(2)])
+    command = [sys.executable, "-m", "rollmesh.cli", "status", "--mesh", front.address]
+    runs = [
+        await asyncio.create_subprocess_exec(*command, *options, stdout=asyncio.subprocess.PIPE)
+        for options in ((), ("--json",))
+    ]
+    text, told = [out.decode() for out, _ in await asyncio.gather(*(run.communicate() for run in runs))]
+    for words in ("1 ready, oldest ", "failed/too_few_scored 1", "dead letters 1", "Redis ", "nobody waits"):
+        assert words in text, text
+    assert "\x1b" not in text, "no colours outside a terminal"
+    everything = json.loads(told)
+    assert everything["tables"]["train"]["counts"]["reasons"] == {"failed/too_few_scored": 1}
+    assert everything["tables"]["train"]["oldest_ready_ms"] >= 0
+    assert {member["address"] for member in everything["members"]} >= {front.address}
