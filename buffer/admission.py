@@ -6,21 +6,21 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from buffer.bell import wait_for
+from buffer.bounds import check_id, check_policy
 from buffer.context import FrontContext, StreamHold, pump
 from buffer.policy import gate
 from buffer.policy.rules import TRAIN
 from buffer.store import Grant
 from buffer.view import TableView
 from buffer.waits import SAMPLES
-from mesh.errors import PayloadError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 
 _GRANTS_PER_CALL = 64
-# Messages of grants are sent once their drafts have so many bytes; one grant carries at most so many.
+# Grants are sent once their prompts and drafts have so many bytes. Of a grant with more than that, drafts come before
+# it, in grants of the same lease that have no task.
 _RESPONSE_BYTES = 512 << 10
-_DRAFT_BYTES = 24 << 20
 # A waiter looks again after this many seconds even if nothing rang; a reason is told once it has lasted as long.
 _RECHECK_S = 1.0
 
@@ -50,11 +50,11 @@ class AdmitSession:
         # Cancellations: the count up to which they have been read, and what was sent since the last look.
         self._cancels_read = -1
         self._told: list[tuple[str, str]] = []
-        if not self._member_id:
-            raise PayloadError("member_id", "must name the member that joined")
+        check_id("member_id", self._member_id)
         self._take(first)
 
     def _take(self, request: pb.AdmitRequest) -> None:
+        check_policy("serving", request.serving)
         self._wish.credits = request.credits
         self._wish.serving = PolicyVersion.from_proto(request.serving)
 
@@ -171,7 +171,18 @@ class AdmitSession:
                 version_floor=max(0, floor) if rules.bounded else 0,
                 parent_group_id=grant.parent,
             )
-            size += await self._add_drafts(message, grant)
+            size += len(prompts[grant.ordinal])
+            for place in grant.drafts:
+                payload = await store.drafts.read(self._table, grant.group_id, place)
+                if payload is None:
+                    continue
+                if size >= _RESPONSE_BYTES:
+                    response.grants.add(group_id=grant.group_id, lease_id=grant.lease_id, drafts=message.drafts)
+                    yield response
+                    response, size = pb.AdmitResponse(), 0
+                    del message.drafts[:]
+                message.drafts.add(member=place.member, payload=payload)
+                size += len(payload)
             response.grants.append(message)
             if size >= _RESPONSE_BYTES:
                 yield response
@@ -180,16 +191,6 @@ class AdmitSession:
             await store.lose(self._table, lost)
         if response.grants:
             yield response
-
-    async def _add_drafts(self, message: pb.GroupGrant, grant: Grant) -> int:
-        """Adds what is there of the grant's drafts; returns their bytes. What does not fit is sampled anew."""
-        size = 0
-        for place in grant.drafts:
-            payload = await self._front.store.drafts.read(self._table, grant.group_id, place)
-            if payload is not None and size + len(payload) <= _DRAFT_BYTES:
-                message.drafts.add(member=place.member, payload=payload)
-                size += len(payload)
-        return size
 
 
 async def admit_stream(

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from buffer.admission import admit_stream
+from buffer.bounds import check_id, check_reassertion, check_tasks
 from buffer.context import FrontContext
 from buffer.failures import redrive
 from buffer.fetch_stream import fetch_stream
@@ -20,6 +21,7 @@ from buffer.store import Write, lost_state
 from buffer.upload import Uploads
 from buffer.validation import check_write
 from mesh.errors import FencedError, PayloadError, TakeoverRefusedError
+from mesh.versions import checked_version
 from protos import buffer_pb2 as pb
 from protos import buffer_pb2_grpc
 from protos import trajectory_pb2 as trajectory
@@ -75,15 +77,10 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
 
     async def Seed(self, request: pb.SeedRequest, _context: Any) -> pb.SeedResponse:
         """See buffer.proto."""
-        for index, task in enumerate(request.tasks):
-            if task.n < 1:
-                raise PayloadError(f"tasks[{index}].n", "must be at least 1")
-            if task.greedy >= task.n:
-                raise PayloadError(f"tasks[{index}].greedy", f"leaves none of {task.n} members to be trained")
-            if not task.prompt_ids or len(task.prompt_ids) % 4:
-                raise PayloadError(f"tasks[{index}].prompt_ids", f"{len(task.prompt_ids)} bytes are not int32 ids")
+        table = self._front.checked_table(request.table)
+        check_tasks(request.tasks, reserve, self._front.rules[table].max_bytes)
         added, seeded, pending, withdrawn = await self._front.store.seed(
-            self._front.checked_table(request.table),
+            table,
             request.incarnation,
             request.tasks,
             end_of_data=request.end_of_data,
@@ -152,8 +149,8 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
     async def Claim(self, request: pb.ClaimRequest, _context: Any) -> pb.ClaimResponse:
         """See buffer.proto."""
         claimed, refused, wanted = await self._front.store.claim(
-            self._front.checked_table(request.table), request.incarnation, request.train_version,
-            _pairs(request.leases),
+            self._front.checked_table(request.table), request.incarnation,
+            checked_version("train_version", request.train_version), _pairs(request.leases),
         )  # fmt: skip
         refusals = [pb.Refusal(group_id=group_id, reason=why) for group_id, why in refused]
         return pb.ClaimResponse(claimed=claimed, refused=refusals, checkpoint_wanted=wanted)
@@ -161,17 +158,19 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
     async def Commit(self, request: pb.CommitRequest, _context: Any) -> pb.CommitResponse:
         """See buffer.proto."""
         trained = await self._front.store.commit(
-            self._front.checked_table(request.table), request.incarnation, request.version, request.checkpoint
-        )
+            self._front.checked_table(request.table), request.incarnation,
+            checked_version("version", request.version), request.checkpoint,
+        )  # fmt: skip
         return pb.CommitResponse(trained=trained)
 
     async def Resume(self, request: pb.ResumeRequest, _context: Any) -> pb.ResumeResponse:
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
+        check_id("member_id", request.member_id)
         answer = await self._front.store.resume(
             table,
             request.member_id,
-            request.resume_version,
+            checked_version("resume_version", request.resume_version),
             takeover=request.takeover,
             force=request.force,
             lease_ms=self._front.member_ttl_ms,
@@ -197,12 +196,11 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
     async def Reassert(self, request: pb.ReassertRequest, _context: Any) -> pb.ReassertResponse:
         """See buffer.proto."""
         table, store = self._front.checked_table(request.table), self._front.store
+        check_id("member_id", request.member_id)
+        check_reassertion(request)
         takeovers = {takeover.incarnation: takeover.resumed_at for takeover in request.takeovers}
         if request.incarnation not in takeovers:
             raise PayloadError("takeovers", f"incarnation {request.incarnation}, the caller's own, is missing")
-        for index, use in enumerate(request.uses):
-            if not use.group_id.rpartition("-")[2].isdecimal():
-                raise PayloadError(f"uses[{index}].group_id", f"{use.group_id!r} is no group id")
         corrected, unknown = await store.reassert(
             table,
             request.incarnation,
@@ -254,6 +252,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         """See buffer.proto."""
         if request.incarnation == 0:
             raise FencedError("incarnation 0 names no learner", hint="call Resume first")
+        checked_version("version", request.version)
         version = await self._front.store.set_policy(request.incarnation, request.version)
         return pb.SetPolicyVersionResponse(version=version)
 

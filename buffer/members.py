@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from buffer.bounds import check_id, check_policy
 from buffer.context import FrontContext
 from buffer.keys import Keys
 from buffer.redis_access import RedisAccess
 from mesh.errors import ConfigError, PayloadError
+from mesh.versions import checked_version
 from protos import membership_pb2 as pb
 from protos import membership_pb2_grpc
 from protos import trajectory_pb2 as trajectory
@@ -76,8 +78,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
                 f"member {request.member_id} speaks protocol {request.protocol}, this mesh speaks {PROTOCOL}",
                 hint="install the same release everywhere",
             )
-        if not request.member_id:
-            raise PayloadError("member_id", "must not be empty")
+        check_id("member_id", request.member_id)
         if request.role not in (pb.ROLE_LEARNER, pb.ROLE_GENERATOR, pb.ROLE_REWARD):
             raise PayloadError("role", f"expected learner, generator or reward, got {request.role}")
         member = pb.Member(
@@ -100,6 +101,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, _context: Any) -> pb.HeartbeatResponse:
         """See membership.proto."""
+        check_policy("serving", request.serving)
+        checked_version("incarnation", request.incarnation)
         answer = await self._access.verb(
             "heartbeat", "", request.member_id, request.generation, request.SerializeToString(),
             request.incarnation, self._front.member_ttl_ms,

@@ -15,6 +15,7 @@ from buffer.scoring import Ranking
 from buffer.store import Leased, Outlook, fenced, lost_state
 from buffer.view import TableView
 from buffer.waits import INSERTS
+from mesh.versions import checked_version
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 
@@ -23,7 +24,8 @@ _RECHECK_S = 1.0
 _GATHER_S = 0.025
 _MESSAGE_BYTES = 512 << 10
 _LEARNER = "learner"
-_RANKED_AT_MOST = 4096
+# Candidates looked at together; a batch of more is gathered in several turns.
+_CANDIDATES_AT_MOST = 2048
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class SampleSession:
 
     def _take(self, request: pb.SampleRequest) -> None:
         if request.credits:
-            self._wishes.append(_Wish(request.for_version, request.credits))
+            self._wishes.append(_Wish(checked_version("for_version", request.for_version), request.credits))
 
     async def run(self, requests: AsyncIterator[pb.SampleRequest]) -> AsyncIterator[pb.SampleResponse]:
         """Answers until the learner closes the stream."""
@@ -139,8 +141,8 @@ class SampleSession:
         rules = self._rules
         if self._ranking is not None:
             # All that the gate lets become ready, within reason.
-            return min(_RANKED_AT_MOST, (rules.max_staleness + 1) * rules.groups_per_step)
-        return wish.credits + rules.groups_per_step // 2
+            return min(_CANDIDATES_AT_MOST, (rules.max_staleness + 1) * rules.groups_per_step)
+        return min(_CANDIDATES_AT_MOST, wish.credits + rules.groups_per_step // 2)
 
     async def _ranked(self, ranking: Ranking, outlook: Outlook) -> Outlook:
         unknown = ranking.unknown(outlook.candidates)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import grpc
 import tenacity
+from google.protobuf.message import DecodeError
 
 from mesh import errors
 from mesh.config.models import SecuritySection
@@ -266,13 +267,13 @@ def _translating(handler: Any) -> Any:
 
     async def single(request: Any, context: Any) -> Any:
         try:
-            return await inner(request, context)
+            return await inner(_decoded(request, handler), context)
         except RollmeshError as error:
             await abort(context, error)
 
     async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            async for response in inner(request, context):
+            async for response in inner(_decoded(request, handler), context):
                 yield response
         except RollmeshError as error:
             await abort(context, error)
@@ -288,7 +289,40 @@ def _rebuilt(handler: Any, single: Any, stream: Any) -> Any:
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[(handler.request_streaming, handler.response_streaming)]
     behaviour = stream if handler.response_streaming else single
-    return make(behaviour, handler.request_deserializer, handler.response_serializer)
+    return make(behaviour, _lenient(handler.request_deserializer), handler.response_serializer)
+
+
+class _Undecodable:
+    """Stands for a request that is no message: gRPC would answer it without a type."""
+
+    def __init__(self, error: DecodeError) -> None:
+        self.error = errors.PayloadError("message", str(error), hint="caller and service speak different contracts")
+
+
+def _lenient(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except DecodeError as error:
+            return _Undecodable(error)
+
+    return decoded
+
+
+def _decoded(request: Any, handler: Any) -> Any:
+    """The request or requests; raises `PayloadError` at the one that is no message."""
+    if handler.request_streaming:
+        return _decoded_stream(request)
+    if isinstance(request, _Undecodable):
+        raise request.error
+    return request
+
+
+async def _decoded_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, _Undecodable):
+            raise request.error
+        yield request
 
 
 async def abort(context: Any, error: RollmeshError) -> None:

@@ -12,6 +12,20 @@ from dataclasses import dataclass
 from mesh.errors import PayloadError
 from protos import trajectory_pb2
 
+# The largest version and incarnation: far beyond any run, and exact wherever numbers are doubles (Redis' scripts).
+MAX_VERSION = 2**31 - 1
+
+
+def checked_version(field: str, value: int) -> int:
+    """A version or incarnation from outside.
+
+    Raises:
+        PayloadError: it is over `MAX_VERSION`.
+    """
+    if not 0 <= value <= MAX_VERSION:
+        raise PayloadError(field, f"{value} is not a version: at most {MAX_VERSION}")
+    return value
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class PolicyVersion:
@@ -63,7 +77,7 @@ class VersionRuns:
         runs = []
         for index, item in enumerate(wire):
             good = isinstance(item, list | tuple) and len(item) == 3 and all(type(x) is int and x >= 0 for x in item)
-            if not good or item[0] == 0:
+            if not good or item[0] == 0 or max(item[1:]) > MAX_VERSION:
                 raise PayloadError(f"versions[{index}]", f"expected [length >= 1, incarnation, version], got {item!r}")
             runs.append((item[0], PolicyVersion(item[1], item[2])))
         return cls(tuple(runs))

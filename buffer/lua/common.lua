@@ -199,7 +199,7 @@ end
 -- The place of a group that becomes ready among the others.
 local function take_place(gid, g)
   if C.order == FRESHEST then
-    g.order = g.seal - g.deadline * 1000000000
+    g.order = g.seal / 2 ^ 32 - g.deadline
   elseif C.order == PRIORITY then
     add('weight', g.weight or WEIGHT_UNIT)
     enter_race(gid, g)

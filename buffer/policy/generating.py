@@ -113,14 +113,16 @@ class GeneratorVerbs(TableState):
         return released
 
     def _may_write(self, group: Group, lease: str, attempt: int) -> bool:
-        return group.attempt == attempt and (group.state is not State.GENERATING or group.lease == lease)
+        if group.hollow or group.attempt != attempt:
+            return False
+        return group.state is not State.GENERATING or group.lease == lease
 
     def write_draft(
         self, group_id: str, lease: str, attempt: int, member: int, *, tokens: int, ranges: VersionRanges
     ) -> str:
         """What was sampled so far of a member: stored / duplicate / superseded / rejected. Counts nowhere."""
         group = self.groups.get(group_id)
-        if group is None:
+        if group is None or not group.task.n:
             return "superseded"
         if member >= group.task.n:
             return "rejected"
@@ -147,7 +149,7 @@ class GeneratorVerbs(TableState):
     ) -> tuple[str, bool]:
         """One member's outcome: (stored / duplicate / superseded / rejected, whether it sealed the group)."""
         group = self.groups.get(group_id)
-        if group is None:
+        if group is None or not group.task.n:
             self.counts["superseded_writes"] += 1
             return "superseded", False
         if member >= group.task.n:

@@ -190,25 +190,30 @@ class TableMachine(GeneratorVerbs):
         self.u = self.committed = k
         self.streams.discard(LEARNER)
         trained = returned = evicted = 0
+        hopeless: list[tuple[int, str]] = []
         for group in list(self.groups.values()):
-            kept = kept_uses(group.uses, k)
+            kept, used = kept_uses(group.uses, k), group.uses[-1] if group.uses else 0
             self.counts["uses"] -= len(group.uses) - len(kept)
             group.uses = kept
             if group.state is State.LEASED:
                 self._make_ready(group)
             elif group.state is not State.CONSUMED:
                 self._recount(group)
-            elif kept and (self._deadline(group) < k or group.hollow or len(kept) >= self.rules.max_reuse):
+            elif group.hollow:
+                # Where uses are left it stays until the commit: further ones may be said of it.
+                if not kept:
+                    hopeless.append((used, group.group_id))
+            elif kept and (self._deadline(group) < k or len(kept) >= self.rules.max_reuse):
                 self._finish(group, Fate.TRAINED, "committed")
                 trained += 1
-            elif group.hollow:
-                self._finish(group, Fate.FAILED, "payload_lost")
             elif self._deadline(group) < k:
                 self._finish(group, Fate.EVICTED_STALE, "resumed", requeue=True)
                 evicted += 1
             else:
                 self._make_ready(group)
                 returned += 1
+        for _, group_id in sorted(hopeless):
+            self._finish(self.groups[group_id], Fate.FAILED, "payload_lost")
         return trained, returned, evicted
 
     def _recount(self, group: Group) -> None:

@@ -63,9 +63,9 @@ class Choice:
     reserved: int
 
 
-def freshest_key(seal: int, deadline: int) -> int:
+def freshest_key(seal: int, deadline: int) -> float:
     """Place in the order `freshest`: newest tokens first, those sealed first among equals."""
-    return seal - deadline * 1_000_000_000
+    return seal / 2.0**32 - deadline
 
 
 def choose_first(candidates: Sequence[Candidate], *, version: int, slots: int) -> Choice:

@@ -43,7 +43,8 @@ def spent(uses: Sequence[int], samples_per_insert: int) -> int:
 
 def weight_of(priority: float, exponent: float) -> int:
     """Weight of a group in a draw, in `WEIGHT_UNIT`s: priority ** exponent."""
-    return max(1, min(MAX_WEIGHT, round(priority**exponent * WEIGHT_UNIT)))
+    power = min(exponent * math.log(priority), math.log(MAX_WEIGHT / WEIGHT_UNIT))
+    return max(1, round(math.exp(power) * WEIGHT_UNIT))
 
 
 def draw_key(group_id: str, draws: int, seed: int, weight: int, race: float) -> float:
