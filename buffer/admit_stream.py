@@ -32,6 +32,8 @@ class AdmitStream(StandingStream):
         self._serving: PolicyVersion | None = None
         self._seen = Seen()
         self._cancelled = Seen()
+        # Drafts that came before their grant.
+        self._drafts: dict[tuple[str, str], list[pb.MemberDraft]] = {}
         self.on_cancelled: Callable[[Sequence[pb.LeaseRef]], None] = _unheard
         self._grants: asyncio.Queue[pb.GroupGrant | RollmeshError] = asyncio.Queue()
         self.waiting_reason = "connecting to the buffer"
@@ -68,6 +70,7 @@ class AdmitStream(StandingStream):
         return self._stub.Admit()
 
     def _greeting(self) -> list[pb.AdmitRequest]:
+        self._drafts.clear()
         return [self._request()]
 
     def _received(self, response: pb.AdmitResponse) -> None:
@@ -77,7 +80,12 @@ class AdmitStream(StandingStream):
                 self._cancelled.add((lease.group_id, lease.lease_id))
             self.on_cancelled(response.cancelled)
         for grant in response.grants:
-            if self._seen.add((grant.group_id, grant.lease_id)):
+            key = (grant.group_id, grant.lease_id)
+            if not grant.HasField("task"):
+                self._drafts.setdefault(key, []).extend(grant.drafts)
+                continue
+            grant.drafts.extend(self._drafts.pop(key, ()))
+            if self._seen.add(key):
                 self._credits = max(0, self._credits - 1)
                 self._grants.put_nowait(grant)
 

@@ -18,9 +18,6 @@ from buffer.payloads import PAYLOAD_TTL_S
 from buffer.redis_access import RedisAccess
 from buffer.wire import Argument
 
-# Longer drafts are refused: a grant carries all drafts of its group in one message.
-MAX_DRAFT_BYTES = 4 << 20
-
 
 class DraftPlace(NamedTuple):
     """Names a draft: the member, the attempt that wrote it, and its response tokens."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from buffer.drafts import MAX_DRAFT_BYTES
 from buffer.limits import MAX_PIECES, MAX_WHOLE_BYTES
 from buffer.policy.lineage import VersionRanges
 from buffer.side_data import check_side
@@ -48,8 +47,8 @@ def check_write(write: pb.MemberWrite) -> Write:
 def _draft(write: pb.MemberWrite) -> Write:
     if write.pieces:
         raise PayloadError("pieces", "a draft travels whole", hint="draft so long a member no more")
-    if len(write.payload) > MAX_DRAFT_BYTES:
-        raise PayloadError("payload", f"a draft of {len(write.payload)} bytes, over {MAX_DRAFT_BYTES}")
+    if len(write.payload) > MAX_WHOLE_BYTES:
+        raise PayloadError("payload", f"a draft of {len(write.payload)} bytes, over {MAX_WHOLE_BYTES}")
     info = inspect(write.payload)
     return Write(
         group_id=write.group_id,

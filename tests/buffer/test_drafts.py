@@ -12,7 +12,7 @@ from mesh.trajectory import Trajectory, decode, encode
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
-from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_write
+from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_task, make_write
 from tests.buffer.test_flow import balanced
 from tests.buffer.test_leases import revived
 
@@ -129,6 +129,32 @@ async def test_the_deadline_of_a_group_counts_the_drafts_that_it_goes_on_from(me
     async with asyncio.timeout(TIMEOUT_S):
         while await values(mesh, front.run_name):
             await asyncio.sleep(0.02)
+
+
+async def test_drafts_of_many_bytes_come_in_several_messages_with_one_grant(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    await learner.client.seed("train", learner.incarnation, [make_task(1, n=4), make_task(2)])
+    admission, writer = first.admission(), first.writer()
+    admission.update(2, V0)
+    grant, small = await first.grants(admission, 2)
+    # Together more than a message should have.
+    drafts = [make_draft(grant, member, [V0] * 40_000) for member in range(4)] + [make_draft(small, 0, [V0] * 3)]
+    for draft in drafts:
+        (result,) = await writer.write([draft])
+        assert result.status == pb.WRITE_STATUS_STORED
+    await first.kill()
+    takeover = second.admission()
+    sizes: list[int] = []
+    received = takeover._received
+    takeover._received = lambda response: (sizes.append(response.ByteSize()), received(response))
+    takeover.update(2, V0)
+    again = {g.group_id: g for g in await second.grants(takeover, 2)}
+    whole = again[grant.group_id]
+    assert whole.task.ordinal == 1
+    assert {d.member: d.payload for d in whole.drafts} == {d.meta.member: d.payload for d in drafts[:4]}
+    assert [d.payload for d in again[small.group_id].drafts] == [drafts[4].payload]
+    assert max(sizes) < 1 << 20 < sum(sizes)
 
 
 async def test_a_process_that_is_back_under_its_name_gets_its_drafts(mesh: Mesh) -> None:
