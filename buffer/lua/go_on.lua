@@ -40,7 +40,11 @@ local function go_on(incarnation, k, member, learner_until)
     local g = read_group(gid)
     undo(g)
     local over = deadline_of(g) < k
-    if g.uses and (over or g.hollow or use_count(g) >= C.max_reuse) then
+    if g.uses and g.hollow then
+      -- It stays until the commit: further uses may be said of it.
+      redis.call('ZADD', set_of('consumed'), last_use(g), gid)
+      save_group(gid, g)
+    elseif g.uses and (over or use_count(g) >= C.max_reuse) then
       finish(gid, g, 'trained', 'committed', false)
       trained = trained + 1
     elseif g.hollow then

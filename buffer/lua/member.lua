@@ -5,7 +5,7 @@ load_run()
 local g = read_group(ARGV[2])
 local position = tonumber(ARGV[5]) + 1
 local status = 1
-if not g then
+if not g or g.hollow then
   status = 3
 elseif position > g.n then
   status = 4

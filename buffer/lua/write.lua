@@ -57,7 +57,7 @@ end
 local function is_done(g, position) return string.sub(g.done, position, position) == '1' end
 
 local function holds(g, lease, attempt)
-  return g.attempt == tonumber(attempt) and (g.state ~= 'generating' or g.lease == lease)
+  return not g.hollow and g.attempt == tonumber(attempt) and (g.state ~= 'generating' or g.lease == lease)
 end
 
 local function duplicate(g)
@@ -69,7 +69,7 @@ end
 local function draft(gid, lease, attempt, member, ranges, tokens)
   local own = member .. ':' .. attempt .. ':' .. tokens
   local g = fetch(gid)
-  if not g then return {3, 0, '', own} end
+  if not g or g.n == 0 then return {3, 0, '', own} end
   local position = tonumber(member) + 1
   if position > g.n then return {4, 0, '', own} end
   local known = g.drafts and read_draft(gid, member)
@@ -87,7 +87,7 @@ end
 local function write(gid, lease, attempt, member, values, bytes, ranges, meta, detail)
   if values == '-1' then return draft(gid, lease, attempt, member, ranges, detail) end
   local g = fetch(gid)
-  if not g then
+  if not g or g.n == 0 then
     add('superseded_writes', 1)
     return {3, 0, '', ''}
   end
