@@ -5,14 +5,16 @@ import struct
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given
+import zstandard
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mesh.errors import PayloadError
-from mesh.trajectory import Trajectory, decode, encode, inspect
+from mesh.trajectory import MAX_TOKENS, Codec, Trajectory, decode, encode, head_of, inspect
 from mesh.versions import PolicyVersion, VersionRuns
 
-versions = st.builds(PolicyVersion, st.integers(1, 9), st.integers(0, 1 << 40))
+codecs: st.SearchStrategy[Codec] = st.sampled_from(["none", "zstd"])
+versions = st.builds(PolicyVersion, st.integers(1, 9), st.integers(0, (1 << 31) - 1))
 
 
 @st.composite
@@ -27,16 +29,125 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
     )
 
 
-@given(trajectories())
-def test_round_trip_is_exact(trajectory: Trajectory) -> None:
-    payload = encode(trajectory)
-    back = decode(payload)
+@settings(max_examples=40)
+@given(trajectories(), codecs, st.sampled_from([1, 3]))
+def test_round_trip_is_exact(trajectory: Trajectory, codec: Codec, level: int) -> None:
+    payload = encode(trajectory, codec=codec, level=level)
+    back = decode(payload, tokens=len(trajectory.response_ids))
+    assert _same(back, trajectory)
+    info = inspect(payload)
+    assert info.response_tokens == len(trajectory.response_ids)
+    assert inspect(head_of(payload), len(payload)) == info
+    assert encode(back, codec=codec, level=level) == payload
+
+
+def _same(one: Trajectory, other: Trajectory) -> bool:
+    arrays = ("response_ids", "log_probs", "response_mask")
+    return list(one.versions) == list(other.versions) and all(
+        getattr(one, name).dtype == getattr(other, name).dtype
+        and getattr(one, name).tobytes() == getattr(other, name).tobytes()
+        for name in arrays
+    )
+
+
+@settings(max_examples=40)
+@given(trajectories(), codecs, st.data())
+def test_a_truncated_or_longer_payload_is_refused(trajectory: Trajectory, codec: Codec, data: st.DataObject) -> None:
+    payload = encode(trajectory, codec=codec)
+    cut = payload[: data.draw(st.integers(0, len(payload) - 1))]
+    longer = payload + data.draw(st.binary(min_size=1, max_size=9))
+    for wrong in (cut, longer):
+        for check in (inspect, decode):
+            with pytest.raises(PayloadError):
+                check(wrong)
+    with pytest.raises(PayloadError):
+        inspect(head_of(payload), len(payload) - 1)
+    with pytest.raises(PayloadError):
+        inspect(head_of(payload)[:-1], len(payload))
+    with pytest.raises(PayloadError):
+        inspect(head_of(payload) + b"x", len(payload))
+
+
+@settings(max_examples=40)
+@given(trajectories(), codecs, st.data())
+def test_a_flipped_bit_in_the_head_never_crashes(trajectory: Trajectory, codec: Codec, data: st.DataObject) -> None:
+    payload = bytearray(encode(trajectory, codec=codec))
+    head = len(head_of(bytes(payload)))
+    payload[data.draw(st.integers(0, head - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        back = decode(bytes(payload))
+    except PayloadError as error:
+        assert error.field
+        return
+    # Still a sound trajectory, of the same arrays: only the runs can differ.
+    assert len(back.response_mask) == len(back.versions) == len(trajectory.response_ids)
     assert back.response_ids.tobytes() == trajectory.response_ids.tobytes()
-    assert back.log_probs.tobytes() == trajectory.log_probs.tobytes()
-    assert back.response_mask.tolist() == trajectory.response_mask.tolist()
-    assert list(back.versions) == list(trajectory.versions)
-    assert inspect(payload).response_tokens == len(trajectory.response_ids)
-    assert encode(back) == payload
+
+
+@settings(max_examples=40)
+@given(trajectories(), st.data())
+def test_a_flipped_bit_in_compressed_arrays_is_found(trajectory: Trajectory, data: st.DataObject) -> None:
+    payload = bytearray(encode(trajectory, codec="zstd"))
+    at = data.draw(st.integers(len(head_of(bytes(payload))), len(payload) - 1))
+    payload[at] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        assert _same(decode(bytes(payload)), trajectory)
+    except PayloadError as error:
+        assert error.field.startswith("arrays.")
+
+
+def _frame(content: bytes, **options: bool) -> bytes:
+    compressor = zstandard.ZstdCompressor(**{"write_checksum": True, **options})
+    return compressor.compress(content)
+
+
+def _compressed(*frames: bytes, count: int = 2) -> bytes:
+    header = {
+        "arrays": [["response_ids", "int32", count], ["log_probs", "float32", count]],
+        "versions": [[count, 1, 0]],
+        "mask": [[count, 1]],
+        "codec": "zstd",
+        "stored": [len(frame) for frame in frames],
+    }
+    return _payload(header, b"".join(frames))
+
+
+def test_nothing_is_decompressed_into_more_than_the_tokens_need() -> None:
+    good = _frame(bytes(8))
+    assert decode(_compressed(good, good)).response_ids.tolist() == [0, 0]
+    bomb = _frame(bytes(64 << 20))
+    assert len(bomb) < 10_000
+    unsized = _frame(bytes(8), write_content_size=False)
+    unchecked = _frame(bytes(8), write_checksum=False)
+    for bad in (bomb, unsized, unchecked, _frame(bytes(4)), b"no frame at all", good[:3]):
+        for frames in ((bad, good), (good, bad)):
+            for check in (inspect, decode):
+                with pytest.raises(PayloadError, match="arrays"):
+                    check(_compressed(*frames))
+    # A frame that states the right size and holds more.
+    small = _frame(bytes(200), write_checksum=True)
+    parameters = zstandard.get_frame_parameters(small)
+    assert parameters.content_size == 200
+    lying = small.replace(bytes([200]), bytes([8]), 1)
+    assert zstandard.get_frame_parameters(lying).content_size == 8
+    with pytest.raises(PayloadError, match="damaged"):
+        decode(_compressed(good, lying))
+    # Two frames in the place of one.
+    with pytest.raises(PayloadError, match="damaged"):
+        decode(_compressed(good, good + good))
+    with pytest.raises(PayloadError, match="count"):
+        decode(_compressed(good, good, count=MAX_TOKENS + 1))
+    with pytest.raises(PayloadError, match="expected 3"):
+        decode(_compressed(bomb, bomb, count=16 << 20), tokens=3)
+
+
+def test_compression_pays() -> None:
+    rng = np.random.default_rng(0)
+    ids = np.minimum(rng.zipf(1.2, 16_384), 150_000).astype(np.int32)
+    log_probs = -rng.exponential(0.5, 16_384).astype(np.float32)
+    runs = VersionRuns(((16_384, PolicyVersion(1, 0)),))
+    trajectory = Trajectory(ids, log_probs, np.ones(16_384, np.uint8), runs)
+    assert len(encode(trajectory, codec="zstd")) < 0.75 * len(encode(trajectory))
 
 
 def _payload(header: dict, arrays: bytes = b"\0" * 16) -> bytes:
@@ -83,6 +194,13 @@ def test_the_good_header_is_good() -> None:
         (_payload({**GOOD, "versions": 3}), "versions"),
         (_payload({**GOOD, "mask": [[1, 1]]}), "mask"),
         (_payload({**GOOD, "mask": [[2, 7]]}), "mask[0]"),
+        (_payload({**GOOD, "codec": "gzip"}), "codec"),
+        (_payload({**GOOD, "codec": ["zstd"]}), "codec"),
+        (_payload({**GOOD, "codec": "zstd"}), "stored"),
+        (_payload({**GOOD, "codec": "zstd", "stored": [16]}), "stored"),
+        (_payload({**GOOD, "codec": "zstd", "stored": [16, 0]}), "stored"),
+        (_payload({**GOOD, "codec": "zstd", "stored": [8, "8"]}), "stored"),
+        (_payload({**GOOD, "codec": "zstd", "stored": [8, 9]}), "payload"),
     ],
 )
 def test_a_malformed_payload_is_refused_by_field(payload: bytes, field: str) -> None:
