@@ -29,6 +29,7 @@ from buffer.store import Store
 from mesh.config import Config
 from mesh.config.redis_url import without_login
 from mesh.errors import RollmeshError, StoreError
+from mesh.heap import keep_freed_memory
 from mesh.membership import new_member_id
 from mesh.metrics import metrics_server
 from mesh.rpc import bind, new_server
@@ -239,6 +240,7 @@ def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int
     """Runs the buffer service until it is asked to end; returns the process exit code."""
 
     async def main(shutdown: Shutdown) -> int:
+        keep_freed_memory()
         service = BufferService(config, host=host, port=port)
         await service.start()
         # Modules and tables stay for good; the collector need not look at them again and again.
