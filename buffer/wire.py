@@ -67,11 +67,13 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._received = 0
+        self._encrypted = False
         self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the interface without the base class.
         self._transport = cast(asyncio.Transport, transport)
+        self._encrypted = transport.get_extra_info("ssl_object") is not None
 
     def send(self, commands: Sequence[Sequence[Argument]]) -> asyncio.Future[list[Any]]:
         loop, transport = self._loop, self._transport
@@ -123,8 +125,14 @@ class _Connection(asyncio.Protocol):
         self.lost = True
         if self._timer is not None:
             self._timer.cancel()
-        kind = TlsError if isinstance(error, ssl.SSLError) else ConnectionError
-        self._fail(kind(str(error or "connection closed by Redis")))
+        text = str(error or "connection closed by Redis")
+        if isinstance(error, ssl.SSLError):
+            self._fail(TlsError(text))
+        elif self._encrypted and not self._received:
+            # Since TLS 1.3, a server that misses a certificate says so after the handshake, and may reset first.
+            self._fail(TlsError(f"{text}, before the first answer: does it want another certificate from us?"))
+        else:
+            self._fail(ConnectionError(text))
 
     def _fail(self, error: OSError) -> None:
         while self._waiting:
@@ -185,6 +193,9 @@ class Wire:
                 except ssl.SSLError as error:
                     raise TlsError(str(error)) from error
                 except TimeoutError as error:
+                    if self.address.tls:
+                        text = f"no handshake with {self.address} within {self._timeout_s:.1f} s: is TLS spoken there?"
+                        raise TlsError(text) from error
                     raise TimeoutError(f"{self.address} cannot be reached within {self._timeout_s:.1f} s") from error
             return self._connection
 

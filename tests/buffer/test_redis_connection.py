@@ -1,0 +1,394 @@
+"""How Redis is reached: URLs, passwords, TLS, the rights of an ACL user, deadlines on slow links."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from buffer.redis_access import RedisAccess
+from buffer.scripts import commands_of, load_scripts
+from mesh.config.redis_url import RedisOptions, parse_redis_url
+from mesh.errors import ConfigError, StoreError
+from mesh.versions import PolicyVersion
+from protos import buffer_pb2 as pb
+from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_failure, refs
+from tests.buffer.test_flow import balanced
+
+OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+Opener = Callable[..., RedisAccess]
+
+
+@pytest.fixture
+async def open_access() -> AsyncIterator[Opener]:
+    """Makes accesses to a run, `r` as a rule, and closes them."""
+    async with AsyncExitStack() as stack:
+
+        def make(
+            url: str,
+            options: RedisOptions | None = None,
+            timeout_s: float = TIMEOUT_S,
+            *,
+            run_key: str = "{rollmesh:r}",
+        ) -> RedisAccess:
+            access = RedisAccess(url, run_key, timeout_s=timeout_s, options=options)
+            stack.push_async_callback(access.close)
+            return access
+
+        yield make
+
+
+# ---------------------------------------------------------------------------------------------------------- URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://a", {"hosts": (("a", 6379),), "cluster": False, "tls": False}),
+        ("redis://u:p%40%2F@a:1/2?client_name=me", {"db": 2, "login": ("u", "p@/"), "client_name": "me"}),
+        ("redis://:p@[::1]:5?db=3", {"hosts": (("::1", 5),), "db": 3, "login": ("p",)}),
+        ("redis://u@a", {"login": ("u", "")}),
+        ("rediss://a", {"tls": True, "login": None}),
+        ("unix://u:p@/run/redis.sock?db=1", {"path": "/run/redis.sock", "hosts": (), "db": 1, "login": ("u", "p")}),
+        ("redis-cluster://u:p@a:1,b,[::2]:3", {"hosts": (("a", 1), ("b", 6379), ("::2", 3)), "cluster": True}),
+        ("rediss-cluster://a:1,b:2/0", {"cluster": True, "tls": True, "db": 0}),
+    ],
+)
+def test_urls_mean_what_they_say(url: str, expected: dict[str, Any]) -> None:
+    address = parse_redis_url(url)
+    found = {name: address.login() if name == "login" else getattr(address, name) for name in expected}
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://a", "unknown scheme"),
+        ("rediss-clusters://a", "did you mean rediss-cluster://"),
+        ("a:6379", "unknown scheme"),
+        ("redis://", "host is missing"),
+        ("redis://hunter2@a:0", "port from 1 to 65535"),
+        ("redis://a:99999", "port from 1 to 65535"),
+        ("redis://u:hunter2/x@a", "port from 1 to 65535"),
+        ("redis://a,b", "several hosts"),
+        ("redis-cluster://a:1,", "host is missing"),
+        ("redis-cluster://a/1", "only database 0"),
+        ("redis-cluster://u:hunter2@a,u:hunter2@b", "more than one '@'"),
+        ("redis://a/x", "database is no number"),
+        ("redis://a/1?db=1", "database is given twice"),
+        ("redis://a?dbs=1", "did you mean db"),
+        ("redis://a?socket_timeout=1", "network.rpc_timeout_s"),
+        ("redis://a?password=hunter2", "before the host"),
+        ("redis://u:hunter#2@a", "%23"),
+        ("redis://[::1", "no URL"),
+        ("unix://host/path", "path alone"),
+        ("redis://a?ssl_ca_certs=/x", "use rediss://"),
+        ("rediss://a?ssl_certfile=/x", "give both"),
+        ("rediss://a?ssl_check_hostname=maybe", "neither true nor false"),
+    ],
+)
+def test_urls_that_cannot_be_are_refused_with_the_configuration(tmp_path: Path, url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)) as caught:
+        make_config(tmp_path, url)
+    assert "hunter" not in str(caught.value), "a message shows no password"
+
+
+@pytest.mark.parametrize(
+    ("url", "settings", "words"),
+    [
+        (None, {"redis_tls_ca": "/x"}, "without buffer.redis"),
+        ("redis://a", {"redis_tls_ca": "/x"}, "use rediss://"),
+        ("rediss://a?ssl_ca_certs=/x", {"redis_tls_ca": "/x"}, "twice"),
+        ("rediss://a", {"redis_tls_key": "/x"}, "give both"),
+        ("redis://u:hunter2@a", {"redis_password_file": "/x"}, "give one of them"),
+    ],
+)
+def test_settings_beside_the_url_must_agree_with_it(
+    tmp_path: Path, url: str | None, settings: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make_config(tmp_path, buffer={"redis": url, **settings})
+
+
+def test_files_that_cannot_be_read_stop_the_start(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    for name in ("missing", "empty"):
+        options = RedisOptions(password_file=tmp_path / name)
+        with pytest.raises(ConfigError, match="redis_password_file"):
+            parse_redis_url("redis://a", options).login()
+
+
+# ---------------------------------------------------------------------------------------------------------- rights
+
+
+def documented(run_name: str, password: str) -> list[str]:
+    """The command of the manual, for a run."""
+    found = re.search(r"^ACL SETUSER rollmesh .*?(?=^```)", OPERATIONS.read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return (
+        found[0]
+        .replace("RUN", run_name)
+        .replace("PASSWORD", password)
+        .replace("SETUSER rollmesh", "SETUSER u-" + run_name)
+        .split()
+    )
+
+
+@asynccontextmanager
+async def user(redis_url: str, run_name: str, password: str) -> AsyncIterator[Callable[..., Any]]:
+    """The user of the manual; yields a call that changes its rights."""
+    admin = redis.asyncio.Redis.from_url(redis_url)
+    name = f"u-{run_name}"
+    try:
+        await admin.execute_command(*documented(run_name, password))
+        yield lambda *words: admin.execute_command("ACL", "SETUSER", name, *words)
+    finally:
+        await admin.execute_command("ACL", "DELUSER", name)
+        await admin.aclose()
+
+
+async def test_the_documented_rights_are_enough_for_a_run(
+    mesh: Mesh, redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = tmp_path / "secret"
+    password = secrets.token_hex(8)
+    secret.write_text(f"{password}\n")
+    config = make_config(tmp_path)
+    name = config.run.name
+    url = redis_url.replace("://", f"://u-{name}@")
+    config = make_config(tmp_path, url, run={"name": name}, buffer={"redis": url, "redis_password_file": str(secret)})
+    async with user(redis_url, name, password):
+        left, right = await mesh.front(config), await mesh.front(config)
+        learner, generator = await mesh.learner(left), await mesh.generator(right)
+        admission, writer, sampler = generator.admission(), generator.writer(), learner.sampler()
+        admission.update(4, PolicyVersion(1, 0))
+        await learner.seed(1, 8)
+        grants = await generator.grants(admission, 4)
+        await writer.write([make_failure(grants[0], m) for m in range(2)])
+        await generator.client.release(
+            "train", generator.agent.member_id, generator.agent.generation, refs(grants[1:2])
+        )
+        await generator.finish(writer, grants[2:], PolicyVersion(1, 0))
+        groups = await learner.batch(sampler, 2, 0)
+        members = [pb.MemberRef(group_id=g.group_id, member=0) for g in groups]
+        assert len([payload async for payload in learner.client.fetch("train", members)]) == 2
+        assert (await learner.train(groups[:1], 0)).claimed
+        await learner.client.nack("train", 1, refs(groups[1:]), pb.NACK_DISPOSITION_FILTER, "test")
+        await learner.client.commit("train", 1, 1)
+        await learner.agent.leave()
+        again = await mesh.learner(right, 1)
+        counts = await balanced(again)
+        assert (counts.trained, counts.filtered, counts.failed) == (1, 1, 1)
+        trash = f"{{rollmesh:{name}}}:train:trash"
+        async with asyncio.timeout(TIMEOUT_S):
+            while (await left.access.batch([("SRANDMEMBER", trash, 1)]))[0]:
+                await asyncio.sleep(0.02)
+        for front in list(mesh._services):
+            await mesh.stop_front(front)
+    assert "does not let our user" not in caplog.text
+
+
+async def test_each_missing_right_is_named_before_anything_is_done(redis_url: str, open_access: Opener) -> None:
+    url = redis_url.replace("://", "://u-r:secret@")
+    scripts = commands_of(load_scripts())
+    assert {"HSET", "ZADD", "PUBLISH", "TIME", "INFO"} <= set(scripts)
+    async with user(redis_url, "r", "secret") as change:
+        access = open_access(url)
+        await access.check_rights("rollmesh:r:x")
+        for command in (*scripts, "SET", "PERSIST", "MGET", "UNLINK", "EVALSHA"):
+            await change(f"-{command.lower()}")
+            with pytest.raises(StoreError, match=rf"let our user run {command}\b") as caught:
+                await access.check_rights("rollmesh:r:x")
+            assert "operations.md" in caught.value.hint
+            await change(f"+{command.lower()}")
+        await change("-zadd")
+        with pytest.raises(StoreError, match="run ZADD in join"):
+            await access.verb("join", "", "member", 1, "description")
+        await change("+zadd", "resetchannels")
+        with pytest.raises(StoreError, match="run PUBLISH"):
+            await access.check_rights("rollmesh:r:x")
+        with pytest.raises(StoreError, match="run SET"):
+            await access.batch([("SET", "rollmesh:other:x", "1")])
+        with pytest.raises(StoreError, match="run EVALSHA"):
+            await open_access(url, run_key="{rollmesh:other}").verb("look", "train")
+
+
+async def test_a_wrong_password_is_named(redis_url: str, open_access: Opener) -> None:
+    async with user(redis_url, "w", "right"):
+        with pytest.raises(StoreError, match="refuses us"):
+            await open_access(redis_url.replace("://", "://u-w:wrong@")).load()
+
+
+# ------------------------------------------------------------------------------------------------------------- TLS
+
+
+class Proxy:
+    """Stands before Redis: ends TLS where asked to, and lets bytes through while `free` is set."""
+
+    def __init__(self, redis_url: str, context: ssl.SSLContext | None = None) -> None:
+        self._behind = int(redis_url.rpartition(":")[2].partition("/")[0])
+        self._context = context
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.free = asyncio.Event()
+        self.free.set()
+        self.port = 0
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", ssl=self._context)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self._behind)
+        for pair in ((reader, back_writer), (back_reader, writer)):
+            self._tasks.add(asyncio.create_task(self._carry(*pair)))
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                await self.free.wait()
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two authorities, `ca` and `foreign`; `server` (for 127.0.0.1) and `client`, signed by the first."""
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("needs the openssl command to make certificates")
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def make(name: str, *options: str) -> None:
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
+        command = [
+            openssl,
+            "req",
+            "-x509",
+            *key,
+            "-subj",
+            f"/CN={name}",
+            "-keyout",
+            f"{name}.key",
+            "-out",
+            f"{name}.pem",
+        ]
+        subprocess.run([*command, *options], check=True, capture_output=True, cwd=folder)
+
+    for name in ("ca", "foreign"):
+        make(name)
+    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "basicConstraints=critical,CA:FALSE")
+    make("server", *signed, "-addext", "subjectAltName=IP:127.0.0.1")
+    make("client", *signed)
+    return folder
+
+
+@pytest.fixture
+async def encrypted(redis_url: str, certificates: Path) -> AsyncIterator[str]:
+    """URL of a Redis that asks for certificates."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificates / "ca.pem")
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    context.verify_mode = ssl.CERT_REQUIRED
+    async with Proxy(redis_url, context) as proxy:
+        yield f"rediss://127.0.0.1:{proxy.port}/0"
+
+
+def tls(folder: Path, ca: str = "ca", client: str | None = "client", **more: Any) -> RedisOptions:
+    cert, key = (folder / f"{client}.pem", folder / f"{client}.key") if client else (None, None)
+    return RedisOptions(tls_ca=folder / f"{ca}.pem", tls_cert=cert, tls_key=key, **more)
+
+
+async def test_a_mesh_over_tls_with_certificates_on_both_sides(mesh: Mesh, encrypted: str, certificates: Path) -> None:
+    files = {
+        "redis_tls_ca": str(certificates / "ca.pem"),
+        "redis_tls_cert": str(certificates / "client.pem"),
+        "redis_tls_key": str(certificates / "client.key"),
+    }
+    config = make_config(mesh.folder, buffer={"redis": encrypted, **files})
+    left, right = await mesh.front(config), await mesh.front(config)
+    learner, generator = await mesh.learner(left), await mesh.generator(right)
+    admission = generator.admission()
+    admission.update(2, PolicyVersion(1, 0))
+    await learner.seed(1, 2)
+    await generator.finish(generator.writer(), await generator.grants(admission, 2), PolicyVersion(1, 0))
+    assert (await learner.train(await learner.batch(learner.sampler(), 2, 0), 0)).claimed
+    await balanced(learner)
+    for front in (left, right):
+        await mesh.stop_front(front)
+
+
+async def test_certificates_that_do_not_fit_are_typed_errors(
+    encrypted: str, certificates: Path, redis_url: str, open_access: Opener
+) -> None:
+    by_name = encrypted.replace("127.0.0.1", "localhost")
+    refused = {
+        "wrong authority": (encrypted, tls(certificates, ca="foreign")),
+        "no certificate of ours": (encrypted, tls(certificates, client=None)),
+        "certificate for another name": (by_name, tls(certificates)),
+        "no TLS there": (redis_url.replace("redis:", "rediss:"), tls(certificates)),
+    }
+    for why, (url, options) in refused.items():
+        with pytest.raises(StoreError, match="TLS with Redis fails") as caught:
+            await open_access(url, options, 1.0).load()
+        assert "redis_tls_ca" in caught.value.hint, why
+        with pytest.raises(StoreError):
+            async with open_access(url, options, 1.0).subscribed("channel"):
+                pytest.fail(f"the client beside the wire does not care: {why}")
+    await open_access(by_name, tls(certificates, check_hostname=False)).load()
+    with pytest.raises(ConfigError, match="redis_tls"):
+        await open_access(encrypted, tls(certificates / "nowhere")).load()
+
+
+# ------------------------------------------------------------------------------------------------------- deadlines
+
+
+async def test_a_silent_redis_is_a_typed_error_that_counts_the_bytes(redis_url: str, open_access: Opener) -> None:
+    async with Proxy(redis_url) as proxy:
+        access = open_access(f"redis://127.0.0.1:{proxy.port}", timeout_s=0.2)
+        await access.load()
+        proxy.free.clear()
+        with pytest.raises(
+            StoreError, match=r"too slow: no answer for 0\.\d s \(0 of 14 bytes still to be sent"
+        ) as caught:
+            await access.batch([("PING",)])
+        assert "rpc_timeout_s" in caught.value.hint
+        proxy.free.set()
+        assert await access.batch([("PING",)]) == [b"PONG"]
+
+
+async def test_many_bytes_have_more_time_and_so_has_what_waits_behind_them(
+    redis_url: str, open_access: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("buffer.wire.SLOWEST_BYTES_PER_S", 1 << 20)
+    async with Proxy(redis_url) as proxy:
+        access = open_access(f"redis://127.0.0.1:{proxy.port}", timeout_s=0.2)
+        await access.load()
+        proxy.free.clear()
+        large = asyncio.create_task(access.batch([("SET", "rollmesh:slow:x", b"x" * (32 << 20), "EX", 30)]))
+        await asyncio.sleep(0)
+        small = asyncio.create_task(access.batch([("EXISTS", "rollmesh:slow:x")]))
+        assert not (await asyncio.wait({large, small}, timeout=0.8))[0], "four times the deadline of a small batch"
+        proxy.free.set()
+        async with asyncio.timeout(TIMEOUT_S):
+            await large
+            assert await small == [1]
+        await access.batch([("UNLINK", "rollmesh:slow:x")])
