@@ -93,7 +93,7 @@ class Payloads:
 
     def set_whole(self, table: str, group_id: str, place: Place, payload: bytes) -> tuple[Argument, ...]:
         """The command that stores a small payload: the first value wins."""
-        (key,) = self.keys_of(table, group_id, place)
+        key = self._keys.payload(table, group_id, place.member, place.attempt)
         return ("SET", key, payload, "EX", PAYLOAD_TTL_S, "NX")
 
     async def put_piece(self, table: str, group_id: str, place: Place, piece: int, data: bytes) -> None:

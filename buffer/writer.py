@@ -11,7 +11,7 @@ from typing import Any
 from buffer.limits import MAX_WHOLE_BYTES, PIECE_BYTES
 from buffer.streams import StandingStream
 from buffer.uploading import Uploader
-from mesh.errors import RollmeshError
+from mesh.errors import PayloadError, RollmeshError
 from protos import buffer_pb2 as pb
 
 _MESSAGE_BYTES = 512 << 10
@@ -48,11 +48,11 @@ def _is_large(write: pb.MemberWrite) -> bool:
     return len(write.payload) > (MAX_WHOLE_BYTES if write.draft else PIECE_BYTES)
 
 
-def _refused(draft: pb.MemberWrite) -> pb.WriteResult:
-    """What the buffer would say of a draft that is too long; sent, it could break the stream."""
+def _rejected(write: pb.MemberWrite, error: PayloadError) -> pb.WriteResult:
+    """What the buffer would say of a write that cannot be sent."""
     return pb.WriteResult(
-        group_id=draft.group_id, member=draft.meta.member, status=pb.WRITE_STATUS_REJECTED, field="payload",
-        message=f"{len(draft.payload)} bytes, over the {MAX_WHOLE_BYTES} that a draft may have",
+        group_id=write.group_id, member=write.meta.member, status=pb.WRITE_STATUS_REJECTED, field=error.field,
+        message=error.message,
     )  # fmt: skip
 
 
@@ -85,7 +85,6 @@ class Writer(StandingStream):
         """Stores members; results are in the order of `writes`.
 
         Raises:
-            PayloadError: a large payload is no trajectory.
             RollmeshError: the stream has ended for good (unreachable for `retry_s`, message too large).
         """
         large = {index for index, write in enumerate(writes) if write.ByteSize() > PIECE_BYTES and _is_large(write)}
@@ -93,9 +92,12 @@ class Writer(StandingStream):
 
     async def _write_large(self, writes: Sequence[pb.MemberWrite], large: set[int]) -> list[pb.WriteResult]:
         async def upload(write: pb.MemberWrite) -> list[pb.WriteResult]:
-            if write.draft:
-                return [_refused(write)]
-            return await self._write([await self._uploader.payload(self._table, write)])
+            try:
+                if write.draft:
+                    raise PayloadError("payload", f"a draft of {len(write.payload)} bytes, over {MAX_WHOLE_BYTES}")
+                return await self._write([await self._uploader.payload(self._table, write)])
+            except PayloadError as error:
+                return [_rejected(write, error)]
 
         others = self._write([write for index, write in enumerate(writes) if index not in large])
         results = await asyncio.gather(others, *(upload(writes[index]) for index in sorted(large)))

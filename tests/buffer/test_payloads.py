@@ -13,7 +13,7 @@ from buffer.keys import Keys
 from buffer.limits import INLINE_BYTES, MAX_PIECES, MAX_WHOLE_BYTES, PIECE_BYTES
 from buffer.payloads import Payloads, Place
 from buffer.service import BufferService
-from mesh.errors import DataError, PayloadError
+from mesh.errors import DataError, PayloadError, RollmeshError
 from mesh.rpc import to_rollmesh_error
 from mesh.trajectory import Trajectory, encode, head_of
 from mesh.versions import PolicyVersion, VersionRuns
@@ -290,6 +290,39 @@ async def test_a_front_that_goes_away_in_the_middle_costs_nothing(mesh: Mesh) ->
     (group,) = await learner.batch(learner.sampler(), 1, 0)
     refs = [pb.MemberRef(group_id=group.group_id, member=member) for member in range(2)]
     assert [p async for p in learner.client.fetch("train", refs)] == [w.payload for w in writes]
+
+
+async def test_what_cannot_be_sent_is_refused_by_name(mesh: Mesh) -> None:
+    front, _, generator, (grant,) = await begin(mesh)
+    writer = generator.writer()
+    draft, broken = large_write(grant, 0), large_write(grant, 1)
+    draft.draft = True
+    broken.payload = b"XXXX" + broken.payload[4:]
+    results = await writer.write([draft, broken, large_write(grant, 0, 10)])
+    assert [(r.status, r.field) for r in results] == [
+        (pb.WRITE_STATUS_REJECTED, "payload"),
+        (pb.WRITE_STATUS_REJECTED, "payload.magic"),
+        (pb.WRITE_STATUS_STORED, ""),
+    ]
+    assert len(await front.access.client.keys(keys_of(front, grant.group_id))) == 1
+    huge = large_write(grant, 1, 10)
+    huge.meta.generator = "x" * (5 << 20)
+    with pytest.raises(RollmeshError, match="larger than max"):
+        await writer.write([huge])
+
+
+async def test_a_fetch_goes_on_at_another_front(mesh: Mesh) -> None:
+    front, learner, generator, grants = await begin(mesh, groups=2)
+    writes = [large_write(grant, member, 1_000_000) for grant in grants for member in range(2)]
+    await generator.writer().write(writes)
+    refs = [pb.MemberRef(group_id=write.group_id, member=write.meta.member) for write in writes]
+    fetching = learner.client.fetch("train", refs)
+    assert await anext(fetching) == writes[0].payload
+    port, config = int(front.address.rpartition(":")[2]), front._config
+    await mesh.stop_front(front)
+    await mesh.front(config, port=port)
+    async with asyncio.timeout(TIMEOUT_S):
+        assert [payload async for payload in fetching] == [write.payload for write in writes[1:]]
 
 
 async def test_malformed_uploads_are_refused_by_name(mesh: Mesh) -> None:
