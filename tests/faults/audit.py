@@ -11,6 +11,7 @@ Redis (state sets and counters), and the learner's consumption log, which is on 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,10 +22,12 @@ import redis
 
 from learner.consumption import Use, read_log, surviving
 from mesh.config.models import SecuritySection
+from mesh.errors import StoreError, UnreachableError
 from protos import buffer_pb2
 from rollmesh.launcher.monitor import MeshView
 from tests.faults.observe import Step, Stored
 
+_ANSWER_S = 30.0
 _STATES = ("generating", "ready", "leased", "consumed")
 _OTHER_FATES = ("evicted_stale", "filtered", "failed")
 
@@ -60,11 +63,22 @@ class Audit:
 
 
 def ask_ledger(address: str, table: str = "train") -> buffer_pb2.LedgerResponse:
-    """The ledger, recounted by the mesh itself."""
+    """The ledger, recounted by the mesh itself; asked again while a front is finding Redis again.
+
+    Raises:
+        RollmeshError: it did not answer in time.
+    """
 
     async def ask() -> buffer_pb2.LedgerResponse:
+        until = time.monotonic() + _ANSWER_S
         async with MeshView(address, SecuritySection()) as view:
-            return await view.ledger(table, 0)
+            while True:
+                try:
+                    return await view.ledger(table, 0)
+                except (StoreError, UnreachableError):
+                    if time.monotonic() > until:
+                        raise
+                    await asyncio.sleep(0.2)
 
     return asyncio.run(ask())
 
@@ -92,25 +106,36 @@ def doubled(uses: Iterable[Use]) -> list[tuple[str, int]]:
     return [key for key, count in times.items() if count > 1]
 
 
+@dataclass(frozen=True, slots=True)
 class Live:
-    """Groups that are in a state now, read from Redis without the product's code."""
+    """Groups that are in a state now.
 
-    def __init__(self, client: redis.Redis, run: str = "run", table: str = "train") -> None:
+    Attributes:
+        states: group -> state.
+        members: group -> members that are stored.
+    """
+
+    states: dict[str, str]
+    members: dict[str, set[int]]
+
+    @classmethod
+    def read(cls, client: redis.Redis, run: str = "run", table: str = "train") -> Live:
+        """As Redis has it, read without the product's code."""
         prefix = f"{{rollmesh:{run}}}:{table}"
-        self.states: dict[str, str] = {}
-        self._members: dict[str, set[int]] = {}
+        states: dict[str, str] = {}
         for state in _STATES:
             for name in cast("list[bytes]", client.zrange(f"{prefix}:{state}", 0, -1)):
-                self.states[name.decode()] = state
+                states[name.decode()] = state
         with client.pipeline(transaction=False) as pipe:
-            for group in self.states:
+            for group in states:
                 pipe.hkeys(f"{prefix}:g:{group}")
-            for group, fields in zip(self.states, pipe.execute(), strict=True):
-                self._members[group] = {int(name) for name in fields if name.isdigit()}
+            found = zip(states, pipe.execute(), strict=True)
+            members = {group: {int(name) for name in fields if name.isdigit()} for group, fields in found}
+        return cls(states, members)
 
     def has(self, group: str, member: int) -> bool:
         """Whether a member of a live group is stored."""
-        return member in self._members.get(group, ())
+        return member in self.members.get(group, ())
 
 
 def audit(

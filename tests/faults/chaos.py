@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.consumption import read_log
+from mesh.errors import RollmeshError
 from tests.faults.audit import Audit, Live, ask_ledger, audit, doubled, imbalances
 from tests.faults.inject import Injector
 from tests.faults.observe import StepWatch, WriteRecord
@@ -114,7 +115,7 @@ class Chaos:
                 self._round(one, outcome, began)
                 threading.Event().wait(one.rest_s)
             outcome.audit = self._finish(outcome)
-        except FaultError as error:
+        except (FaultError, RollmeshError) as error:
             outcome.problems.append(str(error))
             self._tell(f"FAILED: {error}")
         finally:
@@ -205,7 +206,7 @@ class Chaos:
             return audit(
                 consumption=self._world.run / "consumption.jsonl",
                 counters=counters,
-                live=Live(client),
+                live=Live.read(client),
                 stored=self._writes.stored,
                 steps=self._steps.steps,
                 bound=self._settings.staleness,

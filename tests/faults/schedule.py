@@ -103,6 +103,24 @@ def schedule(seed: int, *, lease_s: float, kinds: frozenset[str] | None = None) 
                 yield Round((card,), rest)
 
 
+def short(seed: int, *, lease_s: float) -> Iterator[Round]:
+    """One round of each sort, in the seed's order: a kill of every service, a partition, a zombie, an overlap."""
+    dice = random.Random(seed)
+    rounds = [
+        (Fault("kill", dice.choice(GENERATORS)), Fault("kill", dice.choice(FRONTS), starts_s=0.3)),
+        (Fault("kill", REDIS), Fault("kill", dice.choice(REWARDS), starts_s=0.2)),
+        (Fault("blackhole_short", (LEARNER, FRONT), lasts_s=round(lease_s * dice.uniform(0.3, 0.7), 2)),),
+        (
+            Fault("blackhole_long", (dice.choice(GENERATORS), FRONT), lasts_s=round(1.5 * lease_s, 2)),
+            Fault("cut", ("*", LEARNER), lasts_s=round(lease_s * dice.uniform(0.3, 1.0), 2)),
+        ),
+        (Fault("stop_long", dice.choice((*FRONTS, REDIS)), lasts_s=round(1.3 * lease_s, 2)),),
+        (Fault("zombie", LEARNER),),
+    ]
+    dice.shuffle(rounds)
+    return iter(Round(faults, 0.2) for faults in rounds)
+
+
 def _begins_later(fault: Fault, dice: random.Random) -> Fault:
     return Fault(fault.kind, fault.target, round(dice.uniform(0.2, 2.0), 2), fault.lasts_s, fault.ranks, fault.pick)
 

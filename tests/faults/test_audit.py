@@ -1,0 +1,117 @@
+"""The audit finds what must not be; a book in order passes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from learner.consumption import ConsumptionLog, Use, UsedGroup
+from tests.faults.audit import Audit, Live, audit
+from tests.faults.observe import Step, Stored
+from tests.faults.report import merged, quantile, summary
+
+COUNTERS = {"admitted": 6, "trained": 2, "evicted_stale": 1, "filtered": 0, "failed": 0}
+LIVE = Live({"train-4": "consumed", "train-5": "ready", "train-6": "generating"}, {"train-5": {0, 1}, "train-6": set()})
+
+
+def use(incarnation: int, version: int, *groups: str, resumed_at: int = 0) -> Use:
+    return Use(incarnation, version, resumed_at, [UsedGroup(group, [0, 1], int(group[6:]), 1) for group in groups])
+
+
+STORED = [Stored(f"train-{g}", m, 1, scored=True) for g in (1, 2, 3, 4, 5) for m in (0, 1)]
+USES = [
+    use(1, 0, "train-1"),
+    use(1, 1, "train-2"),
+    use(1, 2, "train-4"),
+    # The second learner went on from 1: what the first one did with 2 and 4 is undone.
+    use(2, 1, "train-2", resumed_at=1),
+    use(2, 2, "train-4", resumed_at=1),
+]
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Callable[..., Audit]:
+    def compare(
+        uses: list[Use] = USES, live: Live = LIVE, stored: list[Stored] = STORED, oldest: int = 2, **counters: int
+    ) -> Audit:
+        log = ConsumptionLog(tmp_path / "consumption.jsonl")
+        for entry in uses:
+            log.append(entry)
+        log.close()
+        return audit(
+            consumption=tmp_path / "consumption.jsonl",
+            counters=COUNTERS | counters,
+            live=live,
+            stored=stored,
+            steps=[Step(0.0, 1, 1, oldest)],
+            bound=2,
+        )
+
+    return compare
+
+
+def test_a_book_in_order_passes(look: Callable[..., Audit]) -> None:
+    found = look()
+    assert found.problems == []
+    assert found.conserved
+    assert (found.steps, found.discarded_steps) == (3, 2)
+    assert found.groups["trained"] == 2
+    assert found.trajectories == {
+        "stored": 10, "trained": 6, "ended_with_their_group": 2, "alive": 2, "trained_unacknowledged": 0
+    }  # fmt: skip
+
+
+def test_a_group_without_a_state_and_without_a_fate_is_lost(look: Callable[..., Audit]) -> None:
+    found = look(evicted_stale=0)
+    assert found.lost_groups == 1
+    assert not found.conserved
+    assert found.problems
+
+
+def test_a_group_that_is_used_twice_on_the_surviving_lineage_is_doubled(look: Callable[..., Audit]) -> None:
+    found = look([*USES, use(2, 3, "train-1", resumed_at=1)])
+    assert found.duplicated == 1
+    assert "trained twice" in found.problems[0]
+
+
+def test_a_trained_group_that_waits_again_is_found(look: Callable[..., Audit]) -> None:
+    live = Live(LIVE.states | {"train-1": "ready"}, LIVE.members)
+    assert any("about to be trained again" in line for line in look(live=live).problems)
+
+
+@pytest.mark.parametrize("group", ["train-1", "train-5"])
+def test_a_stored_member_that_its_group_has_not_is_lost(look: Callable[..., Audit], group: str) -> None:
+    found = look(stored=[*STORED, Stored(group, 2, 1, scored=True)])
+    assert found.lost_trajectories == 1
+    assert found.problems
+
+
+def test_members_without_reward_are_not_missed_and_unknown_groups_are_told(look: Callable[..., Audit]) -> None:
+    assert look(stored=[*STORED, Stored("train-1", 2, 1, scored=False)]).problems == []
+    assert "never admitted" in look(stored=[*STORED, Stored("train-9", 0, 1, scored=True)]).problems[0]
+
+
+def test_a_hole_in_the_lineage_and_tokens_over_the_bound_are_told(look: Callable[..., Audit]) -> None:
+    assert any("hole" in line for line in look([*USES[:3], use(2, 2, "train-4", resumed_at=1)]).problems)
+    assert any("bound" in line for line in look(oldest=3).problems)
+
+
+def test_runs_are_summed(look: Callable[..., Audit]) -> None:
+    faults = [
+        {"kind": "kill redis", "recovery_s": s, "overlapped": o} for s, o in ((1.0, False), (3.0, False), (9.0, True))
+    ]
+    run = {
+        "seed": 1, "seconds": 60.0, "sound": True, "faults": faults, "restored_s": [1.0, 2.0], "balanced": 2,
+        "problems": [], "exits": {"learner": {"41": 1}}, "audit": look().as_json(),
+    }  # fmt: skip
+    total = merged([merged([run]), {**run, "seed": 2, "sound": False, "audit": None, "problems": ["late"]}])
+    assert (total["faults"], total["minutes"], total["seeds"]) == (6, 2.0, [1, 2])
+    assert total["recovery_s"]["kill redis"] == {"faults": 4, "p50": 1.0, "p99": 3.0}
+    assert total["recovery_s"]["overlapping faults"]["faults"] == 2
+    assert total["exits"] == {"learner": {"41": 2}}
+    assert not total["sound"]
+    assert "PROBLEM: late" in summary(total)
+
+
+def test_quantiles_are_values_that_were_seen() -> None:
+    assert [quantile([4.0, 1.0, 3.0, 2.0], share) for share in (0.0, 0.5, 0.99)] == [1.0, 2.0, 4.0]

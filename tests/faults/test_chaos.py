@@ -1,0 +1,29 @@
+"""A short run of the mesh under faults: kills, a partition, a zombie learner, overlaps. `benchmarks.chaos` is the
+long one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.chaos import Chaos
+from tests.faults.report import merged, summary
+from tests.faults.schedule import short
+from tests.faults.world import Settings, prepare_data
+
+SEED = 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_nothing_is_lost_or_trained_twice_whatever_is_killed_cut_or_stopped(tmp_path: Path) -> None:
+    settings = Settings(lease_s=3.0)
+    told: list[str] = []
+    chaos = Chaos(tmp_path, prepare_data(tmp_path / "data"), settings, told.append)
+    outcome = chaos.run(short(SEED, lease_s=settings.lease_s), seed=SEED, seconds=float("inf"))
+    assert outcome.sound, "\n".join(told) + "\n" + summary(merged([outcome.as_json()]))
+    assert outcome.audit is not None
+    assert outcome.audit.conserved
+    assert (outcome.audit.lost_groups, outcome.audit.lost_trajectories, outcome.audit.duplicated) == (0, 0, 0)
+    assert {"zombie learner", "kill redis"} <= {fault.kind for fault in outcome.faults}
+    assert outcome.balanced == len(outcome.restored_s)
+    assert outcome.audit.discarded_steps > 0, "the zombie's successor undid nothing: was there a takeover?"
