@@ -28,6 +28,8 @@ from mesh.errors import ConfigError
 Argument = str | bytes | int
 # Rate below which a link counts as broken rather than slow.
 SLOWEST_BYTES_PER_S = 1 << 20
+# Values from this size on are sent from where they are.
+_LARGE_BYTES = 8 << 10
 
 
 class TlsError(ConnectionError):
@@ -81,10 +83,10 @@ class _Connection(asyncio.Protocol):
         if self.lost or transport is None:
             future.set_exception(ConnectionError("connection closed"))
             return future
-        data = b"".join([hiredis.pack_command(cast(Any, tuple(command))) for command in commands])
-        ahead = transport.get_write_buffer_size() + len(data)
+        parts = _packed(commands)
+        ahead = transport.get_write_buffer_size() + sum(map(len, parts))
         self._waiting.append(_Batch(len(commands), future, loop.time(), ahead, self._received))
-        transport.write(data)
+        transport.writelines(parts)
         if self._timer is None:
             self._watch()
         return future
@@ -144,6 +146,24 @@ class _Connection(asyncio.Protocol):
         self.lost = True
         if self._transport is not None:
             self._transport.abort()
+
+
+def _packed(commands: Sequence[Sequence[Argument]]) -> list[bytes]:
+    """Commands as they are sent. Large values stay what they are: each copy of one costs as much as ten commands."""
+    parts: list[bytes] = []
+    small: list[bytes] = []
+    for command in commands:
+        if command[0] == "SET" and isinstance(command[2], bytes) and len(command[2]) >= _LARGE_BYTES:
+            key, value = str(command[1]).encode(), command[2]
+            options = b"".join([b"\r\n$%d\r\n%b" % (len(o), o) for o in (str(o).encode() for o in command[3:])])
+            small.append(b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(command), len(key), key, len(value)))
+            parts += (b"".join(small), value)
+            small = [options, b"\r\n"]
+        else:
+            small.append(hiredis.pack_command(cast(Any, tuple(command))))
+    if small:
+        parts.append(b"".join(small))
+    return parts
 
 
 class Wire:
