@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 import redis.asyncio
 
@@ -21,6 +22,8 @@ from buffer.cluster import SLOTS, slot_of
 from buffer.redis_server import find_redis_server
 from mesh.supervised import wrapped
 
+# A test of the mesh that must pass on one Redis and on a cluster.
+single_and_cluster = pytest.mark.parametrize("mesh", ["single", "cluster"], indirect=True)
 _READY_S = 30.0
 # A node hears the others on a second port, so far above its own.
 _BUS = 10_000

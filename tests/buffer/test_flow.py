@@ -19,6 +19,7 @@ from tests.buffer.mesh_fixture import (
     nothing_within,
     refs,
 )
+from tests.buffer.redis_cluster import single_and_cluster
 
 V0 = PolicyVersion(1, 0)
 V1 = PolicyVersion(1, 1)
@@ -31,6 +32,7 @@ async def balanced(learner: Learner, table: str = "train") -> pb.LedgerCounts:
     return ledger.counters
 
 
+@single_and_cluster
 async def test_a_group_lives_from_seed_to_commit_and_its_bytes_stay_the_same(mesh: Mesh) -> None:
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
@@ -125,6 +127,7 @@ async def test_the_gate_holds_the_bound_and_opens_with_the_version(mesh: Mesh) -
     await balanced(learner)
 
 
+@single_and_cluster
 async def test_on_policy_never_hangs_when_groups_fail_or_are_filtered(mesh: Mesh) -> None:
     front = await mesh.front(buffer={"max_staleness": 0, "redis": mesh.redis_url})
     learner, generator = await mesh.learner(front), await mesh.generator(front)
@@ -307,6 +310,7 @@ async def test_the_byte_budget_gates_admission_only(mesh: Mesh) -> None:
     assert await generator.grants(admission, 1)
 
 
+@single_and_cluster
 async def test_a_ready_group_without_its_payload_ends_as_failed(mesh: Mesh) -> None:
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
@@ -315,16 +319,15 @@ async def test_a_ready_group_without_its_payload_ends_as_failed(mesh: Mesh) -> N
     admission.update(2, V0)
     lost, kept = await generator.grants(admission, 2)
     await generator.finish(writer, [lost, kept], V0)
-    redis = front.access.client
-    keys = await redis.keys(f"rollmesh:*:v:{lost.group_id}:0:1")
-    run_keys = [k for k in keys if front.run_name.encode() in k]
-    assert await redis.delete(*run_keys) == 1
+    key = f"rollmesh:{front.run_name}:train:v:{lost.group_id}:0:1"
+    assert await front.access.batch([("UNLINK", key)]) == [1]
     groups = await learner.batch(learner.sampler(), 1, 0)
     assert [g.group_id for g in groups] == [kept.group_id]
     counts = await balanced(learner)
     assert counts.reasons["failed/payload_lost"] == 1
 
 
+@single_and_cluster
 async def test_sealed_payloads_are_permanent_and_ended_groups_leave_nothing(mesh: Mesh) -> None:
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
@@ -343,7 +346,7 @@ async def test_sealed_payloads_are_permanent_and_ended_groups_leave_nothing(mesh
     await learner.train(groups, 0)
     await learner.client.commit("train", 1, 1)
     async with asyncio.timeout(TIMEOUT_S):
-        while await redis.keys(pattern):
+        while [key async for key in front.access.scan(pattern)]:
             await asyncio.sleep(0.02)
     assert not await redis.smembers(f"{{rollmesh:{front.run_name}}}:train:trash")
 

@@ -18,11 +18,13 @@ from mesh.fronts import MeshChannel, open_mesh
 from mesh.versions import PolicyVersion
 from protos import membership_pb2, membership_pb2_grpc
 from tests.buffer.mesh_fixture import Mesh, make_config, make_write
+from tests.buffer.redis_cluster import single_and_cluster
 from tests.buffer.test_flow import balanced
 
 V0 = PolicyVersion(1, 0)
 
 
+@single_and_cluster
 async def test_two_fronts_serve_one_run(mesh: Mesh) -> None:
     config = make_config(mesh.folder, mesh.redis_url)
     left, right = await mesh.front(config), await mesh.front(config)

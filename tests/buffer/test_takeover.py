@@ -11,6 +11,7 @@ from mesh.errors import FencedError, TakeoverRefusedError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, HasAddress, Learner, Mesh, make_write, refs
+from tests.buffer.redis_cluster import single_and_cluster
 from tests.buffer.test_flow import balanced
 
 
@@ -29,6 +30,7 @@ async def run_steps(mesh: Mesh, front: HasAddress, steps: int) -> tuple[Learner,
     return learner, batches
 
 
+@single_and_cluster
 async def test_uses_before_the_resume_point_are_trained_and_later_ones_are_offered_again(mesh: Mesh) -> None:
     front = await mesh.front(buffer={"max_staleness": 4, "redis": mesh.redis_url})
     old, batches = await run_steps(mesh, front, 3)
