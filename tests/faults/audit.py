@@ -113,10 +113,12 @@ class Live:
     Attributes:
         states: group -> state.
         members: group -> members that are stored.
+        last: number of the newest group; numbers leap where Redis was restarted.
     """
 
     states: dict[str, str]
     members: dict[str, set[int]]
+    last: int
 
     @classmethod
     def read(cls, client: redis.Redis, run: str = "run", table: str = "train") -> Live:
@@ -131,7 +133,7 @@ class Live:
                 pipe.hkeys(f"{prefix}:g:{group}")
             found = zip(states, pipe.execute(), strict=True)
             members = {group: {int(name) for name in fields if name.isdigit()} for group, fields in found}
-        return cls(states, members)
+        return cls(states, members, int(cast("bytes", client.hget(prefix, "seq"))))
 
     def has(self, group: str, member: int) -> bool:
         """Whether a member of a live group is stored."""
@@ -186,10 +188,10 @@ def _groups(
     found.duplicated = len(twice)
     if twice:
         found.problems.append(f"trained twice: {twice[:5]}")
-    admitted = {f"train-{number}" for number in range(1, counters["admitted"] + 1)}
+    admitted = counters["admitted"]
     waiting = {group for group, state in live.states.items() if state != "consumed"}
     consumed = set(live.states) - waiting
-    if strange := (set(used) | set(live.states) | written) - admitted:
+    if strange := {group for group in set(used) | set(live.states) | written if _number(group) > live.last}:
         found.problems.append(f"never admitted: {sorted(strange)[:5]}")
     if again := set(used) & waiting:
         found.problems.append(f"trained, and about to be trained again: {sorted(again)[:5]}")
@@ -199,13 +201,17 @@ def _groups(
     if len(committed) != counters["trained"]:
         found.problems.append(f"{len(committed)} groups were trained for good, the ledger has {counters['trained']}")
     other = {fate: counters[fate] for fate in _OTHER_FATES}
-    rest = len(admitted) - len(committed) - len(live.states)
+    rest = admitted - len(committed) - len(live.states)
     found.lost_groups = rest - sum(other.values())
     if found.lost_groups:
         found.problems.append(f"{rest} groups are neither trained nor alive, {sum(other.values())} have another fate")
     by_state = Counter(live.states.values())
-    found.groups = {"admitted": len(admitted), "trained": len(committed), **other} | {s: by_state[s] for s in _STATES}
-    found.conserved = len(admitted) == sum(found.groups.values()) - len(admitted)
+    found.groups = {"admitted": admitted, "trained": len(committed), **other} | {s: by_state[s] for s in _STATES}
+    found.conserved = admitted == sum(found.groups.values()) - admitted
+
+
+def _number(group: str) -> int:
+    return int(group.rpartition("-")[2])
 
 
 def _trajectories(found: Audit, used: dict[str, set[int]], live: Live, stored: Sequence[Stored]) -> None:

@@ -24,7 +24,7 @@ from tests.faults.processes import FaultError
 from tests.faults.schedule import Fault, Round
 from tests.faults.world import FRONTS, GENERATORS, LEARNER, REWARDS, START_S, Settings, World
 
-RECOVERY_S = 90.0
+RECOVERY_S = 120.0
 _END_S = 90.0
 # A mesh is under way once it has trained so much.
 _FIRST_STEPS = 3

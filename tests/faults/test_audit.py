@@ -11,7 +11,9 @@ from tests.faults.observe import Step, Stored
 from tests.faults.report import merged, quantile, summary
 
 COUNTERS = {"admitted": 6, "trained": 2, "evicted_stale": 1, "filtered": 0, "failed": 0}
-LIVE = Live({"train-4": "consumed", "train-5": "ready", "train-6": "generating"}, {"train-5": {0, 1}, "train-6": set()})
+LIVE = Live(
+    {"train-4": "consumed", "train-5": "ready", "train-6": "generating"}, {"train-5": {0, 1}, "train-6": set()}, 6
+)
 
 
 def use(incarnation: int, version: int, *groups: str, resumed_at: int = 0) -> Use:
@@ -75,7 +77,7 @@ def test_a_group_that_is_used_twice_on_the_surviving_lineage_is_doubled(look: Ca
 
 
 def test_a_trained_group_that_waits_again_is_found(look: Callable[..., Audit]) -> None:
-    live = Live(LIVE.states | {"train-1": "ready"}, LIVE.members)
+    live = Live(LIVE.states | {"train-1": "ready"}, LIVE.members, 6)
     assert any("about to be trained again" in line for line in look(live=live).problems)
 
 
