@@ -1,0 +1,86 @@
+"""Coverage-guided fuzzing (atheris) of what reads bytes from outside.
+
+`python -m tests.fuzz.coverage_guided -runs=100000`; arguments are libFuzzer's (`-max_total_time=S`, a folder with a
+corpus). The one property: whatever the bytes, reading them either raises `PayloadError`, or gives a trajectory that
+agrees with its own description.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["mesh", "buffer"]):
+    from buffer.validation import check_write
+    from mesh import trajectory
+    from mesh.errors import PayloadError
+    from mesh.versions import PolicyVersion, VersionRuns
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from protos import buffer_pb2, trajectory_pb2
+
+MAX_BYTES = 1 << 14
+
+
+def examples() -> list[bytes]:
+    """Payloads to begin with."""
+    found = []
+    sizes: list[tuple[int, trajectory.Codec]] = [(1, "none"), (300, "none"), (300, "zstd")]
+    for count, codec in sizes:
+        versions = VersionRuns.from_tokens([PolicyVersion(1, i // 100) for i in range(count)])
+        mask = np.ones(count, np.uint8)
+        mask[count // 2 : count // 2 + 3] = 0
+        response = trajectory.Trajectory(
+            np.arange(count, dtype=np.int32), np.full(count, -0.5, np.float32), mask, versions
+        )
+        found.append(trajectory.encode(response, codec=codec))
+    return found
+
+
+def read_payload(data: bytes) -> None:
+    """Header and arrays."""
+    try:
+        info = trajectory.inspect(data)
+        response = trajectory.decode(data)
+    except PayloadError:
+        return
+    count = info.response_tokens
+    assert len(response.response_ids) == len(response.log_probs) == len(response.response_mask) == count
+    assert len(response.versions) == count
+
+
+def read_write(data: bytes) -> None:
+    """A member as the front checks it: the message, or a good message with these bytes as payload."""
+    try:
+        write = buffer_pb2.MemberWrite.FromString(data)
+    except DecodeError:
+        meta = trajectory_pb2.MemberMeta(outcome=trajectory_pb2.OUTCOME_SCORED, prompt_tokens=1, response_tokens=1)
+        write = buffer_pb2.MemberWrite(group_id="train-1", lease_id="a1", attempt=1, meta=meta, payload=data)
+    try:
+        checked = check_write(write)
+    except PayloadError:
+        return
+    assert checked.group_id
+    assert checked.size >= len(checked.payload)
+
+
+def one_input(data: bytes) -> None:
+    read_payload(data)
+    read_write(data)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for index, example in enumerate(examples()):
+            (Path(folder) / str(index)).write_bytes(example)
+        atheris.Setup([*sys.argv, f"-max_len={MAX_BYTES}", "-rss_limit_mb=2048", "-timeout=10", folder], one_input)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

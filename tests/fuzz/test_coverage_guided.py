@@ -1,0 +1,23 @@
+"""A short coverage-guided run, from the same seed each time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("atheris", reason="atheris has wheels for Linux alone")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.timeout(120)
+def test_no_bytes_break_what_reads_payloads(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.fuzz.coverage_guided", "-runs=20000", "-seed=1"]
+    done = subprocess.run(
+        [*command, f"-artifact_prefix={tmp_path}/"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "Done 20000 runs" in done.stderr
