@@ -34,12 +34,13 @@ def check_write(write: pb.MemberWrite) -> Write:
     if meta.outcome not in _OUTCOMES:
         raise PayloadError("meta.outcome", f"expected scored, unscorable or error, got {meta.outcome}")
     scored = meta.outcome == trajectory.OUTCOME_SCORED
-    ranges = _check_scored(meta, write) if scored else _check_unscored(write)
+    payload = write.payload  # once: every look at it is a copy
+    ranges = _check_scored(meta, write, payload) if scored else _check_unscored(write)
     if meta.side:
         check_side(meta.side)
     return Write(
-        write.group_id, write.lease_id, write.attempt, meta.member, scored, write.payload, ranges,
-        meta.SerializeToString(), write.uploaded_bytes if write.pieces else len(write.payload), write.pieces,
+        write.group_id, write.lease_id, write.attempt, meta.member, scored, payload, ranges,
+        meta.SerializeToString(), write.uploaded_bytes if write.pieces else len(payload), write.pieces,
         meta.response_tokens if scored else 0, meta.reason[:_REASON_CHARACTERS],
     )  # fmt: skip
 
@@ -78,8 +79,8 @@ def _check_unscored(write: pb.MemberWrite) -> str:
     return ""
 
 
-def _inspect(write: pb.MemberWrite) -> PayloadInfo:
-    pieces, payload = write.pieces, write.payload
+def _inspect(write: pb.MemberWrite, payload: bytes) -> PayloadInfo:
+    pieces = write.pieces
     if not pieces:
         if len(payload) > MAX_WHOLE_BYTES:
             raise PayloadError(
@@ -91,8 +92,8 @@ def _inspect(write: pb.MemberWrite) -> PayloadInfo:
     return inspect(payload, write.uploaded_bytes)
 
 
-def _check_scored(meta: trajectory.MemberMeta, write: pb.MemberWrite) -> str:
-    info = _inspect(write)
+def _check_scored(meta: trajectory.MemberMeta, write: pb.MemberWrite, payload: bytes) -> str:
+    info = _inspect(write, payload)
     if meta.response_tokens != info.response_tokens:
         raise PayloadError(
             "meta.response_tokens", f"{meta.response_tokens}, but the payload holds {info.response_tokens}"

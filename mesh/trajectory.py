@@ -102,10 +102,10 @@ def encode(trajectory: Trajectory, *, codec: Codec = "none", level: int = 1) -> 
     ids = np.ascontiguousarray(trajectory.response_ids, dtype="<i4")
     log_probs = np.ascontiguousarray(trajectory.log_probs, dtype="<f4")
     if codec == "zstd" and count:
-        arrays = compress(ids, level), compress(log_probs, level)
+        arrays = compress((ids, log_probs), level)
         header |= {"codec": codec, "stored": [len(frame) for frame in arrays]}
     else:
-        arrays = ids.tobytes(), log_probs.tobytes()
+        arrays = [ids.tobytes(), log_probs.tobytes()]
     packed = msgpack.packb(header)
     return b"".join((_PREFIX.pack(MAGIC, len(packed)), packed, *arrays))
 
@@ -259,10 +259,11 @@ def _check_mask(wire: Any, count: int) -> tuple[tuple[int, int], ...]:
         raise PayloadError("mask", "expected a list of runs")
     runs = []
     for index, item in enumerate(wire):
-        good = isinstance(item, list) and len(item) == 2 and all(type(x) is int for x in item)
-        if not good or item[0] < 1 or item[1] not in (0, 1):
+        whole = type(item) is list and len(item) == 2 and type(item[0]) is int and type(item[1]) is int
+        if not whole or item[0] < 1 or item[1] not in (0, 1):
             raise PayloadError(f"mask[{index}]", f"expected [length >= 1, 0 or 1], got {item!r}")
         runs.append((item[0], item[1]))
-    if sum(length for length, _ in runs) != count:
-        raise PayloadError("mask", f"runs cover {sum(length for length, _ in runs)} of {count} response tokens")
+    covered = sum([length for length, _ in runs])
+    if covered != count:
+        raise PayloadError("mask", f"runs cover {covered} of {count} response tokens")
     return tuple(runs)

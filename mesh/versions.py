@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mesh.errors import PayloadError
 from protos import trajectory_pb2
@@ -51,6 +52,12 @@ class PolicyVersion:
         return trajectory_pb2.PolicyVersion(incarnation=self.incarnation, version=self.version)
 
 
+@lru_cache(maxsize=1024)
+def _named(incarnation: int, version: int) -> PolicyVersion:
+    """The few versions of a run's present stand in every payload."""
+    return PolicyVersion(incarnation, version)
+
+
 @dataclass(frozen=True, slots=True)
 class VersionRuns:
     """Per-token versions as runs: ((length, PolicyVersion), ...), lengths >= 1, neighbours different."""
@@ -76,10 +83,14 @@ class VersionRuns:
         """
         runs = []
         for index, item in enumerate(wire):
-            good = isinstance(item, list | tuple) and len(item) == 3 and all(type(x) is int and x >= 0 for x in item)
-            if not good or item[0] == 0 or max(item[1:]) > MAX_VERSION:
+            whole = isinstance(item, list | tuple) and len(item) == 3
+            # Spelled out: generators cost more than what they check.
+            if not whole or not (type(item[0]) is type(item[1]) is type(item[2]) is int):
                 raise PayloadError(f"versions[{index}]", f"expected [length >= 1, incarnation, version], got {item!r}")
-            runs.append((item[0], PolicyVersion(item[1], item[2])))
+            length, incarnation, version = item
+            if length < 1 or incarnation < 0 or version < 0:
+                raise PayloadError(f"versions[{index}]", f"expected [length >= 1, incarnation, version], got {item!r}")
+            runs.append((length, _named(incarnation, version)))
         return cls(tuple(runs))
 
     def to_wire(self) -> list[list[int]]:
@@ -87,7 +98,7 @@ class VersionRuns:
 
     def __len__(self) -> int:
         """Number of tokens."""
-        return sum(length for length, _ in self.runs)
+        return sum([length for length, _ in self.runs])
 
     def __iter__(self) -> Iterator[PolicyVersion]:
         """One version per token."""
@@ -98,8 +109,12 @@ class VersionRuns:
     @property
     def oldest(self) -> PolicyVersion:
         """The version with the smallest version number: the trajectory's staleness counts from it."""
-        return min((v for _, v in self.runs), key=lambda v: (v.version, v.incarnation))
+        if len(self.runs) == 1:
+            return self.runs[0][1]
+        return min([v for _, v in self.runs], key=lambda v: (v.version, v.incarnation))
 
     @property
     def newest(self) -> PolicyVersion:
-        return max((v for _, v in self.runs), key=lambda v: (v.incarnation, v.version))
+        if len(self.runs) == 1:
+            return self.runs[0][1]
+        return max([v for _, v in self.runs], key=lambda v: (v.incarnation, v.version))
