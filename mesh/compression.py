@@ -9,6 +9,8 @@ frame has a checksum, so that a flipped bit is an error rather than another numb
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
@@ -18,10 +20,11 @@ from mesh.errors import PayloadError
 _WIDTH = 4
 
 
-def compress(array: NDArray[np.generic], level: int) -> bytes:
-    """A frame with the bytes of a one-dimensional array of four-byte elements."""
-    planes = np.ascontiguousarray(array.view(np.uint8).reshape(-1, _WIDTH).T)
-    return zstandard.ZstdCompressor(level=level, write_checksum=True).compress(planes.data.cast("B"))
+def compress(arrays: Iterable[NDArray[np.generic]], level: int) -> list[bytes]:
+    """For each one-dimensional array of four-byte elements a frame with its bytes."""
+    compressor = zstandard.ZstdCompressor(level=level, write_checksum=True)
+    planes = (np.ascontiguousarray(array.view(np.uint8).reshape(-1, _WIDTH).T) for array in arrays)
+    return [compressor.compress(each.data.cast("B")) for each in planes]
 
 
 def check_frame(name: str, frame: bytes | memoryview, count: int) -> None:
@@ -51,4 +54,7 @@ def decompress(name: str, frame: bytes | memoryview, count: int, dtype: str) -> 
         raise PayloadError(f"arrays.{name}", f"damaged: {error}") from error
     if len(planes) != _WIDTH * count:
         raise PayloadError(f"arrays.{name}", f"{len(planes)} bytes for {count} elements")
-    return np.ascontiguousarray(np.frombuffer(planes, np.uint8).reshape(_WIDTH, count).T).view(dtype).reshape(count)
+    words = np.empty((count, _WIDTH), np.uint8)
+    for index, plane in enumerate(np.frombuffer(planes, np.uint8).reshape(_WIDTH, count)):
+        words[:, index] = plane  # faster than transposing at once
+    return words.view(dtype).reshape(count)

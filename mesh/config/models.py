@@ -234,7 +234,7 @@ class BufferSection(Section):
     reconnect_grace_s: PositiveFloat = Field(3.0, description="What is left of a lease when its stream breaks.")
     seed_ahead: PositiveInt = Field(4, description="Prompt tasks kept ready, in batches.")
     compression: Literal["none", "zstd"] = Field(
-        "none", description="Token ids and log-probs are packed by generators: zstd is 1.5 to 2 times smaller."
+        "none", description="How generators pack token ids and log-probs; zstd is 1.2 to 2 times smaller."
     )
     compression_level: int = Field(1, ge=1, le=19, description="Level of zstd; above 1 little is won.")
     side_dir: Path | None = Field(

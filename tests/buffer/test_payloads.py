@@ -357,3 +357,19 @@ async def test_malformed_uploads_are_refused_by_name(mesh: Mesh) -> None:
         good[0].table, good[0].member, good[0].group_id = "train", 0, other
         assert (await upload(generator, good[:1])).pieces == 0
     assert not await front.access.client.keys(keys_of(front, "no-such-group"))
+
+
+@pytest.mark.parametrize("mesh", ["cluster"], indirect=True)
+async def test_pieces_spread_over_a_cluster(mesh: Mesh) -> None:
+    front, learner, generator, (grant,) = await begin(mesh)
+    writes = [large_write(grant, 0, 500_000), large_write(grant, 1, 10)]
+    await generator.writer().write(writes)
+    (group,) = await learner.batch(learner.sampler(), 1, 0)
+    assert list(group.pieces) == [8, 1]
+    refs = [pb.MemberRef(group_id=grant.group_id, member=member) for member in range(2)]
+    assert [payload async for payload in learner.client.fetch("train", refs)] == [w.payload for w in writes]
+    assert (await learner.train([group], 0)).claimed
+    await learner.client.commit("train", 1, 1)
+    async with asyncio.timeout(TIMEOUT_S):
+        while [key async for key in front.access.scan(keys_of(front, grant.group_id))]:
+            await asyncio.sleep(0.02)
