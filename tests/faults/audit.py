@@ -167,6 +167,8 @@ def audit(
     used = {group.group_id: set(group.members) for use in lineage for group in use.groups}
     _groups(found, lineage, used, counters, live, {entry.group for entry in stored})
     _trajectories(found, used, live, stored)
+    if unlogged := {(step.incarnation, step.version - 1) for step in steps} - taken:
+        found.problems.append(f"trained without a line in the consumption log: {sorted(unlogged)[:5]}")
     versions = [use.train_version for use in lineage]
     if versions != list(range(len(versions))):
         found.problems.append("the surviving lineage has a hole: a version was trained by nobody or twice")

@@ -40,6 +40,7 @@ class Injected:
         at_s: seconds since the run began.
         lasted_s: from its beginning to its end.
         recovery_s: from its end to the next trained step.
+        restored_s: from the end of its round until every service answered and every generator had stored something.
         overlapped: another fault was on the mesh at the same time.
     """
 
@@ -48,6 +49,7 @@ class Injected:
     at_s: float
     lasted_s: float
     recovery_s: float
+    restored_s: float
     overlapped: bool
 
 
@@ -57,9 +59,8 @@ class Outcome:
 
     Attributes:
         seed, seconds: of the run.
-        faults: in order of their end.
-        restored_s: per round, from the end of its last fault until every service answered and every generator had
-            stored something.
+        faults: in order of their rounds.
+        rounds: how many.
         balanced: times that the ledger was recounted and balanced.
         problems: everything that must not be, one line each.
         exits: ends of processes that nobody asked for: service -> exit code -> count.
@@ -69,7 +70,7 @@ class Outcome:
     seed: int
     seconds: float = 0.0
     faults: list[Injected] = field(default_factory=list)
-    restored_s: list[float] = field(default_factory=list)
+    rounds: int = 0
     balanced: int = 0
     problems: list[str] = field(default_factory=list)
     exits: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -130,30 +131,30 @@ class Chaos:
         start = time.monotonic()
         with ThreadPoolExecutor(len(one.faults)) as pool:
             ends = list(pool.map(self._injector.put, one.faults))
-        overlapped = len(one.faults) > 1
-        for fault, end in zip(one.faults, ends, strict=True):
-            step = self._wait_step(fault, end)
-            target = fault.target if isinstance(fault.target, str) else ">".join(fault.target)
+        steps = [self._wait_step(fault, end) for fault, end in zip(one.faults, ends, strict=True)]
+        restored = self._wait_restored(max(ends)) - max(ends)
+        for fault, end, step in zip(one.faults, ends, steps, strict=True):
             outcome.faults.append(
                 Injected(
-                    fault.name,
-                    target,
-                    round(start + fault.starts_s - began, 2),
-                    round(end - start - fault.starts_s, 2),
-                    round(step - end, 3),
-                    overlapped,
+                    kind=fault.name,
+                    target=fault.target if isinstance(fault.target, str) else ">".join(fault.target),
+                    at_s=round(start + fault.starts_s - began, 2),
+                    lasted_s=round(end - start - fault.starts_s, 2),
+                    recovery_s=round(step - end, 3),
+                    restored_s=round(restored, 3),
+                    overlapped=len(one.faults) > 1,
                 )
             )
-        restored = self._wait_restored(max(ends)) - max(ends)
-        outcome.restored_s.append(round(restored, 3))
+        outcome.rounds += 1
         found = self._check()
         outcome.balanced += not found
         outcome.problems += found
-        names = " + ".join(f"{f.name} ({f.target})" if isinstance(f.target, str) else f.name for f in one.faults)
-        recovery = max(fault.recovery_s for fault in outcome.faults[-len(one.faults) :])
+        done = outcome.faults[-len(one.faults) :]
         self._tell(
-            f"{time.monotonic() - began:6.0f} s  {len(outcome.faults):4d} faults  {names}: next step after "
-            f"{recovery:.2f} s, all well after {restored:.1f} s" + "".join(f"  PROBLEM: {line}" for line in found)
+            f"{time.monotonic() - began:6.0f} s  {len(outcome.faults):4d} faults  "
+            + " + ".join(f"{fault.kind} ({fault.target})" for fault in done)
+            + f": next step after {max(fault.recovery_s for fault in done):.2f} s, all well after {restored:.1f} s"
+            + "".join(f"  PROBLEM: {line}" for line in found)
         )
 
     def _wait_step(self, fault: Fault, end: float) -> float:
@@ -203,14 +204,15 @@ class Chaos:
         }
         self._writes.read()
         with self._world.redis() as client:
-            return audit(
-                consumption=self._world.run / "consumption.jsonl",
-                counters=counters,
-                live=Live.read(client),
-                stored=self._writes.stored,
-                steps=self._steps.steps,
-                bound=self._settings.staleness,
-            )
+            live = Live.read(client)
+        return audit(
+            consumption=self._world.run / "consumption.jsonl",
+            counters=counters,
+            live=live,
+            stored=self._writes.stored,
+            steps=self._steps.steps,
+            bound=self._settings.staleness,
+        )
 
     def _exits(self) -> dict[str, dict[str, int]]:
         found: dict[str, Counter[str]] = {}

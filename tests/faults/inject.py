@@ -150,6 +150,8 @@ class Injector:
             raise FaultError(f"{old.name} was superseded and is still running:\n{old.tail()}")
         if old.code != FencedError.exit_code:
             raise FaultError(f"{old.name} was superseded and ended with {old.code}:\n{old.tail()}")
+        if f'"code": "{FencedError.code}"' not in old.log.read_text():
+            raise FaultError(f"{old.name} was superseded and does not say so:\n{old.tail()}")
         latest = self._latest()
         if latest is not None:
             written_by = int(latest.name.split("-")[0].removeprefix("i"))

@@ -20,9 +20,9 @@ def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     single = [one for run in runs for one in run.get("runs", [run])]
     faults = [fault for run in single for fault in run["faults"]]
     audits = [run["audit"] for run in single if run["audit"]]
-    by_kind: dict[str, list[float]] = defaultdict(list)
+    by_kind: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for fault in faults:
-        by_kind[_OVERLAPPING if fault["overlapped"] else fault["kind"]].append(fault["recovery_s"])
+        by_kind[_OVERLAPPING if fault["overlapped"] else fault["kind"]].append(fault)
     exits: dict[str, Counter[str]] = defaultdict(Counter)
     for run in single:
         for service, codes in run["exits"].items():
@@ -37,20 +37,13 @@ def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "duplicated": sum(audit["duplicated"] for audit in audits),
         "conserved": len(audits) == len(single) and all(audit["conserved"] for audit in audits),
         "ledger_balanced": sum(run["balanced"] for run in single),
-        "rounds": sum(len(run["restored_s"]) for run in single),
+        "rounds": sum(run["rounds"] for run in single),
         "oldest_trained": max((audit["oldest"] for audit in audits), default=0),
         "steps": sum(audit["steps"] for audit in audits),
         "discarded_steps": sum(audit["discarded_steps"] for audit in audits),
         "groups": _added(audit["groups"] for audit in audits),
         "trajectories": _added(audit["trajectories"] for audit in audits),
-        "recovery_s": {
-            kind: {
-                "faults": len(times),
-                "p50": round(quantile(times, 0.5), 2),
-                "p99": round(quantile(times, 0.99), 2),
-            }
-            for kind, times in sorted(by_kind.items())
-        },
+        "kinds": {kind: _of_kind(found) for kind, found in sorted(by_kind.items())},
         "exits": {service: dict(codes) for service, codes in sorted(exits.items())},
         "problems": [line for run in single for line in (*run["problems"], *(run["audit"] or {}).get("problems", []))],
         "runs": single,
@@ -70,12 +63,21 @@ def summary(total: dict[str, Any]) -> str:
         "trajectories: " + ", ".join(f"{name} {count}" for name, count in total["trajectories"].items()),
         "ends that nobody asked for: " + (", ".join(f"{s} {codes}" for s, codes in total["exits"].items()) or "none"),
         "",
-        "| fault | times | next step after, p50 s | p99 s |",
-        "| --- | --- | --- | --- |",
-        *(f"| {kind} | {r['faults']} | {r['p50']} | {r['p99']} |" for kind, r in total["recovery_s"].items()),
+        "| fault | times | next step after, s: p50 | p99 | all well after, s: p50 | p99 |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(f"| {kind} | " + " | ".join(map(str, figures.values())) + " |" for kind, figures in total["kinds"].items()),
         *("", *(f"PROBLEM: {line}" for line in total["problems"])),
     ]
     return "\n".join(lines)
+
+
+def _of_kind(faults: Sequence[dict[str, Any]]) -> dict[str, float]:
+    figures: dict[str, float] = {"faults": len(faults)}
+    for name in ("recovery_s", "restored_s"):
+        for share in (0.5, 0.99):
+            key = f"{name.removesuffix('_s')}_p{share * 100:.0f}_s"
+            figures[key] = round(quantile([fault[name] for fault in faults], share), 2)
+    return figures
 
 
 def _added(parts: Any) -> dict[str, int]:

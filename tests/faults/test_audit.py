@@ -98,18 +98,25 @@ def test_a_hole_in_the_lineage_and_tokens_over_the_bound_are_told(look: Callable
     assert any("bound" in line for line in look(oldest=3).problems)
 
 
+def test_a_step_without_a_line_in_the_log_is_told(look: Callable[..., Audit]) -> None:
+    assert any("without a line" in line for line in look([*USES[1:]]).problems)
+
+
 def test_runs_are_summed(look: Callable[..., Audit]) -> None:
     faults = [
-        {"kind": "kill redis", "recovery_s": s, "overlapped": o} for s, o in ((1.0, False), (3.0, False), (9.0, True))
+        {"kind": "kill redis", "recovery_s": s, "restored_s": 2 * s, "overlapped": o}
+        for s, o in ((1.0, False), (3.0, False), (9.0, True))
     ]
     run = {
-        "seed": 1, "seconds": 60.0, "sound": True, "faults": faults, "restored_s": [1.0, 2.0], "balanced": 2,
+        "seed": 1, "seconds": 60.0, "sound": True, "faults": faults, "rounds": 2, "balanced": 2,
         "problems": [], "exits": {"learner": {"41": 1}}, "audit": look().as_json(),
     }  # fmt: skip
     total = merged([merged([run]), {**run, "seed": 2, "sound": False, "audit": None, "problems": ["late"]}])
     assert (total["faults"], total["minutes"], total["seeds"]) == (6, 2.0, [1, 2])
-    assert total["recovery_s"]["kill redis"] == {"faults": 4, "p50": 1.0, "p99": 3.0}
-    assert total["recovery_s"]["overlapping faults"]["faults"] == 2
+    assert total["kinds"]["kill redis"] == {
+        "faults": 4, "recovery_p50_s": 1.0, "recovery_p99_s": 3.0, "restored_p50_s": 2.0, "restored_p99_s": 6.0
+    }  # fmt: skip
+    assert total["kinds"]["overlapping faults"]["faults"] == 2
     assert total["exits"] == {"learner": {"41": 2}}
     assert not total["sound"]
     assert "PROBLEM: late" in summary(total)

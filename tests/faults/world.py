@@ -72,6 +72,8 @@ class Settings:
                 "max_response_tokens": 6,
                 "slots": 32,
                 "reward_wait_s": 12.0,
+                "draft_every_s": 0.5,
+                "draft_every_tokens": 2,
             },
             "reward": {
                 "functions": [f"{ROOT / 'tests' / 'faults' / 'reward.py'}:compute_score"],
