@@ -259,7 +259,7 @@ end
 -- Notes a failed group with its cause; the oldest note makes room. A note keeps its prompt until it is driven again,
 -- except where the learner itself took the task back. Returns whether it does.
 local function bury(gid, g, reason)
-  local kept = reason ~= 'withdrawn'
+  local kept = reason ~= 'withdrawn' and g.n > 0
   redis.call('HSET', T .. ':dead', gid, cjson.encode({
     group = gid, task = g.task, reason = reason, attempts = g.attempt, failed_ms = now_ms(), causes = g.causes,
     ordinal = g.ordinal, n = g.n, pin = g.pin, reserve = g.reserve, kept = kept, redriven = false

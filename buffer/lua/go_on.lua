@@ -48,6 +48,8 @@ local function go_on(incarnation, k, member, learner_until)
       finish(gid, g, 'trained', 'committed', false)
       trained = trained + 1
     elseif g.hollow then
+      -- A prompt that was to be passed over is seeded like any other now.
+      redis.call('HDEL', T .. ':used', g.ordinal)
       finish(gid, g, 'failed', 'payload_lost', false)
     elseif over then
       finish(gid, g, 'evicted_stale', 'resumed', true)

@@ -41,7 +41,11 @@ class DeadLetter:
     def bury(self, group: Group, reason: str) -> None:
         """Notes a failed group."""
         self.notes[group.group_id] = Note(
-            group.task, reason, group.attempt, tuple(group.causes), kept=reason != WITHDRAWN
+            group.task,
+            reason,
+            group.attempt,
+            tuple(group.causes),
+            kept=reason != WITHDRAWN and group.task.n > 0,
         )
         while len(self.notes) > self._limit:
             self.notes.popitem(last=False)

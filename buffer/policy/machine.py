@@ -213,6 +213,7 @@ class TableMachine(GeneratorVerbs):
                 self._make_ready(group)
                 returned += 1
         for _, group_id in sorted(hopeless):
+            self.used_ahead.discard(self.groups[group_id].task.ordinal)
             self._finish(self.groups[group_id], Fate.FAILED, "payload_lost")
         return trained, returned, evicted
 
