@@ -136,7 +136,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
 
     async def Sample(
         self, request_iterator: AsyncIterator[pb.SampleRequest], _context: Any
-    ) -> AsyncIterator[pb.SampleResponse]:
+    ) -> AsyncIterator[pb.SampleResponse | bytes]:
         """See buffer.proto."""
         async for response in sample_stream(self._front, request_iterator):
             yield response

@@ -12,18 +12,22 @@ from buffer.context import FrontContext, StreamHold, pump
 from buffer.policy.order import Choice, choose_first, choose_in_order
 from buffer.policy.rules import TRAIN, Order
 from buffer.scoring import Ranking
+from buffer.splice import fields, opening
 from buffer.store import Leased, Outlook, fenced, lost_state
 from buffer.view import TableView
 from buffer.waits import INSERTS
 from mesh.versions import checked_version
 from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
 
 _RECHECK_S = 1.0
 # Ready groups are handed out at once when they fill the credits, else gathered for this long.
 _GATHER_S = 0.025
 _MESSAGE_BYTES = 512 << 10
 _LEARNER = "learner"
+_GROUPS = pb.SampleResponse.DESCRIPTOR.fields_by_name["groups"].number
+_TASK, _MEMBERS, _PAYLOADS = (
+    pb.LeasedGroup.DESCRIPTOR.fields_by_name[name].number for name in ("task", "members", "payloads")
+)
 # Candidates looked at together; a batch of more is gathered in several turns.
 _CANDIDATES_AT_MOST = 2048
 
@@ -58,7 +62,7 @@ class SampleSession:
         if request.credits:
             self._wishes.append(_Wish(checked_version("for_version", request.for_version), request.credits))
 
-    async def run(self, requests: AsyncIterator[pb.SampleRequest]) -> AsyncIterator[pb.SampleResponse]:
+    async def run(self, requests: AsyncIterator[pb.SampleRequest]) -> AsyncIterator[pb.SampleResponse | bytes]:
         """Answers until the learner closes the stream."""
         store = self._front.store
         async with StreamHold(self._front, self._table, _LEARNER, self._stop_clock) as hold:
@@ -185,41 +189,42 @@ class SampleSession:
         )
         return f"{text}; a generator says: {front.generator_reason}" if front.generator_reason else text
 
-    async def _responses(self, leased: Sequence[Leased]) -> AsyncIterator[pb.SampleResponse]:
-        """Messages of bounded size; groups whose payload is gone end as failed instead."""
+    async def _responses(self, leased: Sequence[Leased]) -> AsyncIterator[bytes]:
+        """Messages of bounded size, serialized; groups whose payload is gone end as failed instead."""
         store = self._front.store
         if not leased:
             return
         prompts = await store.prompts(self._table, [group.ordinal for group in leased])
         values = store.payloads.of_groups(self._table, leased, inline=self._with_payloads)
         lost: list[tuple[str, str]] = []
-        response, size = pb.SampleResponse(), 0
+        parts: list[bytes] = []
+        size = 0
         for group in leased:
             payloads = await anext(values)
             if group.ordinal not in prompts or None in payloads:
                 lost.append((group.group_id, group.lease_id))
                 continue
-            message = _to_proto(group, prompts[group.ordinal], payloads if self._with_payloads else None)
-            response.groups.append(message)
-            size += message.ByteSize()
+            message = _spliced(group, prompts[group.ordinal], payloads if self._with_payloads else None)
+            length = sum(map(len, message))
+            parts += (opening(_GROUPS, length), *message)
+            size += length
             if size >= _MESSAGE_BYTES:
-                yield response
-                response, size = pb.SampleResponse(), 0
+                yield b"".join(parts)
+                parts, size = [], 0
         if lost:
             await store.lose(self._table, lost)
             # Others are to come in their place.
             self._wishes.appendleft(_Wish(leased[0].for_version, len(lost)))
-        if response.groups:
-            yield response
+        if parts:
+            yield b"".join(parts)
 
 
-def _to_proto(group: Leased, prompt: bytes, payloads: Sequence[bytes | None] | None) -> pb.LeasedGroup:
+def _spliced(group: Leased, prompt: bytes, payloads: Sequence[bytes | None] | None) -> list[bytes]:
+    """A LeasedGroup, serialized: parts to be joined."""
     message = pb.LeasedGroup(
         group_id=group.group_id,
         lease_id=group.lease_id,
         for_version=group.for_version,
-        task=trajectory.PromptTask.FromString(prompt),
-        members=[trajectory.MemberMeta.FromString(meta) for meta in group.metas],
         attempt=group.attempt,
         generating_ms=group.generating_ms,
         queued_ms=group.queued_ms,
@@ -227,18 +232,19 @@ def _to_proto(group: Leased, prompt: bytes, payloads: Sequence[bytes | None] | N
         probability=group.probability,
         priority=group.priority,
     )
+    parts = [opening(_TASK, len(prompt)), prompt, *fields(_MEMBERS, group.metas)]
     if payloads is not None:
         by_member = {place.member: value or b"" for place, value in zip(group.places, payloads, strict=True)}
-        message.payloads.extend(by_member.get(member, b"") for member in range(len(group.metas)))
+        parts += fields(_PAYLOADS, [by_member.get(member, b"") for member in range(len(group.metas))])
         if b"" in payloads:
             left = {p.member: max(1, p.pieces) for p in group.places if not by_member[p.member]}
             message.pieces.extend(left.get(member, 0) for member in range(len(group.metas)))
-    return message
+    return [message.SerializeToString(), *parts]
 
 
 async def sample_stream(
     front: FrontContext, requests: AsyncIterator[pb.SampleRequest]
-) -> AsyncIterator[pb.SampleResponse]:
+) -> AsyncIterator[pb.SampleResponse | bytes]:
     """The Sample handler."""
     first = await anext(aiter(requests), None)
     if first is None:

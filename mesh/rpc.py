@@ -289,7 +289,12 @@ def _rebuilt(handler: Any, single: Any, stream: Any) -> Any:
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[(handler.request_streaming, handler.response_streaming)]
     behaviour = stream if handler.response_streaming else single
-    return make(behaviour, _lenient(handler.request_deserializer), handler.response_serializer)
+    return make(behaviour, _lenient(handler.request_deserializer), _or_bytes(handler.response_serializer))
+
+
+def _or_bytes(serialize: Any) -> Any:
+    """What a handler has serialized itself goes out as it is."""
+    return lambda message: message if type(message) is bytes else serialize(message)
 
 
 class _Undecodable:

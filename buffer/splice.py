@@ -1,0 +1,37 @@
+"""Protobuf messages put together from parts that are serialized already.
+
+Metas, prompts and payloads are stored as the bytes that a message carries. Parsing them only to serialize them again
+was the largest share of what a front spends on a sampled group, and copied every payload twice. A serialized message is
+the concatenation of its fields in any order, so those parts are joined as they are; whatever is built here parses
+as the message itself would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+_DELIMITED = 2
+
+
+@lru_cache(maxsize=8192)
+def opening(number: int, size: int) -> bytes:
+    """Tag and length that stand before `size` bytes of the field `number` (message, bytes or string)."""
+    return _varint(number << 3 | _DELIMITED) + _varint(size)
+
+
+def fields(number: int, values: Iterable[bytes]) -> list[bytes]:
+    """A repeated field, as parts to be joined."""
+    parts: list[bytes] = []
+    for value in values:
+        parts += (opening(number, len(value)), value)
+    return parts
+
+
+def _varint(value: int) -> bytes:
+    groups = bytearray()
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    groups.append(value)
+    return bytes(groups)

@@ -1,0 +1,36 @@
+"""A message put together from serialized parts is the message that protobuf would have made."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buffer.splice import fields, opening
+from protos import buffer_pb2 as pb
+from protos import trajectory_pb2 as trajectory
+
+_NUMBER = {name: field.number for name, field in pb.LeasedGroup.DESCRIPTOR.fields_by_name.items()}
+
+
+@given(
+    st.builds(trajectory.PromptTask, task_id=st.text(max_size=300), prompt_ids=st.binary(max_size=300)),
+    st.lists(st.builds(trajectory.MemberMeta, reward=st.floats(allow_nan=False), reason=st.text(max_size=200))),
+    st.lists(st.binary(max_size=20_000), max_size=4),
+)
+def test_spliced_groups_parse_as_built_ones(
+    task: trajectory.PromptTask, members: list[trajectory.MemberMeta], payloads: list[bytes]
+) -> None:
+    prompt = task.SerializeToString()
+    group = b"".join(
+        [
+            pb.LeasedGroup(group_id="g", attempt=3).SerializeToString(),
+            opening(_NUMBER["task"], len(prompt)),
+            prompt,
+            *fields(_NUMBER["members"], [meta.SerializeToString() for meta in members]),
+            *fields(_NUMBER["payloads"], payloads),
+        ]
+    )
+    number = pb.SampleResponse.DESCRIPTOR.fields_by_name["groups"].number
+    response = pb.SampleResponse.FromString(b"".join(fields(number, [group, group])))
+    built = pb.LeasedGroup(group_id="g", attempt=3, task=task, members=members, payloads=payloads)
+    assert list(response.groups) == [built, built]
