@@ -161,9 +161,8 @@ def audit(
     """
     uses = list(read_log(consumption)) if consumption.exists() else []
     lineage = surviving(uses)
-    found = Audit(
-        steps=len(lineage), discarded_steps=len({(u.incarnation, u.train_version) for u in uses}) - len(lineage)
-    )
+    taken = {(use.incarnation, use.train_version) for use in uses}
+    found = Audit(steps=len(lineage), discarded_steps=len(taken) - len(lineage))
     used = {group.group_id: set(group.members) for use in lineage for group in use.groups}
     _groups(found, lineage, used, counters, live, {entry.group for entry in stored})
     _trajectories(found, used, live, stored)

@@ -99,7 +99,7 @@ def test_a_hole_in_the_lineage_and_tokens_over_the_bound_are_told(look: Callable
 
 
 def test_a_step_without_a_line_in_the_log_is_told(look: Callable[..., Audit]) -> None:
-    assert any("without a line" in line for line in look([*USES[1:]]).problems)
+    assert any("without a line" in line for line in look(USES[1:]).problems)
 
 
 def test_runs_are_summed(look: Callable[..., Audit]) -> None:
