@@ -13,7 +13,8 @@ Invariants
 
 What a failover keeps: Redis Cluster replicates after it has answered. A write that was acknowledged by a primary, and
 had not reached its replica when the primary failed for good, is lost. This is outside the promise that acknowledged
-writes survive; a primary that comes back with its append-only file is within it.
+writes survive; a primary that comes back with its append-only file is within it. In both cases the run's home is
+another process than before, so the learner says again what it has used before anything is handed out.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class ClusterWire:
     async def send(self, commands: Sequence[Command]) -> list[Any]:
         """Replies to a batch, in its order; errors of single commands are values in their places.
 
-        Commands of one slot run in their order; others run side by side.
+        Commands of one key run in their order; others run side by side.
 
         Raises:
             OSError: a node could not be reached, or its connection broke. Other nodes may have done their part.

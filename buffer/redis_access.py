@@ -127,7 +127,7 @@ class RedisAccess:
     async def batch(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Replies to commands sent together: one round trip, and one fsync of each Redis for all.
 
-        In a cluster, commands on different slots run in no order. Where the order matters: `batch_behind`.
+        In a cluster, commands on different keys run in no order. Where the order matters: `batch_behind`.
 
         Raises:
             StoreError: the connection broke, or one of the commands failed.

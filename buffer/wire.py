@@ -28,6 +28,8 @@ from mesh.errors import ConfigError
 Argument = str | bytes | int
 # Rate below which a link counts as broken rather than slow.
 SLOWEST_BYTES_PER_S = 1 << 20
+# Looks at the clock within a deadline: a late batch is noticed a quarter of the deadline later at most.
+_LOOKS = 4
 # Values from this size on are sent from where they are.
 _LARGE_BYTES = 8 << 10
 
@@ -100,7 +102,8 @@ class _Connection(asyncio.Protocol):
         size = batch.ahead + self._received - batch.received
         deadline = batch.sent_at + self._timeout_s + size / SLOWEST_BYTES_PER_S
         if now < deadline:
-            self._timer = self._loop.call_at(deadline, self._watch)
+            # The next batch may be due before this one, so the timer does not sleep for long.
+            self._timer = self._loop.call_at(min(deadline, now + self._timeout_s / _LOOKS), self._watch)
             return
         unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
         self._fail(

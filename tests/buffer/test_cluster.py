@@ -237,6 +237,29 @@ async def test_a_map_that_never_settles_is_an_error(cluster: LocalCluster) -> No
         wire.close()
 
 
+async def test_a_node_that_sends_us_on_is_believed_more_than_an_old_map(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target, _ = cluster.nodes
+    key = await key_on(cluster, source)
+    wire = ClusterWire(parse_redis_url(cluster.url), "{run}", TIMEOUT_S)
+    try:
+        await wire.send([("SET", key, "1")])
+        old = list(wire._owners)
+
+        async def read_map(_: object) -> list[tuple[str, int] | None]:
+            return list(old)
+
+        monkeypatch.setattr(wire, "_read_map", read_map)
+        await cluster.begin_move(key, source, target)
+        await cluster.move_keys(key, source, target)
+        await cluster.end_move(key, source, target)
+        assert await wire.send([("GET", key)]) == [b"1"]
+        assert await wire.send([("UNLINK", key)]) == [1]
+    finally:
+        wire.close()
+
+
 async def test_the_wrong_kind_of_url_is_named(cluster: LocalCluster, redis_url: str) -> None:
     home = await cluster.owner("{run}")
     async with opened(f"redis://127.0.0.1:{others(cluster, home)[0].port}", "{run}") as access:
