@@ -21,9 +21,11 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "sample": ("leased",),
     "attach": ("leased", "hand_out"),
     "admit": ("hand_out",),
+    "write": ("holding",),
+    "member": ("holding",),
 }
 _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
-_SHARED = frozenset({"clock", "common", "withdraw", "leased", "hand_out", "restart", "go_on"})
+_SHARED = frozenset({"clock", "common", "withdraw", "leased", "hand_out", "restart", "go_on", "holding"})
 
 
 @dataclass(frozen=True, slots=True)

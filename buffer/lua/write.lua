@@ -54,12 +54,6 @@ local function score(gid, g, member, attempt, values, bytes, ranges, tokens)
   end
 end
 
-local function is_done(g, position) return string.sub(g.done, position, position) == '1' end
-
-local function holds(g, lease, attempt)
-  return not g.hollow and g.attempt == tonumber(attempt) and (g.state ~= 'generating' or g.lease == lease)
-end
-
 local function duplicate(g)
   add('duplicate_writes', 1)
   return {2, 0, g.state ~= 'generating' and g.payloads or '', ''}
@@ -95,7 +89,7 @@ local function write(gid, lease, attempt, member, values, bytes, ranges, meta, d
   if position > g.n then return {4, 0, '', ''} end
   if not holds(g, lease, attempt) then
     -- A late repetition of what an earlier attempt has stored: that value is in use.
-    if string.find(',' .. g.payloads .. ',', ',' .. member .. ':' .. attempt .. '[,:]') then return duplicate(g) end
+    if has_stored(g, member, attempt) then return duplicate(g) end
     add('superseded_writes', 1)
     return {3, 0, '', ''}
   end

@@ -50,6 +50,8 @@ FIGURES = (
     "cancelled", "redriven",
 )  # fmt: skip
 WRITE_STATUS = {1: "stored", 2: "duplicate", 3: "superseded", 4: "rejected"}
+# Members whose payloads are in so many pieces.
+PIECES = {1: 3}
 index = st.integers(0, 30)
 
 
@@ -262,15 +264,18 @@ class BothMachines(RuleBasedStateMachine):
         ranges = VersionRanges.of(self._versions(ages)) if scored else VersionRanges()
         size = 50 if scored else 0
         tokens, reason = (5 + member, "") if scored else (0, f"reason {ages[0]}")
-        may_own = self._may_own(gid, f"{member}:{attempt}")
+        values = PIECES.get(member, 1) if scored else 0
+        may_own = self._may_own(gid, f"{member}:{attempt}{':1' if values > 1 else ''}")
+        (allowed,) = self.verb("member", "train", gid, lease, attempt, member)[2:]
         answer = self.verb(
-            "write", "train", gid, lease, attempt, member, int(scored), size, str(ranges), b"meta", tokens or reason
+            "write", "train", gid, lease, attempt, member, values, size, str(ranges), b"meta", tokens or reason
         )
         status, sealed = self.machine.write(
             gid, lease, attempt, member, scored=scored, size=size, ranges=ranges, tokens=tokens, reason=reason
         )
         got, was_sealed, *_ = answer[2][0]
         assert may_own or status != "stored", "the sweep would have taken it away"
+        assert allowed == got, "an upload is let in where its write will be"
         assert (WRITE_STATUS[got], bool(was_sealed)) == (status, sealed)
 
     @rule(ahead=st.integers(0, 1), count=st.integers(1, 3))
@@ -517,7 +522,7 @@ def _fields(group: Group) -> dict[str, str | int | bool]:
         "scored": group.scored,
         "bytes": group.bytes,
         "ranges": str(group.ranges),
-        "payloads": ",".join(f"{m}:{a}" for m, a in group.payloads),
+        "payloads": ",".join(f"{m}:{a}" + (f":{PIECES[m]}" if m in PIECES else "") for m, a in group.payloads),
         "deadline": group.deadline,
         "seq": group.seq,
         "order": group.order,
