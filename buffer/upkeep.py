@@ -27,7 +27,7 @@ SWEEP_S = 0.25
 _LOOK_EVERY = 4
 _RECONNECT_S = 0.5
 # A stored value is removed once it has had no owner for this long; also the time between two walks over the keys.
-_ORPHAN_AGE_S = 60
+_ORPHAN_AGE_S = 60.0
 # Side data that belongs to no live group stays for this long.
 _SIDE_AGE_S = 3600.0
 
@@ -123,7 +123,7 @@ async def sweep_values(front: FrontContext, access: RedisAccess) -> None:
         await asyncio.sleep(_ORPHAN_AGE_S)
         for table in TABLES:
             try:
-                lock = ("SET", keys.table(table, "sweeping"), 1, "NX", "EX", _ORPHAN_AGE_S)
+                lock = ("SET", keys.table(table, "sweeping"), 1, "NX", "PX", int(_ORPHAN_AGE_S * 1000))
                 if (await access.batch([lock]))[0] is None:
                     continue
                 swept = await sweep_orphans(access, keys, table, age_s=_ORPHAN_AGE_S)

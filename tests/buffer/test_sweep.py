@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from redis.asyncio import Redis
 
+from buffer import upkeep
 from buffer.drafts import DraftPlace
 from buffer.keys import Keys
 from buffer.orphans import Owner, sweep_orphans
 from buffer.payloads import Place
 from buffer.service import BufferService
 from mesh.versions import PolicyVersion
-from tests.buffer.mesh_fixture import Mesh, make_write
+from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_write
 from tests.buffer.test_drafts import make_draft, values
 from tests.buffer.test_flow import balanced
 
@@ -82,6 +86,17 @@ async def test_a_front_that_dies_between_value_and_verb_leaves_nothing_that_a_re
         assert await swept(front) == 0
     await generator.finish(generator.writer(), [grant], V0)
     assert f"{grant.group_id}:0:1" in await values(mesh, front.run_name)
+
+
+async def test_the_service_sweeps_by_itself(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_ORPHAN_AGE_S", 0.1)
+    front = await mesh.front()
+    learner = await mesh.learner(front)
+    await front.access.client.set(Keys(front.run_name).payload("train", "train-99", 0, 1), b"value", ex=DAY_S)
+    async with asyncio.timeout(TIMEOUT_S):
+        while (await learner.client.describe("train")).orphans_swept != 1:
+            await asyncio.sleep(0.05)
+    assert await values(mesh, front.run_name) == set()
 
 
 def test_what_a_group_may_own() -> None:
