@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -10,11 +11,14 @@ from learner.algorithms.base import Algorithm
 from learner.algorithms.load import load_algorithm
 from learner.algorithms.settings import SettingsError
 from learner.algorithms.types import Role, UpdatePlan
+from learner.checkpoint.store import CheckpointStore
 from learner.engines.base import Engine, EngineSpec
 from learner.engines.registry import ModelType, create_engine
 from learner.model_folder import resolve_model
+from learner.payloads import Payloads
 from learner.provisions import check_needs
 from learner.rollout_batch import ACTOR
+from learner.worker import Worker
 from mesh.config.models import Config, ModelSection, OptimizerSection, RoleSection
 from mesh.errors import ConfigError
 
@@ -136,3 +140,28 @@ def _device(wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
     if wanted == "cuda" and not available:
         raise ConfigError("learner.device is cuda, but torch finds no CUDA device", hint="set learner.device: cpu")
     return "cuda" if available and wanted != "cpu" else "cpu"
+
+
+def build_worker(
+    config: Config, engines: dict[str, Engine], algorithm: Algorithm, payloads: Payloads, checkpoints: Path
+) -> Worker:
+    """This rank's worker.
+
+    Args:
+        config: of the run.
+        engines: of this rank by role.
+        algorithm: of the run.
+        payloads: this rank's trajectories.
+        checkpoints: folder of the checkpoints.
+    """
+    batch = config.learner.batch
+    return Worker(
+        engines,
+        algorithm,
+        payloads,
+        # The checkpoint before the newest stays until the newest is committed.
+        CheckpointStore(checkpoints, keep=max(2, config.checkpoint.keep)),
+        epochs=batch.epochs,
+        token_budget=batch.tokens_per_micro_batch,
+        seed=config.run.seed,
+    )

@@ -19,6 +19,7 @@ from learner.consumption import ConsumptionLog, Use, UsedGroup
 from learner.groups import SampledGroup
 from learner.priorities import PrioritySetter
 from learner.reassertion import Reasserter
+from learner.recording import BatchRecorder
 from learner.screening import screen
 from learner.source import GroupSource
 from mesh.errors import StarvedError
@@ -63,6 +64,7 @@ class BatchClaimer:
         on_checkpoint_wanted: told where the buffer asks for a checkpoint.
         reasserter: makes up for what Redis loses.
         priorities: sets those of groups that may be used again; None: they have none.
+        recorder: keeps what is claimed; None: it is not kept.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class BatchClaimer:
         on_checkpoint_wanted: Callable[[], None],
         reasserter: Reasserter,
         priorities: PrioritySetter | None = None,
+        recorder: BatchRecorder | None = None,
     ) -> None:
         self._bridge = bridge
         self._client = client
@@ -93,6 +96,7 @@ class BatchClaimer:
         self._on_checkpoint_wanted = on_checkpoint_wanted
         self._reasserter = reasserter
         self._priorities = priorities
+        self._recorder = recorder
 
     def gather(self, candidate: Candidate, timeout_s: float) -> bool:
         """Fills a candidate up to the batch size.
@@ -135,6 +139,8 @@ class BatchClaimer:
         self._on_claimed(candidate.version)
         if response.checkpoint_wanted:
             self._on_checkpoint_wanted()
+        if self._recorder is not None:
+            await self._recorder.claimed(candidate.version, candidate.groups, candidate.dropped)
         if self._priorities is not None:
             await self._priorities.used(candidate.groups)
         return frozenset()

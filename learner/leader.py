@@ -317,6 +317,7 @@ class Leader:
             on_checkpoint_wanted=checkpoints.want,
             reasserter=session.reasserter,
             priorities=self._priorities(lineage.resumed[-1][0]),
+            recorder=session.recorder,
         )
         return TrainingLoop(
             bridge=self._bridge,

@@ -8,11 +8,10 @@ groups of the next batch come in; the optimizer waits for the claim's answer, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
 
-from learner.announcer import Announcer
-from learner.checkpoints import CheckpointKeeper
-from learner.claims import BatchClaimer, Candidate
+from learner.claims import Candidate
 from learner.controls import Controls
 from learner.lineage import Lineage
 from learner.metrics.figures import RunFigures
@@ -26,10 +25,49 @@ from learner.worker import TrainResult
 from mesh.config.models import BatchSection
 from mesh.service import AsyncBridge
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 # Longest wait for groups before the other ranks are told to go on waiting.
 _TURN_S = 30.0
 # Longest wait for the answer of a claim; its client repeats the call for less than this.
 _CLAIM_S = 180.0
+
+
+class Batches(Protocol):
+    """Where batches come from: `learner.claims.BatchClaimer`, or a recording."""
+
+    def gather(self, candidate: Candidate, timeout_s: float) -> bool:
+        """Fills a candidate; False where there is nothing more to train."""
+        ...
+
+    async def claim(self, candidate: Candidate) -> frozenset[str]:
+        """Makes the candidate ours; gives the groups that were refused."""
+        ...
+
+
+class Versions(Protocol):
+    """Where new weights go: `learner.announcer.Announcer`, or nowhere."""
+
+    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Takes the weights of a version; exhausts `tensors`."""
+        ...
+
+    async def in_force(self) -> None:
+        """Returns when the last version can be used."""
+        ...
+
+
+class Durable(Protocol):
+    """Who writes checkpoints: `learner.checkpoints.CheckpointKeeper`, or nobody."""
+
+    def serve_requests(self, version: int) -> None:
+        """Answers requests for a checkpoint."""
+        ...
+
+    def write_if_due(self, version: int) -> float:
+        """Writes a checkpoint where one is due; returns the seconds it took."""
+        ...
 
 
 class TrainingLoop:
@@ -56,10 +94,10 @@ class TrainingLoop:
         *,
         bridge: AsyncBridge,
         team: Team,
-        claimer: BatchClaimer,
+        claimer: Batches,
         held: HeldPayloads,
-        announcer: Announcer,
-        checkpoints: CheckpointKeeper,
+        announcer: Versions,
+        checkpoints: Durable,
         recorder: Recorder,
         figures: RunFigures,
         controls: Controls,

@@ -15,15 +15,13 @@ from pathlib import Path
 import torch
 
 from buffer.client import BufferClient
-from learner.build import build_algorithm, build_engines
-from learner.checkpoint.store import CheckpointStore
+from learner.build import build_algorithm, build_engines, build_worker
 from learner.controls import Controls
 from learner.leader import Leader
 from learner.model_folder import resolve_model
 from learner.payloads import FetchedPayloads, HeldPayloads, Payloads
 from learner.rollout_batch import ACTOR
 from learner.team import Link, Team, follow
-from learner.worker import Worker
 from mesh.config import Config
 from mesh.errors import RollmeshError
 from mesh.fronts import open_mesh
@@ -79,7 +77,7 @@ def _run(
     port: int,
     ready_file: Path | None,
 ) -> None:
-    _set_threads(config)
+    set_learner_threads(config)
     config = config.model_copy(update={"model": resolve_model(config.model)})
     algorithm = build_algorithm(config)
     engines = build_engines(config, algorithm)
@@ -90,18 +88,7 @@ def _run(
         payloads: Payloads = held
         if link is not None:
             payloads = FetchedPayloads(bridge, _fetch_client(config, mesh, bridge), timeout_s=config.network.retry_s)
-        # The checkpoint before the newest stays until the newest is committed.
-        store = CheckpointStore(config.run.folder / "checkpoints", keep=max(2, config.checkpoint.keep))
-        batch = config.learner.batch
-        worker = Worker(
-            engines,
-            algorithm,
-            payloads,
-            store,
-            epochs=batch.epochs,
-            token_budget=batch.tokens_per_micro_batch,
-            seed=config.run.seed,
-        )
+        worker = build_worker(config, engines, algorithm, payloads, config.run.folder / "checkpoints")
         if link is None or rank == 0:
             team = Team(worker, link)
             leader = Leader(config, mesh, bridge, team, held, algorithm, controls, port=port)
@@ -113,7 +100,7 @@ def _run(
         bridge.close()
 
 
-def _set_threads(config: Config) -> None:
+def set_learner_threads(config: Config) -> None:
     """The launcher decides through the environment; a learner started by hand decides here."""
     if "OMP_NUM_THREADS" not in os.environ:
         plan = plan_threads(

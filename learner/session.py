@@ -15,8 +15,10 @@ from learner.control_service import SERVICE_NAME as CONTROL_SERVICE
 from learner.control_service import LearnerControlService
 from learner.controls import Controls
 from learner.data import PromptStream
+from learner.lineage import Lineage
 from learner.monitor import Monitor
 from learner.reassertion import LOG_NAME, History, Reasserter, assert_history
+from learner.recording import FOLDER, BatchRecorder
 from learner.seeding import TaskFeeder
 from learner.source import GroupSource
 from learner.state import LearnerState
@@ -71,6 +73,7 @@ class Session:
         self.feeder: TaskFeeder
         self.source: GroupSource
         self.reasserter: Reasserter
+        self.recorder: BatchRecorder | None = None
 
     async def open(self, ready_file: Path | None) -> None:
         """Serves weights and control, and joins the mesh.
@@ -176,6 +179,12 @@ class Session:
         self.reasserter.on_told = self.feeder.go_back
         self.source = GroupSource(self.client, incarnation, with_payloads=with_payloads)
         self.source.on_waiting = self._tell_waiting
+        if self._config.logging.record:
+            folder = self._config.run.folder / FOLDER
+            lineage = Lineage(tuple(sorted(takeovers.items())))
+            limit = self._config.logging.record_max_bytes
+            self.recorder = BatchRecorder(folder, self.client, lineage, max_bytes=limit)
+            self._closers.push_async_callback(self.recorder.close)
         await self.feeder.start()
         self._closers.push_async_callback(self.feeder.close)
         self.source.start()

@@ -311,6 +311,12 @@ class LoggingSection(Section):
     tensorboard: bool = Field(False, description="Write TensorBoard events into the run folder.")
     wandb: bool = Field(False, description="Log to Weights & Biases (WANDB_MODE=offline works).")
     wandb_project: str = Field("rollmesh", description="W&B project.")
+    record: bool = Field(
+        False, description="Keep every claimed batch with its payloads in RUN/recording, for `rollmesh replay`."
+    )
+    record_max_bytes: PositiveInt = Field(
+        4 << 30, description="Bytes of the recording; the oldest batches are deleted beyond."
+    )
     samples_per_step: int = Field(4, ge=0, description="Trained samples kept per step.")
 
 

@@ -11,7 +11,7 @@ import sys
 import typer
 
 from mesh.errors import RollmeshError
-from rollmesh.cli import config, inspect, ledger, results, run, services
+from rollmesh.cli import config, inspect, ledger, replay, results, run, services
 from rollmesh.launcher.errors import ServiceExitError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ run.register(app)
 services.register(app)
 inspect.register(app)
 ledger.register(app)
+replay.register(app)
 results.register(app)
 config.register(app)
 
