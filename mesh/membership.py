@@ -95,7 +95,7 @@ class MembershipAgent:
             UnreachableError: the mesh did not answer within `retry_s`.
         """
         await self._join(self._retry_s)
-        await self.beat()
+        await call_with_retry(self.beat, retry_s=self._retry_s, what="the first heartbeat")
         self._task = asyncio.create_task(self._run(), name="heartbeat")
 
     def on_change(self, listener: Callable[[], None]) -> None:
