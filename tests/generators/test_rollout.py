@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -359,3 +360,57 @@ def test_members_of_a_seeded_group_draw_differently() -> None:
     assert sampling_of(params, 3).seed == 0
     with pytest.raises(PayloadError, match="max_tokens"):
         sampling_of(trajectory_pb2.SamplingParams())
+
+
+_commands = st.one_of(
+    st.tuples(st.just("grant"), st.integers(0, 3), st.integers(0, 2)),
+    st.tuples(st.just("finish"), st.integers(1, 6), st.sampled_from(["stop", "aborted"])),
+    st.tuples(st.just("cancel"), st.integers(0, 3), st.integers(0, 2)),
+    st.tuples(st.just("lost"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("settle"), st.just(0), st.just(0)),
+    st.tuples(st.just("drain"), st.just(0), st.just(0)),
+)
+
+
+@given(st.lists(_commands, max_size=40))
+def test_the_books_agree_whatever_happens(commands: list[tuple[str, int, Any]]) -> None:
+    """Figures are those of a recount, and nothing of a group that is not held is handed on."""
+
+    async def play() -> None:
+        book = Book()
+        for what, number, detail in commands:
+            name = f"g{number}"
+            match what:
+                case "grant":
+                    await book.grant(name, lease=f"a{detail}", n=3, members_done=[detail], drafts=[draft(0, 5)])
+                case "finish":
+                    book.finish(number, reason=detail)
+                case "cancel":
+                    held = book.rollout._groups.get(("train", name))
+                    book.rollout.cancel("train", [lease(name, f"a{detail}")])
+                    stale = held is not None and held.grant.lease_id != f"a{detail}"
+                    assert not stale or book.rollout._groups[("train", name)] is held
+                case "lost":
+                    if (group := book.rollout._groups.get(("train", name))) is not None:
+                        book.rollout.drop(group)
+                case "settle":
+                    book.settle()
+                case "drain":
+                    book.rollout.stop_admitting()
+                    book.rollout.hand_on_all()
+                    book.rollout.release_all()
+            check(book)
+
+    def check(book: Book) -> None:
+        rollout = book.rollout
+        groups = list(rollout._groups.values())
+        generating = {request_id for group in groups for request_id in group.generating.values()}
+        assert set(rollout.unfinished("train")) == generating
+        assert rollout.load.generating == len(generating)
+        assert rollout.load.undelivered == sum(len(part) for batch in book.batches for _, part in batch)
+        assert rollout.idle.is_set() == (not groups) == (not rollout.busy.is_set())
+        assert not any(group.dropped for group in groups)
+        waiting = {request.request_id for request in book.engine.requests} - set(book.engine.aborted)
+        assert generating <= waiting
+
+    asyncio.run(play())
