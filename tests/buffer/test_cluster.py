@@ -20,6 +20,7 @@ from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
 from tests.buffer.redis_cluster import LocalCluster, Node
 from tests.buffer.test_crashes import train_for
 from tests.buffer.test_flow import balanced
+from tests.buffer.test_redis_connection import documented
 
 V0 = PolicyVersion(1, 0)
 on_cluster = pytest.mark.parametrize("mesh", ["cluster"], indirect=True)
@@ -52,10 +53,10 @@ def others(cluster: LocalCluster, node: Node) -> list[Node]:
     return [other for other in cluster.nodes if other is not node]
 
 
-async def key_on(cluster: LocalCluster, node: Node) -> str:
+async def key_on(cluster: LocalCluster, node: Node, prefix: str = "k") -> str:
     """A fresh key in a slot of this node."""
     while True:
-        key = f"k{uuid.uuid4().hex}"
+        key = f"{prefix}{uuid.uuid4().hex}"
         if await cluster.owner(key) is node:
             return key
 
@@ -258,6 +259,30 @@ async def test_a_node_that_sends_us_on_is_believed_more_than_an_old_map(
         assert await wire.send([("UNLINK", key)]) == [1]
     finally:
         wire.close()
+
+
+async def test_the_documented_rights_are_enough_on_every_node(cluster: LocalCluster, access: RedisAccess) -> None:
+    source, target, _ = cluster.nodes
+    name = access._run_key.strip("{}").removeprefix("rollmesh:")
+    for node in cluster.nodes:
+        await node.call(*documented(name, "secret"), "+cluster|slots", "+asking")
+    url = cluster.url.replace("://", f"://u-{name}:secret@")
+    async with opened(url, access._run_key) as restricted:
+        await restricted.check_rights(f"rollmesh:{name}:x")
+        key = await key_on(cluster, source, f"rollmesh:{name}:")
+        await cluster.begin_move(key, source, target)
+        await restricted.batch([("SET", key, "1")])
+        assert await restricted.mget([key]) == [b"1"]
+        assert [found async for found in restricted.scan(f"rollmesh:{name}:*")] == [key.encode()]
+        await restricted.batch([("UNLINK", key)])
+        await cluster.end_move(key, source, target)
+        async with restricted.subscribed(f"{access._run_key}:wake"):
+            pass
+        await target.call("ACL", "SETUSER", f"u-{name}", "-unlink")
+        with pytest.raises(StoreError, match="run UNLINK"):
+            await restricted.batch([("UNLINK", key)])
+    for node in cluster.nodes:
+        await node.call("ACL", "DELUSER", f"u-{name}")
 
 
 async def test_the_wrong_kind_of_url_is_named(cluster: LocalCluster, redis_url: str) -> None:
