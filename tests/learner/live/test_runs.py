@@ -17,6 +17,7 @@ import pytest
 
 from buffer.client import BufferClient
 from learner.consumption import Use, read_log, surviving
+from learner.recording import FOLDER, Recording
 from mesh.config import Config
 from mesh.config.models import SecuritySection
 from mesh.errors import FencedError, StarvedError, TakeoverRefusedError
@@ -293,7 +294,8 @@ def test_rewards_that_always_fail_end_the_run_with_their_reason(tmp_path: Path, 
 
 @pytest.mark.slow
 def test_two_ranks_train_the_same_run(tmp_path: Path) -> None:
-    config = make_config(tmp_path, {"learner.ranks": 2, "learner.steps": 4, "learner.batch.minibatches": 2})
+    changes = {"learner.ranks": 2, "learner.steps": 4, "learner.batch.minibatches": 2, "logging.record": True}
+    config = make_config(tmp_path, changes)
     with mesh_of(config) as mesh:
         learner = start_learner(config, mesh, tmp_path, ranks=2)
         assert learner.wait() == 0, learner.text()
@@ -302,3 +304,10 @@ def test_two_ranks_train_the_same_run(tmp_path: Path) -> None:
     assert [r["step"] for r in steps] == [1, 2, 3, 4]
     assert summary(config)["eval_last"]["version"] == 4
     assert_nothing_twice(config)
+    # The ranks fetch their payloads; the recording has them all the same.
+    recording = Recording(config.run.folder / FOLDER)
+    assert recording.versions == [0, 1, 2, 3]
+    for version in recording.versions:
+        batch = recording.batch(version)
+        assert batch is not None
+        assert all(len(payload) > 0 for group in batch.groups for payload in group.payloads)
