@@ -20,8 +20,8 @@ from mesh.versions import checked_version
 from protos import buffer_pb2 as pb
 
 _RECHECK_S = 1.0
-# Ready groups are handed out at once when they fill the credits, else gathered for this long.
-_GATHER_S = 0.025
+# Ready groups wait for this long at most for what is being written at the same moment.
+_GATHER_S = 0.005
 _MESSAGE_BYTES = 512 << 10
 _LEARNER = "learner"
 _GROUPS = pb.SampleResponse.DESCRIPTOR.fields_by_name["groups"].number
@@ -131,15 +131,18 @@ class SampleSession:
         return leased, "another front was faster"
 
     async def _gathered(self, wish: _Wish, view: TableView, event: asyncio.Event) -> TableView:
-        """The figures, after a short wait for more where not all credits can be served yet."""
-        loop = asyncio.get_running_loop()
+        """The figures; while writes are under way, after a short wait for what they seal.
+
+        Under load this makes full messages of what would be many small ones. A lone group waits for nothing.
+        """
+        store, loop = self._front.store, asyncio.get_running_loop()
         until = loop.time() + _GATHER_S
-        while 0 < view.ready < wish.credits and not (view.generating == 0 and view.pending == 0):
+        while 0 < view.ready < wish.credits and store.writing:
             event.clear()
             if not await wait_for(event, until - loop.time()):
                 break
-            view = self._front.store.views[self._table]
-        return self._front.store.views[self._table]
+            view = store.views[self._table]
+        return view
 
     def _candidates(self, wish: _Wish) -> int:
         rules = self._rules
