@@ -162,8 +162,10 @@ for i = first, #ARGV, 3 do
   assert_use(ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]))
 end
 
--- Ids and leases that may have been given in the time that is lost do not come again.
+-- Ids and leases that may have been given in the time that is lost do not come again; nor do revisions, so that no
+-- front that saw them takes what follows for a further loss.
 local function leap()
+  add('rev', LEAP)
   add('seq', LEAP)
   add('skipped', LEAP)
   add('leases', LEAP)
