@@ -58,6 +58,7 @@ class Injector:
         actions: dict[str, Callable[[Fault], float]] = {
             "kill": self._kill,
             "kill_all": self._kill_all,
+            "rank_stop": self._stop_rank,
             "rank_kill": self._kill_rank,
             "stop_short": self._stop,
             "stop_long": self._stop,
@@ -90,15 +91,27 @@ class Injector:
             self._world.supervisor.kill9(name)
         return time.monotonic()
 
-    def _kill_rank(self, fault: Fault) -> float:
+    def _rank(self, fault: Fault) -> tuple[Process, psutil.Process]:
+        """The learner, and the rank that the fault picks."""
         process = self._running(LEARNER)
         ranks = process.ranks()
         if len(ranks) < 2:
             raise FaultError(f"{process.name} has {len(ranks)} ranks, 2 were started:\n{process.tail()}")
+        return process, ranks[fault.pick]
+
+    def _stop_rank(self, fault: Fault) -> float:
+        _, rank = self._rank(fault)
+        rank.suspend()
+        self._pause.wait(fault.lasts_s)
+        rank.resume()
+        return time.monotonic()
+
+    def _kill_rank(self, fault: Fault) -> float:
+        process, rank = self._rank(fault)
         # The one that is started in its place.
         self._world.ranks = fault.ranks
         process.wanted = True
-        ranks[fault.pick].kill()
+        rank.kill()
         if not process.ended.wait(TAKEOVER_S):
             raise FaultError(f"{process.name} outlives one of its ranks:\n{process.tail()}")
         return time.monotonic()

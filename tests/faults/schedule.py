@@ -16,11 +16,11 @@ from tests.faults.world import FRONT, FRONTS, GENERATORS, LEARNER, REDIS, REWARD
 
 Kind = Literal[
     "kill", "stop_short", "stop_long", "slow", "cut", "blackhole_short", "blackhole_long", "delay", "throttle",
-    "rank_kill", "zombie", "usurped", "kill_all",
+    "rank_stop", "rank_kill", "zombie", "usurped", "kill_all",
 ]  # fmt: skip
 LINKS = frozenset({"cut", "blackhole_short", "blackhole_long", "delay", "throttle"})
 # Kinds that concern the whole mesh or who leads it: they come alone.
-_ALONE = frozenset({"kill_all", "zombie", "usurped", "rank_kill"})
+_ALONE = frozenset({"kill_all", "zombie", "usurped", "rank_stop", "rank_kill"})
 _OVERLAPPING = 0.25
 EDGES = (
     *((generator, FRONT) for generator in GENERATORS),
@@ -93,6 +93,8 @@ def schedule(seed: int, *, lease_s: float, kinds: frozenset[str] | None = None) 
             rest = round(dice.uniform(0.2, 1.5), 2)
             if card.kind == "rank_kill":
                 yield Round((Fault("kill", LEARNER, ranks=2),), rest)
+                length = round(lease_s * dice.uniform(0.3, 1.8), 2)
+                yield Round((Fault("rank_stop", LEARNER, lasts_s=length, pick=dice.randrange(2)),), rest)
             if card.kind in _ALONE:
                 yield Round((card,), rest)
             elif waiting:

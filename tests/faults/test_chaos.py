@@ -16,7 +16,7 @@ SEED = 1
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_nothing_is_lost_or_trained_twice_whatever_is_killed_cut_or_stopped(tmp_path: Path) -> None:
-    settings = Settings(lease_s=3.0)
+    settings = Settings(lease_s=2.0)
     told: list[str] = []
     chaos = Chaos(tmp_path, prepare_data(tmp_path / "data"), settings, told.append)
     outcome = chaos.run(short(SEED, lease_s=settings.lease_s), seed=SEED, seconds=float("inf"))

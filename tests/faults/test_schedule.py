@@ -9,7 +9,7 @@ from tests.faults.schedule import LINKS, schedule, short
 from tests.faults.world import LEARNER
 
 LEASE_S = 4.0
-ALONE = {"kill_all", "zombie", "usurped", "rank_kill"}
+ALONE = {"kill_all", "zombie", "usurped", "rank_stop", "rank_kill"}
 
 
 @settings(max_examples=15)
@@ -49,9 +49,12 @@ def test_lengths_lie_on_their_side_of_the_lease_and_heavy_faults_come_alone(seed
             if fault.kind.endswith("_long"):
                 assert fault.lasts_s > LEASE_S
             assert (fault.kind in LINKS) == (not isinstance(fault.target, str))
-            if fault.kind == "rank_kill":
+            if fault.kind == "rank_stop":
                 assert before is not None, "two ranks have to be started first"
                 assert (before.kind, before.target, before.ranks) == ("kill", LEARNER, 2)
+            if fault.kind == "rank_kill":
+                assert before is not None
+                assert before.kind == "rank_stop", "there are two ranks only until one is killed"
         before = one.faults[0]
 
 
