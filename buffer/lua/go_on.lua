@@ -61,5 +61,7 @@ local function go_on(incarnation, k, member, learner_until)
     end
   end
   redis.call('HDEL', T .. ':streams', 'learner')
+  -- What was left of the old learner's term is not the new one's.
+  redis.call('ZREM', T .. ':holders', 'learner')
   return trained, returned, evicted
 end

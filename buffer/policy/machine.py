@@ -189,6 +189,7 @@ class TableMachine(GeneratorVerbs):
         self.lineage = Lineage(incarnation, {**self.lineage.resumed_at, incarnation: k})
         self.u = self.committed = k
         self.streams.discard(LEARNER)
+        self.holders.pop(LEARNER, None)
         trained = returned = evicted = 0
         hopeless: list[tuple[int, str]] = []
         for group in list(self.groups.values()):

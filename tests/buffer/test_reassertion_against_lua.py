@@ -151,8 +151,8 @@ def test_machine_and_lua_agree_after_losses_on_long_walks(redis_url: str) -> Non
     LosingMachines.url = redis_url
     found: Counter[str] = sum((walk(seed, 90) for seed in range(8)), Counter())
     assert found["lost"] > 12
-    assert found["corrected"] > 10
-    assert found["unknown"] > 10
+    assert found["corrected"] > 8
+    assert found["unknown"] > 4
 
 
 @pytest.mark.timeout(120)
