@@ -9,6 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from buffer.keys import Keys
+from buffer.redis_access import RedisAccess
 from buffer.store import Store
 from protos import buffer_pb2 as pb
 
@@ -28,16 +30,26 @@ def failed_group(note: bytes) -> pb.FailedGroup:
     )
 
 
-async def redrive(store: Store, table: str, group_ids: Sequence[str]) -> pb.RedriveResponse:
+async def _notes(access: RedisAccess, keys: Keys, table: str) -> dict[str, dict[str, Any]]:
+    """Notes of failed groups, the oldest first."""
+    order, flat = await access.batch(
+        [("LRANGE", keys.table(table, "failures"), 0, -1), ("HGETALL", keys.table(table, "dead"))]
+    )
+    found = dict(zip(flat[::2], flat[1::2], strict=True))
+    return {group_id.decode(): json.loads(found[group_id]) for group_id in reversed(order) if group_id in found}
+
+
+async def redrive(store: Store, access: RedisAccess, table: str, group_ids: Sequence[str]) -> pb.RedriveResponse:
     """Queues prompts of failed groups again; no ids: all that can be.
 
     A note whose prompt is gone is as good as none: a group of it could only fail again.
     """
-    notes = await store.notes(table)
+    notes = await _notes(access, store.keys, table)
     asked = list(dict.fromkeys(group_ids)) or [group_id for group_id, note in notes.items() if note["kept"]]
     ordinals = {group_id: int(notes[group_id]["ordinal"]) for group_id in asked if group_id in notes}
-    prompts = await store.stored_prompts(table, list(ordinals.values()))
-    proposed = [group_id for group_id, ordinal in ordinals.items() if ordinal in prompts]
+    # Asked of Redis: a front may remember prompts that are gone.
+    there = await access.batch([("EXISTS", store.keys.prompt(table, ordinal)) for ordinal in ordinals.values()])
+    proposed = [group_id for group_id, found in zip(ordinals, there, strict=True) if found]
     queued, refused = await store.redrive(table, proposed) if proposed else (0, [])
     unknown = [group_id for group_id in asked if group_id not in proposed or group_id in refused]
     return pb.RedriveResponse(redriven=queued, unknown=unknown)

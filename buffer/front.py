@@ -259,7 +259,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
     async def Redrive(self, request: pb.RedriveRequest, _context: Any) -> pb.RedriveResponse:
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
-        return await redrive(self._front.store, table, request.group_ids)
+        return await redrive(self._front.store, self._access, table, request.group_ids)
 
     async def Describe(self, request: pb.DescribeRequest, _context: Any) -> pb.DescribeResponse:
         """See buffer.proto."""

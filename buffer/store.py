@@ -250,11 +250,6 @@ class Store:
                     self._remember(table, ordinal, blob)
         return found
 
-    async def stored_prompts(self, table: str, ordinals: Sequence[int]) -> set[int]:
-        """Those of the ordinals whose prompt is in Redis, whatever this front remembers."""
-        found = await self._redis.batch([("EXISTS", self.keys.prompt(table, ordinal)) for ordinal in ordinals])
-        return {ordinal for ordinal, there in zip(ordinals, found, strict=True) if there}
-
     # --------------------------------------------------------------------------------------------- generators
 
     async def admit(
@@ -481,17 +476,6 @@ class Store:
     async def lose(self, table: str, leases: Sequence[tuple[str, str]]) -> None:
         """Ends groups whose prompt or payload is gone: failed(payload_lost)."""
         await self._table_verb("lose", table, *_flat(leases))
-
-    async def notes(self, table: str) -> dict[str, dict[str, Any]]:
-        """Notes of failed groups, the oldest first."""
-        order, flat = await self._redis.batch(
-            [
-                ("LRANGE", self.keys.table(table, "failures"), 0, -1),
-                ("HGETALL", self.keys.table(table, "dead")),
-            ]
-        )
-        found = dict(zip(flat[::2], flat[1::2], strict=True))
-        return {gid.decode(): json.loads(found[gid]) for gid in reversed(order) if gid in found}
 
     async def redrive(self, table: str, group_ids: Sequence[str]) -> tuple[int, list[str]]:
         """Queues prompts of failed groups again: (how many, those whose prompt is not kept any more)."""
