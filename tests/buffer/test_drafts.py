@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
-from redis.asyncio import Redis
+import pytest
 
 from buffer.keys import Keys
+from buffer.service import BufferService
 from mesh.trajectory import Trajectory, decode, encode
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
@@ -39,15 +40,13 @@ def make_draft(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion])
     )
 
 
-async def values(mesh: Mesh, run_name: str) -> set[str]:
+async def values(front: BufferService) -> set[str]:
     """Names of the stored payloads and drafts, without what they have in common."""
-    redis = Redis.from_url(mesh.redis_url)
-    async with asyncio.timeout(TIMEOUT_S):
-        found = [key.decode() async for key in redis.scan_iter(match=f"rollmesh:{run_name}:train:v:*", count=1000)]
-    await redis.aclose()
+    found = [key.decode() async for key in front.access.scan(f"rollmesh:{front.run_name}:train:v:*")]
     return {key.partition(":v:")[2] for key in found}
 
 
+@pytest.mark.parametrize("mesh", ["one", "cluster"], indirect=True)
 async def test_the_next_holder_goes_on_from_the_drafts_of_a_killed_generator(mesh: Mesh) -> None:
     config = make_config(mesh.folder, mesh.redis_url)
     left, right = await mesh.front(config), await mesh.front(config)
@@ -75,7 +74,7 @@ async def test_the_next_holder_goes_on_from_the_drafts_of_a_killed_generator(mes
     await second.finish(second.writer(), [again], V0)
     (group,) = await learner.batch(learner.sampler(), 1, 0)
     assert [len(decode(p).response_ids) for p in group.payloads] == [1, 5]
-    assert await values(mesh, config.run.name) == {f"{group.group_id}:0:1", f"{group.group_id}:1:2"}
+    assert await values(left) == {f"{group.group_id}:0:1", f"{group.group_id}:1:2"}
 
 
 async def test_a_draft_over_the_bound_is_not_handed_out_and_its_member_begins_anew(mesh: Mesh) -> None:
@@ -127,7 +126,7 @@ async def test_the_deadline_of_a_group_counts_the_drafts_that_it_goes_on_from(me
     described = await learner.client.describe("train")
     assert dict(described.evicted_by_tokens) == {4: 1}
     async with asyncio.timeout(TIMEOUT_S):
-        while await values(mesh, front.run_name):
+        while await values(front):
             await asyncio.sleep(0.02)
 
 
@@ -207,4 +206,4 @@ async def test_malformed_drafts_are_rejected_by_field(mesh: Mesh) -> None:
     assert [(r.status, r.field) for r in results] == [
         (pb.WRITE_STATUS_REJECTED, field) for field in ("payload", "arrays.response_ids.count", "meta.member")
     ]
-    assert await values(mesh, front.run_name) == set()
+    assert await values(front) == set()

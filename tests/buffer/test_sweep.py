@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from redis.asyncio import Redis
 
 from buffer import upkeep
 from buffer.drafts import DraftPlace
@@ -26,6 +25,7 @@ async def swept(front: BufferService, age_s: float = 0) -> int:
     return await sweep_orphans(front.access, Keys(front.run_name), "train", age_s=age_s, pause_s=0)
 
 
+@pytest.mark.parametrize("mesh", ["one", "cluster"], indirect=True)
 async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> None:
     front = await mesh.front()
     learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
@@ -39,9 +39,8 @@ async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> No
     (again,) = await second.grants(takeover, 1)
     gid = again.group_id
     kept = {f"{gid}:0:1", f"{gid}:1:d1-5"}
-    assert await values(mesh, front.run_name) == kept
+    assert await values(front) == kept
     name = Keys(front.run_name).payload
-    redis = Redis.from_url(mesh.redis_url)
     orphans = {
         "the group has ended": name("train", "train-99", 0, 1),
         "permanent, the group has ended": name("train", "train-98", 0, 1),
@@ -53,16 +52,16 @@ async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> No
     }
     in_flight = [name("train", gid, 1, place) for place in ("2", "2:7", "d2-1")]
     for key in (*orphans.values(), *in_flight):
-        await redis.set(key, b"value", ex=None if "train-98" in key else DAY_S)
+        ttl = () if "train-98" in key else ("EX", DAY_S)
+        await front.access.batch([("SET", key, b"value", *ttl)])
 
     assert await swept(front) == 0, "the first pass finds them and gives them little time"
     assert await swept(front, age_s=60) == 0
     assert await swept(front) == len(orphans)
-    left = await values(mesh, front.run_name)
+    left = await values(front)
     assert left == kept | {key.partition(":v:")[2] for key in in_flight}
-    assert [await redis.ttl(key) > DAY_S - 60 for key in in_flight] == [True] * 3
+    assert min(await front.access.batch([("TTL", key) for key in in_flight])) > DAY_S - 60
     assert (await learner.client.describe("train")).orphans_swept == len(orphans)
-    await redis.aclose()
     # What was left alone is what the group goes on from.
     await second.finish(second.writer(), [again], V0)
     (group,) = await learner.batch(learner.sampler(), 1, 0)
@@ -78,14 +77,12 @@ async def test_a_front_that_dies_between_value_and_verb_leaves_nothing_that_a_re
     admission.update(1, V0)
     (grant,) = await generator.grants(admission, 1)
     write = make_write(grant, 0, [V0])
-    redis = Redis.from_url(mesh.redis_url)
     key = Keys(front.run_name).payload("train", grant.group_id, 0, 1)
-    await redis.set(key, write.payload, ex=DAY_S)
-    await redis.aclose()
+    await front.access.batch([("SET", key, write.payload, "EX", DAY_S)])
     for _ in range(3):
         assert await swept(front) == 0
     await generator.finish(generator.writer(), [grant], V0)
-    assert f"{grant.group_id}:0:1" in await values(mesh, front.run_name)
+    assert f"{grant.group_id}:0:1" in await values(front)
 
 
 async def test_the_service_sweeps_by_itself(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +93,7 @@ async def test_the_service_sweeps_by_itself(mesh: Mesh, monkeypatch: pytest.Monk
     async with asyncio.timeout(TIMEOUT_S):
         while (await learner.client.describe("train")).orphans_swept != 1:
             await asyncio.sleep(0.05)
-    assert await values(mesh, front.run_name) == set()
+    assert await values(front) == set()
 
 
 def test_what_a_group_may_own() -> None:
