@@ -12,7 +12,7 @@ if C.bounded == 1 and tonumber(ARGV[7]) ~= C.u then return {'moved', view()} end
 
 if suspect() then return {'suspect', view()} end
 local now = now_ms()
-local grants = {}
+local grants, held, deadlines, admitted = {}, {}, {}, {}
 local serving_pin = serving_inc .. ':' .. serving
 
 local function grant(gid, g)
@@ -21,8 +21,8 @@ local function grant(gid, g)
   g.lease, g.former = 'a' .. C.leases, nil
   g.attempt, g.holder, g.orphan = g.attempt + 1, member, false
   local drafts = hand_out(gid, g)
-  redis.call('SADD', held_by(member), gid)
-  redis.call('ZADD', T .. ':deadline', g.deadline, gid)
+  held[#held + 1] = gid
+  deadlines[#deadlines + 1], deadlines[#deadlines + 2] = g.deadline, gid
   save_group(gid, g)
   grants[#grants + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent, drafts}
 end
@@ -52,13 +52,13 @@ end
 
 local reason = ''
 local function admit(pin)
-  while #grants < wanted do
-    local head = redis.call('ZRANGE', pending_key(pin), 0, 0)
-    if #head == 0 then return end
-    local ordinal, n, _, reserve, task, parent, refills = unpack(cjson.decode(head[1]))
+  if #grants >= wanted then return end
+  local taken = {}
+  for _, entry in ipairs(redis.call('ZRANGE', pending_key(pin), 0, wanted - #grants - 1)) do
+    local ordinal, n, _, reserve, task, parent, refills = unpack(cjson.decode(entry))
     reason = closed(reserve) or ''
-    if reason ~= '' then return end
-    redis.call('ZREM', pending_key(pin), head[1])
+    if reason ~= '' then break end
+    taken[#taken + 1] = entry
     add('seq', 1)
     add('pending', -1)
     add('first_admissions', 1)
@@ -72,14 +72,18 @@ local function admit(pin)
       bytes = 0, ranges = '', payloads = '', grant = serving_pin, admitted_ms = now, sealed_ms = 0, for_version = 0
     }
     g.deadline = deadline_of(g)
-    redis.call('ZADD', set_of('generating'), C.seq, gid)
+    admitted[#admitted + 1], admitted[#admitted + 2] = C.seq, gid
     grant(gid, g)
   end
+  over('ZREM', pending_key(pin), taken)
 end
 
 regrant(serving_pin)
 regrant('')
 admit(serving_pin)
 admit('')
+over('ZADD', set_of('generating'), admitted)
+over('SADD', held_by(member), held)
+over('ZADD', T .. ':deadline', deadlines)
 if #grants > 0 then redis.call('ZADD', T .. ':holders', 'NX', now + C.lease_ms, member) end
 return {'ok', view(), grants, reason}

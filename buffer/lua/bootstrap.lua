@@ -23,6 +23,8 @@ if #others > 0 then
 end
 if #differing > 0 then return {'differs', others, differing} end
 for i = 5, #ARGV, 2 do redis.call('HSET', T, ARGV[i], ARGV[i + 1]) end
+-- A value over 64 bytes makes Redis keep the hash as a dictionary: as a list, reading all figures costs their square.
+redis.call('HSET', T, 'about', 'figures and rules of a table; this text is here to be long, see buffer/lua/bootstrap.lua')
 redis.call('SADD', fronts, front)
 redis.call('ZADD', RUN .. ':heartbeats', now, front)
 return {'ok', others}

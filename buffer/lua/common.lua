@@ -24,12 +24,13 @@ local FIGURES = {
 -- Orders of sampling, as buffer.policy.rules numbers them.
 local IN_ORDER, FRESHEST, PRIORITY = 0, 2, 3
 local WEIGHT_UNIT = 1000000
-local T, C, dirty, R
+-- `dirty`, `ended` (fates by reason) and `trash` are written by `flush`.
+local T, C, dirty, ended, trash, R
 
 local function load_table(name)
-  T, C, dirty = RUN .. ':' .. name, {}, {}
+  T, C, dirty, ended, trash = RUN .. ':' .. name, {}, {}, {}, {}
   local values = redis.call('HMGET', T, unpack(FIGURES))
-  for i, field in ipairs(FIGURES) do C[field] = tonumber(values[i] or 0) end
+  for i = 1, #FIGURES do C[FIGURES[i]] = tonumber(values[i] or 0) end
 end
 
 local function load_run()
@@ -58,18 +59,25 @@ end
 -- Has the waiters look again although no figure of this table changed.
 local function touch() dirty.rev = true end
 
+-- Runs a command over many members of one key (or score, member pairs): far cheaper than a command for each.
+local function over(command, key, members)
+  for i = 1, #members, 1000 do redis.call(command, key, unpack(members, i, math.min(i + 999, #members))) end
+end
+
 -- Writes the changed figures and hints to all fronts that there is something new.
 local function flush()
   local flat = {}
   if next(dirty) == nil then return end
   add('rev', 1)
+  for reason, count in pairs(ended) do redis.call('HINCRBY', T .. ':reasons', reason, count) end
+  over('SADD', T .. ':trash', trash)
   for field in pairs(dirty) do
     flat[#flat + 1] = field
     flat[#flat + 1] = C[field]
   end
   redis.call('HSET', T, unpack(flat))
   redis.call('PUBLISH', RUN .. ':wake', string.match(T, '[^:]*$') .. ' ' .. C.rev)
-  dirty = {}
+  dirty, ended, trash = {}, {}, {}
 end
 
 -- Uses that the unclaimed groups demand: what the gate counts. Their number, where each is used once.
@@ -157,6 +165,9 @@ end
 -- Last version at which the group may train; counts the version at the grant while it is being generated.
 local function deadline_of(g)
   if C.bounded == 0 then return NO_BOUND end
+  -- Nearly always: all tokens of the present incarnation, in one range, and the grant no older.
+  local inc, low = string.match(g.ranges, '^(%d+):(%d+):%d+$')
+  if inc and tonumber(inc) == R.incarnation and g.state ~= 'generating' then return tonumber(low) + C.max_staleness end
   local oldest = nil
   local function see(incarnation, version)
     local e = effective(tonumber(incarnation), tonumber(version))
@@ -292,11 +303,11 @@ end
 local function finish(gid, g, fate, reason, requeue)
   if g.state == 'generating' and string.find(g.done, '0', 1, true) then cancel(gid, g) end
   redis.call('ZREM', set_of(g.state), gid)
-  redis.call('ZREM', T .. ':deadline', gid)
+  if g.state ~= 'consumed' then redis.call('ZREM', T .. ':deadline', gid) end
   leave_holder(gid, g)
   add(g.state, -1)
   add(fate, 1)
-  redis.call('HINCRBY', T .. ':reasons', fate .. '/' .. reason, 1)
+  ended[fate .. '/' .. reason] = (ended[fate .. '/' .. reason] or 0) + 1
   add('bytes', -g.bytes)
   if g.state == 'consumed' then add('consumed_bytes', -g.bytes) end
   if g.state == 'generating' then add('reserved', -g.reserve) end
@@ -305,7 +316,7 @@ local function finish(gid, g, fate, reason, requeue)
     redis.call('ZREM', T .. ':reuse', gid)
     add('spent', -spent(g))
   end
-  local prompt = g.ordinal
+  local prompt = g.unseeded and '' or g.ordinal
   local refills = g.refills + 1
   if requeue and refills <= C.max_attempts then
     prompt = ''
@@ -318,7 +329,7 @@ local function finish(gid, g, fate, reason, requeue)
   for i, draft in ipairs(drafts) do names[i] = draft.name end
   if fate == 'evicted_stale' then count_length(g, drafts) end
   if fate == 'failed' and bury(gid, g, reason) then prompt = '' end
-  redis.call('SADD', T .. ':trash', gid .. '|' .. prompt .. '|' .. g.payloads .. '|' .. table.concat(names, ','))
+  trash[#trash + 1] = gid .. '|' .. prompt .. '|' .. g.payloads .. '|' .. table.concat(names, ',')
   redis.call('DEL', group_key(gid))
 end
 

@@ -6,6 +6,6 @@ local function leased_group(gid, g)
   return {
     gid, g.lease, g.for_version, g.ordinal, g.attempt, g.sealed_ms - g.admitted_ms,
     math.max(0, g.leased_ms - g.sealed_ms), g.payloads, metas, use_count(g) + 1,
-    string.format('%.17g', g.priority or 1), string.format('%.17g', g.chance or 1), g.bytes
+    g.priority and string.format('%.17g', g.priority) or '1', g.chance and string.format('%.17g', g.chance) or '1', g.bytes
   }
 end

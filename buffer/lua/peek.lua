@@ -30,9 +30,11 @@ if C.ready > count and C.bounded == 1 then
   -- The tables are passed the other way round: this set is scored by the deadline.
   gather(T .. ':deadline', {set_of('ready')}, deadlines, orders)
 end
--- Ready groups may have any order: floats travel as text.
-local candidates = {}
-for i, gid in ipairs(ids) do candidates[i] = {gid, deadlines[gid], string.format('%.17g', orders[gid])} end
+-- Floats travel as text; the orders by admission and by sealing are whole numbers.
+local candidates, whole = {}, C.order ~= FRESHEST and C.order ~= PRIORITY
+for i, gid in ipairs(ids) do
+  candidates[i] = {gid, deadlines[gid], whole and orders[gid] or string.format('%.17g', orders[gid])}
+end
 local live = {}
 if C.bounded == 1 then
   for later = 0, C.max_staleness do

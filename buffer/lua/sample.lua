@@ -13,20 +13,21 @@ if C.bounded == 1 then
   room = C.groups_per_step - redis.call('ZCOUNT', set_of('leased'), version, version)
   if version < C.u then room = 0 end
 end
-local answer = {}
+local answer, taken, scored, waiting = {}, {}, {}, {}
 for i = 5, #ARGV do
   local gid = ARGV[i]
   local g = read_group(gid)
   if #answer < room and g and g.state == 'ready' and g.deadline >= version then
-    redis.call('ZREM', set_of('ready'), gid)
-    redis.call('ZREM', waiting_set(g), gid)
+    local set = waiting_set(g)
+    waiting[set] = waiting[set] or {}
+    table.insert(waiting[set], gid)
     if C.order == PRIORITY then
       g.chance = (g.weight or WEIGHT_UNIT) / C.weight
       put('race', math.max(C.race, g.order))
       leave_ready(g)
     end
-    redis.call('ZADD', set_of('leased'), version, gid)
-    redis.call('SADD', held_by('learner'), gid)
+    taken[#taken + 1] = gid
+    scored[#scored + 1], scored[#scored + 2] = version, gid
     add('ready', -1)
     add('leased', 1)
     add('leases', 1)
@@ -35,5 +36,9 @@ for i = 5, #ARGV do
     answer[#answer + 1] = leased_group(gid, g)
   end
 end
+over('ZREM', set_of('ready'), taken)
+for set, gids in pairs(waiting) do over('ZREM', set, gids) end
+over('ZADD', set_of('leased'), scored)
+over('SADD', held_by('learner'), taken)
 if #answer > 0 then redis.call('ZADD', T .. ':holders', 'NX', now + C.lease_ms, 'learner') end
 return {'ok', view(), answer}

@@ -6,7 +6,7 @@
 load_table(ARGV[1])
 load_run()
 local now = now_ms()
-local groups, results = {}, {}
+local groups, results, metas = {}, {}, {}
 local MAX_CAUSES = 8
 
 local function fetch(gid)
@@ -18,6 +18,7 @@ local function seal(gid, g)
   g.sealed_ms = now
   groups[gid] = nil
   if g.scored < C.min_members then
+    metas[gid] = nil
     finish(gid, g, 'failed', 'too_few_scored', false)
     return ''
   end
@@ -47,6 +48,8 @@ local function score(gid, g, member, attempt, values, bytes, ranges, tokens)
   g.payloads = (g.payloads == '' and '' or g.payloads .. ',') .. place
   if g.ranges == ranges then return end
   g.ranges = merge_ranges(g.ranges, ranges)
+  -- What seals the group counts the deadline anew in any case.
+  if not string.find(g.done, '0', 1, true) then return end
   local deadline = deadline_of(g)
   if deadline ~= g.deadline then
     g.deadline = deadline
@@ -97,7 +100,9 @@ local function write(gid, lease, attempt, member, values, bytes, ranges, meta, d
   local known = g.drafts and read_draft(gid, member)
   if known then drop_draft(gid, g, member) end
   g.done = string.sub(g.done, 1, position - 1) .. '1' .. string.sub(g.done, position + 1)
-  redis.call('HSET', group_key(gid), member, meta)
+  metas[gid] = metas[gid] or {}
+  table.insert(metas[gid], member)
+  table.insert(metas[gid], meta)
   if values == '0' then
     note_cause(g, detail)
   else
@@ -110,6 +115,7 @@ end
 for i = 2, #ARGV, 9 do
   results[#results + 1] = write(unpack(ARGV, i, i + 8))
 end
+for gid, fields in pairs(metas) do over('HSET', group_key(gid), fields) end
 for gid, g in pairs(groups) do
   if g then save_group(gid, g) end
 end
