@@ -189,6 +189,8 @@ class AdmitSession:
                 response, size = pb.AdmitResponse(), 0
         if lost:
             await store.lose(self._table, lost)
+            # The generator does not hear of these, so it still waits for as many.
+            self._wish.credits += len(lost)
         if response.grants:
             yield response
 
