@@ -11,7 +11,7 @@ from buffer.side_data import check_side
 from buffer.store import Write
 from mesh.errors import PayloadError
 from mesh.trajectory import PayloadInfo, inspect
-from mesh.versions import PolicyVersion
+from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 
@@ -58,7 +58,7 @@ def _draft(write: pb.MemberWrite) -> Write:
         member=write.meta.member,
         scored=False,
         payload=write.payload,
-        ranges=_ranges(info.versions.runs),
+        ranges=_span(info.versions.versions)[0],
         meta=b"",
         size=len(write.payload),
         tokens=info.response_tokens,
@@ -67,8 +67,10 @@ def _draft(write: pb.MemberWrite) -> Write:
 
 
 @lru_cache(maxsize=4096)
-def _ranges(runs: tuple[tuple[int, PolicyVersion], ...]) -> str:
-    return str(VersionRanges.of(version for _, version in runs))
+def _span(versions: tuple[PolicyVersion, ...]) -> tuple[str, PolicyVersion, PolicyVersion]:
+    """Ranges as the verbs read them, the oldest and the newest version; few combinations are met at a time."""
+    runs = VersionRuns(tuple((1, version) for version in versions))
+    return str(VersionRanges.of(versions)), runs.oldest, runs.newest
 
 
 def _check_unscored(write: pb.MemberWrite) -> str:
@@ -105,10 +107,8 @@ def _check_scored(meta: trajectory.MemberMeta, write: pb.MemberWrite, payload: b
     for name, value in meta.components.items():
         if not math.isfinite(value):
             raise PayloadError(f"meta.components.{name}", f"must be finite, got {value}")
-    for name, wire, true in (
-        ("oldest", meta.oldest, info.versions.oldest),
-        ("newest", meta.newest, info.versions.newest),
-    ):
+    ranges, oldest, newest = _span(info.versions.versions)
+    for name, wire, true in (("oldest", meta.oldest, oldest), ("newest", meta.newest, newest)):
         if wire.incarnation != true.incarnation or wire.version != true.version:
             raise PayloadError(f"meta.{name}", f"{PolicyVersion.from_proto(wire)}, but the payload says {true}")
-    return _ranges(info.versions.runs)
+    return ranges

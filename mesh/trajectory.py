@@ -180,7 +180,7 @@ def _runs(mask: NDArray[np.uint8]) -> list[list[int]]:
         return []
     if mask.all():  # single-turn responses, by far the most
         return [[len(mask), 1]]
-    edges = np.flatnonzero(np.diff(mask)) + 1
+    edges = np.flatnonzero(mask[1:] != mask[:-1]) + 1
     bounds = [0, *edges.tolist(), len(mask)]
     return [[end - begin, int(mask[begin])] for begin, end in itertools.pairwise(bounds)]
 
@@ -240,7 +240,6 @@ def _check_codec(codec: Any, stored: Any) -> tuple[int, int] | None:
 def _check_arrays(declared: Any) -> int:
     if not isinstance(declared, list) or len(declared) != len(ARRAYS):
         raise PayloadError("arrays", f"expected {list(ARRAYS)}, got {declared!r}")
-    counts = set()
     for item, (name, dtype) in zip(declared, ARRAYS.items(), strict=True):
         if not isinstance(item, list) or len(item) != 3 or item[0] != name:
             raise PayloadError(f"arrays.{name}", f"expected [{name!r}, {dtype!r}, count], got {item!r}")
@@ -248,10 +247,10 @@ def _check_arrays(declared: Any) -> int:
             raise PayloadError(f"arrays.{name}.dtype", f"expected {dtype}, got {item[1]!r}")
         if type(item[2]) is not int or not 1 <= item[2] <= MAX_TOKENS:
             raise PayloadError(f"arrays.{name}.count", f"expected 1 to {MAX_TOKENS} tokens, got {item[2]!r}")
-        counts.add(item[2])
-    if len(counts) != 1:
-        raise PayloadError("arrays", f"lengths differ: {sorted(counts)}")
-    return int(counts.pop())
+    count = declared[0][2]
+    if declared[1][2] != count:
+        raise PayloadError("arrays", f"lengths differ: {sorted({item[2] for item in declared})}")
+    return int(count)
 
 
 def _check_mask(wire: Any, count: int) -> tuple[tuple[int, int], ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import NamedTuple
 
 from mesh.errors import PayloadError
 from protos import trajectory_pb2
@@ -28,9 +28,11 @@ def checked_version(field: str, value: int) -> int:
     return value
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class PolicyVersion:
-    """Names a set of weights: `incarnation` of the learner (fencing token) and `version` (published steps)."""
+class PolicyVersion(NamedTuple):
+    """Names a set of weights: `incarnation` of the learner (fencing token) and `version` (published steps).
+
+    A tuple, because every run of every payload makes, compares and hashes one.
+    """
 
     incarnation: int
     version: int
@@ -50,12 +52,6 @@ class PolicyVersion:
 
     def to_proto(self) -> trajectory_pb2.PolicyVersion:
         return trajectory_pb2.PolicyVersion(incarnation=self.incarnation, version=self.version)
-
-
-@lru_cache(maxsize=1024)
-def _named(incarnation: int, version: int) -> PolicyVersion:
-    """The few versions of a run's present stand in every payload."""
-    return PolicyVersion(incarnation, version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +86,16 @@ class VersionRuns:
             length, incarnation, version = item
             if length < 1 or incarnation < 0 or version < 0:
                 raise PayloadError(f"versions[{index}]", f"expected [length >= 1, incarnation, version], got {item!r}")
-            runs.append((length, _named(incarnation, version)))
+            runs.append((length, PolicyVersion(incarnation, version)))
         return cls(tuple(runs))
 
     def to_wire(self) -> list[list[int]]:
         return [[length, v.incarnation, v.version] for length, v in self.runs]
+
+    @property
+    def versions(self) -> tuple[PolicyVersion, ...]:
+        """One per run."""
+        return tuple([version for _, version in self.runs])
 
     def __len__(self) -> int:
         """Number of tokens."""
