@@ -203,17 +203,28 @@ class RecordedBatches:
         self._algorithm = algorithm
 
     def gather(self, candidate: Candidate, timeout_s: float) -> bool:
-        """Fills a candidate with the batch of its version."""
+        """Fills a candidate with the batch of its version; False where there is none.
+
+        Raises:
+            DataError: the algorithm drops every group of the batch.
+        """
         del timeout_s
         batch = self._recording.batch(candidate.version)
         if batch is None:
+            if candidate.version < self._recording.versions[-1]:
+                _log.warning("the batch of version %d was not recorded: the replay ends before it", candidate.version)
             return False
         groups = [open_group(group, with_payloads=True) for group in batch.groups]
         candidate.dropped.update(batch.dropped)
         candidate.groups, dropped = screen(self._algorithm, groups)
         for reason, gone in dropped.items():
             candidate.dropped[reason] += len(gone)
-        return bool(candidate.groups)
+        if not candidate.groups:
+            raise DataError(
+                f"the algorithm drops every group of version {candidate.version}: {dict(candidate.dropped)}",
+                hint="the recording holds only what the run has trained; loosen the filters",
+            )
+        return True
 
     async def claim(self, candidate: Candidate) -> frozenset[str]:
         """Every recorded batch may be used."""

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 PROTOCOL = 1
 # Heartbeats that may time out one after the other within a member's time to live.
 _BEATS_LOST = 4
+_LEAST_PATIENCE_S = 1.0
 
 
 def new_member_id(role: str) -> str:
@@ -181,8 +182,9 @@ class MembershipAgent:
         self.run_name = response.run_name
         self.config_json = response.run_config_json
         self._interval_s = response.heartbeat_interval_ms / 1000
-        # A front that hangs may cost a beat, but not the membership.
-        self._beat_timeout_s = min(self._timeout_s, response.member_ttl_ms / 1000 / _BEATS_LOST)
+        # A front that hangs may cost a beat, but not the membership; one that is merely slow gets its time.
+        patience_s = max(_LEAST_PATIENCE_S, response.member_ttl_ms / 1000 / _BEATS_LOST)
+        self._beat_timeout_s = min(self._timeout_s, patience_s)
         self._learn(response.fronts)
         log.info("joined run %s as %s (generation %d)", self.run_name, self.member_id, self.generation)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from mesh.config import Config
+from tests.buffer.mesh_fixture import HasAddress
 
 
 @dataclass
@@ -76,5 +77,5 @@ class Together:
     address: str
 
 
-def together(*fronts: FrontProcess) -> Together:
+def together(*fronts: HasAddress) -> Together:
     return Together(",".join(front.address for front in fronts))

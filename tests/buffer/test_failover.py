@@ -104,8 +104,9 @@ async def test_a_front_that_wakes_up_takes_nothing_in_the_name_of_those_who_left
     assert (await learner.train(groups, 0)).claimed
 
 
-async def test_every_verb_may_be_said_again_to_another_front(mesh: Mesh, fronts: Fronts) -> None:
-    left, right = await fronts.start(2)
+async def test_every_verb_may_be_said_again_to_another_front(mesh: Mesh) -> None:
+    config = make_config(mesh.folder, mesh.redis_url)
+    left, right = await mesh.front(config), await mesh.front(config)
     learner, other = await mesh.learner(left), Learner(right.address, "learner")
     mesh.adopt(other)
     other.incarnation = learner.incarnation
@@ -140,10 +141,10 @@ async def test_every_verb_may_be_said_again_to_another_front(mesh: Mesh, fronts:
     assert (counts.trained, counts.uses, counts.duplicate_writes) == (2, 2, 4)
 
 
-async def test_without_any_front_a_client_gives_up_in_words(mesh: Mesh, fronts: Fronts) -> None:
-    (front,) = await fronts.start(1)
+async def test_without_any_front_a_client_gives_up_in_words(mesh: Mesh) -> None:
+    front = await mesh.front()
     learner = await mesh.learner(together(front, front))
-    front.kill()
+    await mesh.stop_front(front)
     learner.client._retry_s = 0.5
     with pytest.raises(UnreachableError, match="describing a table"):
         await learner.client.describe("train")

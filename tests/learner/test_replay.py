@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from learner.comparison import ComparedStep, compare
 from learner.groups import SampledGroup
 from learner.lineage import Lineage
-from learner.recording import MAGIC, BatchRecorder, Recording
+from learner.recording import _HEADER, FOLDER, MAGIC, BatchRecorder, Recording, _frames
 from learner.replay import replay
 from mesh.config import Config, load_config
 from mesh.errors import DataError
@@ -115,6 +115,25 @@ def test_a_start_that_is_not_recorded_is_refused(recorded: Config, tmp_path: Pat
     (tmp_path / "mine" / "file").touch()
     with pytest.raises(DataError, match="not empty"):
         replay(recorded, recorded.run.folder, tmp_path / "mine")
+
+
+def test_a_gap_ends_the_replay_and_a_batch_without_groups_is_said(
+    recorded: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    holes = tmp_path / FOLDER / "000001-000000.batches"
+    holes.parent.mkdir()
+    (path,) = (recorded.run.folder / FOLDER).glob("*.batches")
+    frames = [
+        (path.read_bytes()[place.start - _HEADER.size : place.start + place.length]) for _, place in _frames(path)
+    ]
+    holes.write_bytes(MAGIC + b"".join(frame for version, frame in enumerate(frames) if version != 2))
+    done = replay(recorded, tmp_path, tmp_path / "out")
+    assert done is not None
+    assert (done.last, done.reason) == (2, "end_of_data")
+    assert "batch of version 2 was not recorded" in caplog.text
+    strict = load_config(recorded.model_dump(), ["algorithm.filter.accuracy_low=0.99"])
+    with pytest.raises(DataError, match="drops every group of version 0"):
+        replay(strict, recorded.run.folder, tmp_path / "strict")
 
 
 class Stored:
