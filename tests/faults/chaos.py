@@ -39,6 +39,7 @@ class Injected:
         target: what exactly.
         at_s: seconds since the run began.
         lasted_s: from its beginning to its end.
+        steps: trained meanwhile; none where the fault stands in the way of training.
         recovery_s: from its end to the next trained step.
         restored_s: from the end of its round until every service answered and every generator had stored something.
         overlapped: another fault was on the mesh at the same time.
@@ -48,6 +49,7 @@ class Injected:
     target: str
     at_s: float
     lasted_s: float
+    steps: int
     recovery_s: float
     restored_s: float
     overlapped: bool
@@ -140,6 +142,7 @@ class Chaos:
                     target=fault.target if isinstance(fault.target, str) else ">".join(fault.target),
                     at_s=round(start + fault.starts_s - began, 2),
                     lasted_s=round(end - start - fault.starts_s, 2),
+                    steps=self._steps.between(start + fault.starts_s, end),
                     recovery_s=round(step - end, 3),
                     restored_s=round(restored, 3),
                     overlapped=len(one.faults) > 1,

@@ -85,6 +85,11 @@ class StepWatch:
                 if not self._news.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
                     raise FaultError(f"no step was trained within {deadline_s:.0f} s")
 
+    def between(self, begin: float, end: float) -> int:
+        """Steps seen in a time (monotonic)."""
+        with self._news:
+            return sum(begin < step.seen <= end for step in self.steps)
+
     @property
     def incarnation(self) -> int:
         """The newest that has trained; 0 before the first step."""

@@ -110,12 +110,13 @@ def _command(process: psutil.Process) -> str:
 
 
 def _socket_inode(port: int) -> str | None:
-    """The connected socket of 127.0.0.1:`port`, as the kernel numbers it."""
-    local = f"0100007F:{port:04X}"
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1] == local and fields[9] != "0":
-            return fields[9]
+    """The connected socket of 127.0.0.1:`port`, as the kernel numbers it; gRPC's are of IPv6 with IPv4 addresses."""
+    for table, host in (("tcp", "0100007F"), ("tcp6", "0000000000000000FFFF00000100007F")):
+        local = f"{host}:{port:04X}"
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[1] == local and fields[9] != "0":
+                return fields[9]
     return None
 
 

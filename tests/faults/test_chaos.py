@@ -25,4 +25,6 @@ def test_nothing_is_lost_or_trained_twice_whatever_is_killed_cut_or_stopped(tmp_
     assert outcome.audit.conserved
     assert (outcome.audit.lost_groups, outcome.audit.lost_trajectories, outcome.audit.duplicated) == (0, 0, 0)
     assert {"zombie learner", "kill redis"} <= {fault.kind for fault in outcome.faults}
+    cut_off = next(fault for fault in outcome.faults if fault.kind == "blackhole_short learner>front")
+    assert cut_off.steps <= 2, "a learner without a buffer went on: does the fault do anything?"
     assert outcome.balanced == outcome.rounds
