@@ -69,7 +69,7 @@ def test_a_learner_that_starts_on_an_empty_redis_goes_on_from_its_disk(tmp_path:
     ("steps", "overrides", "groups"),
     # In reserves of groups. The first budget asks for a checkpoint with a claim, when what was used fills half of it.
     # In the second what was used is less, but no further batch fits beside it.
-    [(8, {}, 12), (4, {"rollout.max_response_tokens": 40, "learner.batch.groups": 2}, 3.5)],
+    [(8, {}, 12), (4, {"rollout.max_response_tokens": 40, "learner.batch.groups": 1}, 1.1)],
     ids=["asked for with a claim", "admission has stopped"],
 )
 def test_a_small_byte_budget_brings_checkpoints_forward(
