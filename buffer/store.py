@@ -192,7 +192,7 @@ class Store:
 
     async def _doubt(self, table: str, before: int) -> None:
         """The figures went back: Redis has lost what it had acknowledged, and everybody must know."""
-        answer = await self._redis.verb("doubt", table)
+        answer = await self._redis.verb("doubt", table, before)
         after = self._see(table, answer[1], trust=True).rev
         log.error("Redis went back from revision %d to %d", before, after, extra={"table": table})
 

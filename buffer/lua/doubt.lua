@@ -1,8 +1,9 @@
 -- A front saw the figures of a table go back: what was acknowledged may be lost, whatever process Redis is.
+-- ARGV: the revision it had seen; a learner may have spoken meanwhile, and then the present one is higher.
 load_table(ARGV[1])
 load_run()
 free_first()
-if R.incarnation > 0 and R.suspect ~= '1' then
+if C.rev < tonumber(ARGV[2]) and R.incarnation > 0 and R.suspect ~= '1' then
   redis.call('HSET', RUN, 'suspect', 1)
   R.suspect = '1'
   touch()

@@ -21,7 +21,7 @@ from buffer.policy.reassertion import AssertedUse, Assertion
 from buffer.policy.rules import Order
 from buffer.policy.table import Suspect
 from mesh.versions import PolicyVersion
-from tests.buffer.test_machine_against_lua import MEMBERS, BothMachines
+from tests.buffer.both_machines import MEMBERS, BothMachines
 
 
 class LosingMachines(BothMachines):
@@ -73,7 +73,7 @@ class LosingMachines(BothMachines):
         values, machine = self.copy
         self.call(self._restore(values))
         self.machine = copy.deepcopy(machine)
-        self.verb("doubt", "train")
+        self.verb("doubt", "train", 1 << 50)
         self.machine.suspect = True
         self._nobody_gets_anything(incarnation)
         uses = [AssertedUse(gid, v, o) for (gid, v), o in sorted(self.log.items(), key=lambda item: item[0][1])]
