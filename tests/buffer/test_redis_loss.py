@@ -90,9 +90,7 @@ async def test_a_state_restored_in_place_is_noticed_and_nothing_is_trained_twice
     for _ in range(3):
         await run.step()
     assert len(set(run.trained)) == len(set(run.ordinals)) == 14, "no group, and no prompt, is trained twice"
-    assert sum(unknown for _, unknown in run.learner.told) == 6, (
-        "the admission of six groups was lost with their claims"
-    )
+    assert sum(unknown for _, unknown in run.learner.told) == 6, "six admissions were lost with their claims"
     counts = await balanced(run.learner)
     assert (counts.consumed, counts.trained) == (14, 0)
 
