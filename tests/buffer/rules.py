@@ -33,8 +33,18 @@ class Rule:
 
 # Seen by comparing the scripts with the machine, command by command.
 COMPARED = (
-    Rule("the gate admits by demand", "admit", "if demand() + C.samples_per_insert - 1 >= live_limit then", "if false then"),
-    Rule("the byte budget gates admission", "admit", "if C.bytes + C.reserved + reserve > C.max_bytes then", "if false then"),
+    Rule(
+        "the gate admits by demand",
+        "admit",
+        "if demand() + C.samples_per_insert - 1 >= live_limit then",
+        "if false then",
+    ),
+    Rule(
+        "the byte budget gates admission",
+        "admit",
+        "if C.bytes + C.reserved + reserve > C.max_bytes then",
+        "if false then",
+    ),
     Rule("re-admission obeys the bound", "admit", "if g.deadline >= C.u then", "if true then"),
     Rule("who lost a group is told", "admit", "if g.attempt > 0 then cancel(gid, g) end"),
     Rule("writes are fenced by the lease", "write", "(g.state ~= 'generating' or g.lease == lease)", "true"),
@@ -42,7 +52,9 @@ COMPARED = (
     Rule("one value per member", "write", "if is_done(g, position) then return duplicate(g) end"),
     Rule("sealed when all members have an outcome", "write", "string.find(g.done, '0', 1, true) == nil", "true"),
     Rule("too few scored members fail", "write", "if g.scored < C.min_members then", "if false then"),
-    Rule("the oldest token makes the deadline", "write", "g.ranges = merge_ranges(g.ranges, ranges)", "g.ranges = ranges"),
+    Rule(
+        "the oldest token makes the deadline", "write", "g.ranges = merge_ranges(g.ranges, ranges)", "g.ranges = ranges"
+    ),
     Rule("a stored member needs no draft", "write", "if known then drop_draft(gid, g, member) end"),
     Rule("a shorter draft replaces none", "write", "known.tokens >= tonumber(tokens)", "false"),
     Rule("drafts go on within the bound", "hand_out", "if deadline >= C.u then", "if true then"),
@@ -50,7 +62,12 @@ COMPARED = (
     Rule("a lease is within the bound", "sample", "and g.deadline >= version", ""),
     Rule("a batch has its quota", "sample", "#answer < room and", ""),
     Rule("a claimed version takes no more", "sample", "if version < C.u then room = 0 end"),
-    Rule("a claim needs the lease", "claim", "not g or g.lease ~= lease or g.state ~= 'leased'", "not g or g.state ~= 'leased'"),
+    Rule(
+        "a claim needs the lease",
+        "claim",
+        "not g or g.lease ~= lease or g.state ~= 'leased'",
+        "not g or g.state ~= 'leased'",
+    ),
     Rule("a claim is within the bound", "claim", "elseif g.deadline < version then", "elseif false then"),
     Rule("all or none is claimed", "claim", "if #refused > 0 then return {'ok', view(), 0, refused} end"),
     Rule("one batch per version", "claim", "if C.bounded == 1 and version < C.u then", "if false then"),
@@ -62,22 +79,56 @@ COMPARED = (
     Rule("a commit covers what lies below it", "commit", "local limit = '(' .. version", "local limit = version"),
     Rule("a takeover undoes later uses", "go_on", "if version < k then", "if true then"),
     Rule("discarded versions count the way back", "common", "return 2 * ancestor - version", "return version"),
-    Rule("an evicted prompt gets another group", "evict", "and 'over_bound' or 'hopeless', true)", "and 'over_bound' or 'hopeless', false)"),
+    Rule(
+        "an evicted prompt gets another group",
+        "evict",
+        "and 'over_bound' or 'hopeless', true)",
+        "and 'over_bound' or 'hopeless', false)",
+    ),
     Rule("refills are bounded", "common", "if requeue and refills <= C.max_attempts then", "if requeue then"),
-    Rule("what was used is not evicted", "common", "if g.uses and g.state ~= 'consumed' then return retire(gid, g) end"),
+    Rule(
+        "what was used is not evicted", "common", "if g.uses and g.state ~= 'consumed' then return retire(gid, g) end"
+    ),
     Rule("lost holders count", "expire", "orphan(gid, g, 1)", "orphan(gid, g, 0)"),
     Rule("attempts are bounded", "common", "if g.lost + lost >= C.max_attempts then", "if false then"),
     Rule("a broken stream shortens leases", "detach", "if expires > short then", "if false then"),
-    Rule("only an open stream renews", "heartbeat", "if redis.call('HEXISTS', T .. ':streams', holder) == 1 then", "if true then"),
+    Rule(
+        "only an open stream renews",
+        "heartbeat",
+        "if redis.call('HEXISTS', T .. ':streams', holder) == 1 then",
+        "if true then",
+    ),
     Rule("seeding twice is harmless", "seed", "if ordinal > C.seeded then", "if true then"),
-    Rule("the end of a group is told to its worker", "common", "if g.state == 'generating' and string.find(g.done, '0', 1, true) then cancel(gid, g) end"),
+    Rule(
+        "the end of a group is told to its worker",
+        "common",
+        "if g.state == 'generating' and string.find(g.done, '0', 1, true) then cancel(gid, g) end",
+    ),
     Rule("ended groups give their bytes back", "common", "add('bytes', -g.bytes)"),
-    Rule("sealed groups give their reservation back", "common", "if g.state == 'generating' then add('reserved', -g.reserve) end\n  g.state"  , "g.state"),
+    Rule(
+        "sealed groups give their reservation back",
+        "common",
+        "if g.state == 'generating' then add('reserved', -g.reserve) end\n  g.state",
+        "g.state",
+    ),
     Rule("used groups demand less", "common", " - C.spent end", " end"),
     Rule("draws follow the weights", "common", "/ (g.weight or WEIGHT_UNIT) * WEIGHT_UNIT", ""),
     Rule("a failed prompt is driven again once", "redrive", "note.kept, note.redriven = false, true", ""),
+    Rule(
+        "connections have a generation", "admit", "if generation_of(member) ~= tonumber(ARGV[3]) then", "if false then"
+    ),
+    Rule("a replaced stream takes no grants", "admit", "if replaced(member, ARGV[9]) then", "if false then"),
+    Rule("a replaced stream takes no leases", "sample", "if replaced('learner', ARGV[4]) then", "if false then"),
+    Rule("only the incarnation in force is served", "admit", "if serving_inc ~= R.incarnation then", "if false then"),
+    Rule(
+        "proposals that are out of date are refused",
+        "admit",
+        "if C.bounded == 1 and tonumber(ARGV[7]) ~= C.u then",
+        "if false then",
+    ),
+    Rule("no resume below the commit", "resume", "if k < R.committed and ARGV[5] ~= '1' then", "if false then"),
     Rule("an older incarnation is fenced", "common", "if incarnation < R.incarnation then return 'fenced' end"),
-)  # fmt: skip
+)
 
 
 def without(rule: Rule, loaded: Mapping[str, Script]) -> dict[str, Script]:
@@ -95,3 +146,12 @@ def without(rule: Rule, loaded: Mapping[str, Script]) -> dict[str, Script]:
 def _changed(script: Script, text: str, bare: str) -> Script:
     source = script.source.replace(text, bare)
     return Script(script.name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def documented() -> str:
+    """The rules by the script that enforces them, as a table."""
+    files_of = sorted({rule.file for rule in COMPARED})
+    lines = ["| script | rules |", "|---|---|"]
+    for file in files_of:
+        lines.append(f"| `{file}.lua` | {'; '.join(rule.name for rule in COMPARED if rule.file == file)} |")
+    return "\n".join(lines)

@@ -1,0 +1,566 @@
+"""The pure state machine and the Lua verbs on a real Redis get the same commands and must agree after each.
+
+Compared are the answers, every group with all its fields, the state sets, the counters, the pending tasks, the
+leases, the drafts, what generators are told to stop, the notes of failed groups, and the ledger's recount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Coroutine
+from typing import Any, ClassVar
+
+import msgpack
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from buffer.drafts import draft_places
+from buffer.keys import Keys
+from buffer.ledger import discrepancies
+from buffer.orphans import Owner
+from buffer.policy import gate
+from buffer.policy.lineage import VersionRanges
+from buffer.policy.machine import TableMachine
+from buffer.policy.reuse import weight_of
+from buffer.policy.rules import Order, TableRules
+from buffer.policy.states import Fate, Group, State, Task
+from buffer.policy.table import LEARNER
+from buffer.redis_access import RedisAccess
+from buffer.view import TableView
+from mesh.versions import PolicyVersion
+
+# Redis TIME replaced by a key that the test moves.
+CLOCK = "local function now_ms() return tonumber(redis.call('GET', KEYS[1] .. ':test_clock')) end\n"
+MEMBERS = ("m1", "m2")
+HOLDERS = (*MEMBERS, LEARNER)
+FIGURES = (
+    *Fate, "readmissions", "superseded_writes", "duplicate_writes", "withdrawn", "seeded_tasks", "admitted",
+    "cancelled", "redriven",
+)  # fmt: skip
+WRITE_STATUS = {1: "stored", 2: "duplicate", 3: "superseded", 4: "rejected"}
+# Members whose payloads are in so many pieces.
+PIECES = {1: 3}
+index = st.integers(0, 30)
+
+
+class BothMachines(RuleBasedStateMachine):
+    """Drives both; `url` is set by the test."""
+
+    url: ClassVar[str] = ""
+
+    @initialize(
+        staleness=st.integers(0, 2),
+        order=st.sampled_from(Order),
+        reuse=st.integers(1, 3),
+        budget=st.sampled_from([1 << 30, 450]),
+    )
+    def begin(self, staleness: int, order: Order, reuse: int, budget: int) -> None:
+        reuse = min(reuse, staleness + 1)
+        self.rules = TableRules(
+            groups_per_step=2, max_staleness=staleness, order=order, max_reuse=reuse,
+            samples_per_insert=max(1, reuse - budget % 2), seed=7, min_members=1, lease_ms=1000,
+            grace_ms=200, max_bytes=budget, max_attempts=2, failed_kept=4,
+        )  # fmt: skip
+        self.loop = asyncio.new_event_loop()
+        self.keys = Keys(uuid.uuid4().hex)
+        self.redis = RedisAccess(self.url, self.keys.run, clock=CLOCK)
+        self.machine = TableMachine("train", self.rules)
+        self.now = 1_000_000
+        self.version = 0
+        self.old: list[tuple[str, str, int]] = []
+        self.seen: set[str] = set()
+        self.claimed: list[tuple[int, list[tuple[str, str]]]] = []
+        self.call(self.redis.client.set(f"{self.keys.run}:test_clock", self.now))
+        self.call(self.redis.client.hset(f"{self.keys.run}:generations", mapping=dict.fromkeys(MEMBERS, 1)))
+        for table in ("train", "eval"):
+            flat = [part for pair in self.rules.to_fields().items() for part in pair]
+            self.verb("bootstrap", table, "front", 1000, 1, *flat)
+        self.verb("expire", "train", 100, 10_000_000)
+        self.resume(0)
+
+    def teardown(self) -> None:
+        if hasattr(self, "loop"):
+            self.call(self.redis.close())
+            self.loop.close()
+
+    def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(coroutine)
+
+    def verb(self, name: str, *arguments: Any) -> list[Any]:
+        return self.call(self.redis.verb(name, *arguments))  # type: ignore[no-any-return]
+
+    @property
+    def incarnation(self) -> int:
+        return self.machine.lineage.incarnation
+
+    def some(self, state: State | None, at: int) -> Group | None:
+        groups = [g for g in self.machine.groups.values() if state is None or g.state is state]
+        return groups[at % len(groups)] if groups else None
+
+    # ---------------------------------------------------------------------------------------------- commands
+
+    @rule(ms=st.sampled_from([1, 150, 400, 1100]))
+    def time_passes(self, ms: int) -> None:
+        self.now += ms
+        self.call(self.redis.client.set(f"{self.keys.run}:test_clock", self.now))
+
+    @rule(
+        count=st.integers(1, 4), again=st.booleans(), end=st.booleans(), withdraw=st.sampled_from([False] * 7 + [True])
+    )
+    def seed(self, count: int, again: bool, end: bool, withdraw: bool) -> None:
+        first = self.machine.seeded + (0 if again else 1)
+        tasks = [Task(o, 2, "", 100, f"t{o}") for o in range(max(1, first), max(1, first) + count)]
+        flat: list[Any] = []
+        for t in tasks:
+            flat += [t.ordinal, json.dumps([t.ordinal, t.n, t.pin, t.reserve, t.task_id, "", 0]), t.pin]
+        answer = self.verb("seed", "train", self.incarnation, int(end), int(withdraw), *flat)
+        added, withdrawn = self.machine.seed(self.incarnation, tasks, end_of_data=end, withdraw=withdraw)
+        assert (answer[2], answer[5]) == (added, withdrawn)
+
+    @rule(member=st.sampled_from(MEMBERS), behind=st.integers(0, 2), wanted=st.integers(1, 5))
+    def admit(self, member: str, behind: int, wanted: int) -> None:
+        serving = PolicyVersion(self.incarnation, max(0, self.version - behind))
+        u, rules = self.machine.u, self.rules
+        limit = gate.live_limit(u, serving.version, rules.groups_per_step, rules.max_staleness)
+        answer = self.verb("admit", "train", member, 1, serving.incarnation, serving.version, wanted, u, limit, "")
+        drafts = sum(map(len, self.machine.drafts.values()))
+        granted = self.machine.admit(member, serving, wanted, limit, self.now)
+        self.seen |= {"draft dropped"} if drafts > sum(map(len, self.machine.drafts.values())) else set()
+        assert [(g[0].decode(), g[1].decode(), g[2]) for g in answer[2]] == [
+            (g.group_id, g.lease, g.attempt) for g in granted
+        ]
+        self._same_drafts(answer[2], granted)
+        self.old += [(g.group_id, g.lease, g.attempt) for g in granted]
+
+    def _same_drafts(self, answer: list[Any], groups: list[Group]) -> None:
+        """Those handed out with grants."""
+        machine = self.machine
+        expected = {
+            g.group_id: [(m, d.attempt, d.tokens) for m, d in machine.drafts[g.group_id].items() if m in handed]
+            for g in groups
+            for handed in [machine.handed[g.group_id]]
+        }
+        self.seen |= {"draft handed out"} if any(expected.values()) else set()
+        assert {g[0].decode(): sorted(draft_places(g[6])) for g in answer} == {
+            group_id: sorted(drafts) for group_id, drafts in expected.items()
+        }
+
+    @rule(count=st.integers(1, 6), member=st.sampled_from(MEMBERS))
+    def fill(self, count: int, member: str) -> None:
+        """Seeds and admits for the present version: gets groups going."""
+        self.seed(count, False, False, False)
+        self.admit(member, 0, count)
+
+    @rule(at=index, age=st.integers(0, 2))
+    def finish_group(self, at: int, age: int) -> None:
+        group = self.some(State.GENERATING, at)
+        if group is not None:
+            for member in range(group.task.n):
+                self._write(group.group_id, group.lease, group.attempt, member, True, [age])
+
+    @rule(at=index)
+    def fail_group(self, at: int) -> None:
+        group = self.some(State.GENERATING, at)
+        if group is not None:
+            for member in range(group.task.n):
+                self._write(group.group_id, group.lease, group.attempt, member, False, [0])
+
+    @rule()
+    def lose_holders(self) -> None:
+        self.time_passes(1100)
+        self.expire()
+
+    @rule(count=st.integers(1, 3), publish=st.booleans())
+    def train_batch(self, count: int, publish: bool) -> None:
+        self.sample(0, count)
+        self.claim(0, False, 0)
+        if publish:
+            self.publish()
+
+    @rule(
+        at=index,
+        member=st.integers(0, 2),
+        scored=st.booleans(),
+        ages=st.lists(st.integers(0, 3), min_size=1, max_size=2),
+    )
+    def write_current(self, at: int, member: int, scored: bool, ages: list[int]) -> None:
+        group = self.some(None, at)
+        if group is not None:
+            self._write(group.group_id, group.lease, group.attempt, member % 3, scored, ages)
+
+    @precondition(lambda self: self.old)
+    @rule(at=index, member=st.integers(0, 1), ages=st.lists(st.integers(0, 3), min_size=1, max_size=2))
+    def write_any(self, at: int, member: int, ages: list[int]) -> None:
+        self._write(*self.old[at % len(self.old)], member, True, ages)
+
+    @precondition(lambda self: self.machine.groups)
+    @rule(
+        at=index,
+        member=st.integers(0, 2),
+        tokens=st.integers(1, 9),
+        ages=st.lists(st.integers(0, 3), min_size=1, max_size=2),
+    )
+    def draft_current(self, at: int, member: int, tokens: int, ages: list[int]) -> None:
+        group = self.some(State.GENERATING, at)
+        if group is not None:
+            self._draft(group.group_id, group.lease, group.attempt, member, tokens, ages)
+
+    @precondition(lambda self: self.old)
+    @rule(at=index, member=st.integers(0, 1), tokens=st.integers(1, 9))
+    def draft_any(self, at: int, member: int, tokens: int) -> None:
+        self._draft(*self.old[at % len(self.old)], member, tokens, [0])
+
+    def _draft(self, gid: str, lease: str, attempt: int, member: int, tokens: int, ages: list[int]) -> None:
+        ranges = VersionRanges.of(self._versions(ages))
+        may_own = self._may_own(gid, f"{member}:d{attempt}-{tokens}")
+        answer = self.verb("write", "train", gid, lease, attempt, member, -1, 10, str(ranges), b"", tokens)
+        status = self.machine.write_draft(gid, lease, attempt, member, tokens=tokens, ranges=ranges)
+        assert (WRITE_STATUS[answer[2][0][0]], answer[2][0][1]) == (status, 0)
+        assert may_own or status != "stored", "the sweep would have taken it away"
+        self.seen.add(f"draft {status}")
+
+    def _may_own(self, gid: str, name: str) -> bool:
+        """Whether the sweep of stored values leaves this one alone."""
+        (reply,) = self.verb("owned", "train", gid)[2]
+        return bool(reply) and Owner.from_reply(reply).may_own(name)
+
+    def _versions(self, ages: list[int]) -> list[PolicyVersion]:
+        return [PolicyVersion(max(1, self.incarnation - age // 2), max(0, self.version - age)) for age in ages]
+
+    @rule(member=st.sampled_from(MEMBERS), tell=st.booleans())
+    def read_cancels(self, member: str, tell: bool) -> None:
+        told = sorted(self.machine.cancels.read(member))[:1] if tell else []
+        answer = self.verb("cancelled", "train", member, 1, 100, *(f"{gid} {lease}" for gid, lease in told))
+        assert {tuple(entry.decode().split()) for entry in answer[2]} == self.machine.cancels.read(member, told)
+
+    @rule(at=index, count=st.integers(1, 3))
+    def redrive(self, at: int, count: int) -> None:
+        known = list(self.machine.dead.notes)
+        ids = [known[(at + i) % len(known)] if known else "train-99" for i in range(count)]
+        answer = self.verb("redrive", "train", *ids)
+        assert (answer[2], [gid.decode() for gid in answer[3]]) == self.machine.redrive(ids)
+
+    @rule(member=st.sampled_from(MEMBERS))
+    def leave_and_come_back(self, member: str) -> None:
+        self.verb("leave", "", member, 1, 0)
+        self.machine.leave(member)
+        self.agree()
+        self.call(self.redis.client.hset(f"{self.keys.run}:generations", member, 1))
+        self.machine.cancels.join(member)
+
+    def _write(self, gid: str, lease: str, attempt: int, member: int, scored: bool, ages: list[int]) -> None:
+        ranges = VersionRanges.of(self._versions(ages)) if scored else VersionRanges()
+        size = 50 if scored else 0
+        tokens, reason = (5 + member, "") if scored else (0, f"reason {ages[0]}")
+        values = PIECES.get(member, 1) if scored else 0
+        may_own = self._may_own(gid, f"{member}:{attempt}{':1' if values > 1 else ''}")
+        (allowed,) = self.verb("member", "train", gid, lease, attempt, member)[2:]
+        answer = self.verb(
+            "write", "train", gid, lease, attempt, member, values, size, str(ranges), b"meta", tokens or reason
+        )
+        status, sealed = self.machine.write(
+            gid, lease, attempt, member, scored=scored, size=size, ranges=ranges, tokens=tokens, reason=reason
+        )
+        got, was_sealed, *_ = answer[2][0]
+        assert may_own or status != "stored", "the sweep would have taken it away"
+        assert allowed == got, "an upload is let in where its write will be"
+        assert (WRITE_STATUS[got], bool(was_sealed)) == (status, sealed)
+
+    @rule(ahead=st.integers(-1, 1), count=st.integers(1, 3), stray=index)
+    def sample(self, ahead: int, count: int, stray: int = 1) -> None:
+        version = max(0, self.machine.u + ahead)
+        ready = sorted((g for g in self.machine.groups.values() if g.state is State.READY), key=lambda g: g.order)
+        ids = [g.group_id for g in ready[:count]]
+        if stray % 3 == 0:  # a front that is behind proposes what is not ready any more
+            ids[:0] = [other.group_id if (other := self.some(None, stray)) else "train-0"]
+        answer = self.verb("sample", "train", self.incarnation, version, "", *ids)
+        leased = self.machine.sample(self.incarnation, version, ids, self.now)
+        assert [(g[0].decode(), g[1].decode(), g[9], float(g[10]), float(g[11])) for g in answer[2]] == [
+            (g.group_id, g.lease, len(g.uses) + 1, g.priority, g.chance) for g in leased
+        ]
+        if self.rules.order is Order.PRIORITY:
+            assert all(0 < g.chance <= 1 for g in leased)
+
+    @rule(ahead=st.sampled_from([0, 0, 0, -1, 1]), lost=st.sampled_from([False] * 5 + [True]), drop=st.integers(0, 1))
+    def claim(self, ahead: int, lost: bool, drop: int) -> None:
+        version = max(0, self.machine.u + ahead)
+        leases = [
+            (g.group_id, "wrong" if lost else g.lease)
+            for g in self.machine.groups.values()
+            if g.state is State.LEASED or (g.state is State.CONSUMED and g.uses[-1] == version)
+        ][drop:]
+        if not leases:
+            return
+        flat = [part for pair in leases for part in pair]
+        answer = self.verb("claim", "train", self.incarnation, version, *flat)
+        refused = self.machine.claim(self.incarnation, version, leases)
+        assert [(g.decode(), why.decode()) for g, why in answer[3]] == refused
+        assert bool(answer[2]) == (not refused)
+        if not refused:
+            assert bool(answer[4]) == self.machine.checkpoint_wanted
+            self.claimed.append((version, leases))
+
+    @rule()
+    def outdate(self) -> None:
+        """The policy moves on by more than the bound: nothing that waits can train any more."""
+        self.version = self.machine.u + self.rules.max_staleness + 1
+        self.verb("set_policy", "", self.incarnation, self.version)
+        self.machine.set_policy(self.incarnation, self.version)
+        self.evict()
+
+    @rule()
+    def publish(self) -> None:
+        self.version = max(self.version, self.machine.u)
+        self.verb("set_policy", "", self.incarnation, self.version)
+        self.machine.set_policy(self.incarnation, self.version)
+
+    @precondition(lambda self: self.claimed)
+    @rule(at=index, later=st.integers(0, 1))
+    def claim_again(self, at: int, later: int) -> None:
+        """An answer was lost: the same claim once more, maybe long after."""
+        version, leases = self.claimed[at % len(self.claimed)]
+        flat = [part for pair in leases for part in pair]
+        answer = self.verb("claim", "train", self.incarnation, version + later, *flat)
+        refused = self.machine.claim(self.incarnation, version + later, leases)
+        assert [(g.decode(), why.decode()) for g, why in answer[3]] == refused
+
+    @rule(at=index, priority=st.sampled_from([0.01, 0.5, 1.0, 30.0]))
+    def prioritize(self, at: int, priority: float) -> None:
+        group = self.some(None, at)
+        if group is not None:
+            weight = weight_of(priority, 0.6)
+            flat = [group.group_id, repr(priority), weight, "no-such-group", "1.0", 1]
+            answer = self.verb("set_priorities", "train", self.incarnation, *flat)
+            items = [(group.group_id, priority, weight), ("no-such-group", 1.0, 1)]
+            assert answer[2] == self.machine.set_priorities(self.incarnation, items)
+
+    @rule(at=index, disposition=st.sampled_from(["release", "filter", "fail"]))
+    def nack(self, at: int, disposition: str) -> None:
+        group = self.some(State.LEASED, at)
+        if group is not None:
+            pair = (group.group_id, group.lease)
+            answer = self.verb("nack", "train", self.incarnation, disposition, "why", *pair)
+            assert answer[2] == self.machine.nack(self.incarnation, [pair], disposition, "why")
+
+    @rule(back=st.integers(0, 2))
+    def commit(self, back: int) -> None:
+        version = max(0, self.machine.u - back)
+        answer = self.verb("commit", "train", self.incarnation, version, "path", 100)
+        assert answer[2] == self.machine.commit(self.incarnation, version)
+
+    @rule(back=st.integers(0, 3))
+    def take_over(self, back: int) -> None:
+        self.resume(max(self.machine.committed, self.version - back))
+
+    def resume(self, k: int) -> None:
+        answer = self.verb("resume", "train", "learner", k, 1, 0, 1000)
+        assert answer[0] == b"ok"
+        assert tuple(answer[3:6]) == self.machine.resume(k)
+        self.version = k
+
+    @rule()
+    def fences_hold(self) -> None:
+        """Zombies, old connections, replaced streams and proposals that are out of date change nothing."""
+        u, version, old = self.machine.u, self.version, self.incarnation - 1
+        refused: list[tuple[str, tuple[Any, ...], bytes]] = [
+            ("commit", (old, 99, "path", 100), b"fenced"),
+            ("sample", (old, 0, "", "train-1"), b"fenced"),
+            ("claim", (old, u, "train-1", "s1"), b"fenced"),
+            ("nack", (old, "filter", "why", "train-1", "s1"), b"fenced"),
+            ("seed", (old, 0, 0), b"fenced"),
+            ("set_priorities", (old,), b"fenced"),
+            ("sample", (self.incarnation, u, "older stream", "train-1"), b"replaced"),
+            ("admit", ("m1", 2, self.incarnation, version, 5, u, 99, ""), b"old_generation"),
+            ("admit", ("m1", 1, self.incarnation, version, 5, u, 99, "older stream"), b"replaced"),
+            ("admit", ("m1", 1, old, version, 5, u, 99, ""), b"other_incarnation"),
+            ("admit", ("m1", 1, self.incarnation, version, 5, u + 1, 99, ""), b"moved"),
+            ("attach", ("m1", 2, "token"), b"old_generation"),
+            ("release", ("m1", 2), b"old_generation"),
+            ("cancelled", ("m1", 2, 10), b"old_generation"),
+        ]
+        if self.machine.committed:
+            below = self.machine.committed - 1
+            refused.append(("resume", ("learner", below, 1, 0, 1000), b"below_commit"))
+        for verb, arguments, status in refused:
+            assert self.verb(verb, "train", *arguments)[0] == status, (verb, arguments)
+        assert self.verb("set_policy", "", old, 99)[0] == b"fenced"
+
+    @rule(at=index)
+    def write_without_the_lease(self, at: int) -> None:
+        group = self.some(State.GENERATING, at)
+        if group is not None:
+            self._write(group.group_id, "a0", group.attempt, 0, True, [0])
+
+    @rule(at=index)
+    def release(self, at: int) -> None:
+        group = self.some(State.GENERATING, at)
+        if group is not None and group.holder:
+            pair = (group.group_id, group.lease)
+            answer = self.verb("release", "train", group.holder, 1, *pair)
+            assert answer[2] == self.machine.release(group.holder, [pair])
+
+    @rule(holder=st.sampled_from([*MEMBERS, LEARNER]))
+    def attach(self, holder: str) -> None:
+        fence = self.incarnation if holder == LEARNER else 1
+        answer = self.verb("attach", "train", holder, fence, "token")
+        held = self.machine.attach(holder, self.now)
+        assert {g[0].decode() for g in answer[2]} == {g.group_id for g in held}
+        if holder != LEARNER:
+            self._same_drafts(answer[2], held)
+
+    @rule(holder=st.sampled_from([*MEMBERS, LEARNER]))
+    def detach(self, holder: str) -> None:
+        self.verb("detach", "train", holder, "token")
+        self.machine.detach(holder, self.now)
+
+    @rule(holder=st.sampled_from([*MEMBERS, LEARNER]))
+    def beat(self, holder: str) -> None:
+        member, incarnation = ("m1", self.incarnation) if holder == LEARNER else (holder, 0)
+        self.verb("heartbeat", "", member, 1, b"status", incarnation, 1000)
+        self.machine.beat(holder, self.now)
+
+    @rule()
+    def evict(self) -> None:
+        assert self.verb("evict", "train", 100)[2] == self.machine.evict()
+
+    @rule()
+    def expire(self) -> None:
+        answer = self.verb("expire", "train", 100, 10_000_000)
+        assert (answer[2], answer[3]) == self.machine.expire(self.now)
+
+    # ------------------------------------------------------------------------------------------- comparison
+
+    @invariant()
+    def agree(self) -> None:
+        if not hasattr(self, "machine"):
+            return
+        self.machine.check()
+        self.call(self._compare())
+
+    async def _compare(self) -> None:
+        machine, keys = self.machine, self.keys
+        names = ("deadline", "reuse", "holders", *State)
+        pipe = self.redis.client.pipeline(transaction=False)
+        for gid in machine.groups:
+            pipe.hget(keys.table("train", f"g:{gid}"), "group")
+        for name in names:
+            pipe.zrange(keys.table("train", name), 0, -1, withscores=True)
+        for holder in HOLDERS:
+            pipe.smembers(keys.table("train", f"held:{holder}"))
+        pipe.zrange(keys.table("train", "pending:"), 0, -1)
+        for gid in machine.groups:
+            pipe.hmget(keys.table("train", f"g:{gid}"), "d0", "d1")
+        for member in MEMBERS:
+            pipe.smembers(keys.table("train", f"cancels:{member}"))
+        pipe.hgetall(keys.table("train", "dead"))
+        pipe.lrange(keys.table("train", "failures"), 0, -1)
+        pipe.hgetall(keys.table("train", "evicted_tokens"))
+        pipe.smembers(keys.table("train", "trash"))
+        answers = iter(await pipe.execute())
+        groups = machine.groups.values()
+        for group in groups:
+            stored = msgpack.unpackb(next(answers))
+            assert {name: stored[name] for name in FIELDS} == _fields(group)
+            assert stored.get("uses", []) == group.uses
+            assert stored.get("drafts", 0) == len(machine.drafts[group.group_id])
+            assert (stored.get("former", ""), stored.get("causes", [])) == (group.former, group.causes)
+            assert stored.get("tokens", 0) == group.tokens
+        scored = {name: {m.decode(): score for m, score in next(answers)} for name in names}
+        for state in State:
+            assert set(scored[state]) == {g.group_id for g in groups if g.state is state}
+        unleased = (State.GENERATING, State.READY)
+        waiting = [g for g in groups if g.state in unleased]
+        assert scored["deadline"] == {g.group_id: g.deadline for g in waiting if not g.uses}
+        assert scored["reuse"] == {g.group_id: g.deadline for g in waiting if g.uses}
+        assert scored[State.READY] == {g.group_id: g.order for g in groups if g.state is State.READY}
+        assert scored["holders"] == machine.holders
+        for holder in HOLDERS:
+            assert {m.decode() for m in next(answers)} == {g.group_id for g in machine.held(holder)}
+        pending = [json.loads(entry) for entry in next(answers)]
+        assert [(p[0], p[5], p[6]) for p in pending] == [
+            (t.ordinal, t.parent, t.refills) for t in sorted(machine.pending, key=lambda t: t.ordinal)
+        ]
+        for group in groups:
+            drafts = machine.drafts[group.group_id]
+            texts = {m: f"{d.attempt} {d.tokens} {d.ranges}".encode() for m, d in drafts.items()}
+            assert next(answers) == [texts.get(0), texts.get(1)]
+        for member in MEMBERS:
+            assert {tuple(entry.decode().split()) for entry in next(answers)} == machine.cancels.read(member)
+        self._compare_endings(*answers)
+        await self._compare_ledger()
+
+    def _compare_endings(
+        self, dead: dict[bytes, bytes], failures: list[bytes], evicted: dict[bytes, bytes], trash: set[bytes]
+    ) -> None:
+        """Notes of failed groups, evictions by length, and that no prompt is thrown away that somebody needs."""
+        machine = self.machine
+        notes = {gid.decode(): json.loads(note) for gid, note in dead.items()}
+        assert [gid.decode() for gid in reversed(failures)] == list(machine.dead.notes)
+        assert {
+            gid: (n["ordinal"], n["reason"], n["attempts"], tuple(n.get("causes", ())), n["kept"], n["redriven"])
+            for gid, n in notes.items()
+        } == {
+            gid: (n.task.ordinal, n.reason, n.attempts, n.causes, n.kept, n.redriven)
+            for gid, n in machine.dead.notes.items()
+        }
+        assert {int(bound): int(count) for bound, count in evicted.items()} == dict(machine.evicted_tokens)
+        thrown = {int(ordinal) for entry in trash if (ordinal := entry.decode().split("|")[1])}
+        needed = [t.ordinal for t in machine.pending] + [n.task.ordinal for n in machine.dead.notes.values() if n.kept]
+        needed += [g.task.ordinal for g in machine.groups.values()]
+        assert len(needed) == len(set(needed)), "a prompt has one owner"
+        assert thrown.isdisjoint(needed)
+
+    async def _compare_ledger(self) -> None:
+        machine = self.machine
+        _, view, *flat, _ = await self.redis.verb("ledger", "train", 0)
+        counters, recount, reasons = (
+            {name.decode(): int(value) for name, value in zip(part[::2], part[1::2], strict=True)} for part in flat
+        )
+        assert discrepancies(counters, recount) == []
+        assert {name: counters[name] for name in FIGURES} == {name: machine.counts[name] for name in FIGURES}
+        assert reasons == dict(machine.reasons)
+        figures = TableView.from_reply(view)
+        assert (figures.u, figures.end_of_data, figures.demand) == (
+            machine.u, int(machine.end_of_data), machine.demand,
+        )  # fmt: skip
+        assert (figures.bytes, figures.reserved) == (machine.bytes, machine.reserved)
+        assert figures.orphaned == sum(g.orphan for g in machine.groups.values())
+
+
+FIELDS = frozenset(
+    {
+        "state", "ordinal", "holder", "lease", "attempt", "lost", "orphan", "done", "scored", "bytes", "ranges",
+        "payloads", "deadline", "seq", "order",
+    }
+)  # fmt: skip
+
+
+def _fields(group: Group) -> dict[str, str | int | bool]:
+    return {
+        "state": group.state.value,
+        "ordinal": group.task.ordinal,
+        "holder": group.holder,
+        "lease": group.lease,
+        "attempt": group.attempt,
+        "lost": group.lost,
+        "orphan": group.orphan,
+        "done": "".join("1" if flag else "0" for flag in group.done),
+        "scored": group.scored,
+        "bytes": group.bytes,
+        "ranges": str(group.ranges),
+        "payloads": ",".join(f"{m}:{a}" + (f":{PIECES[m]}" if m in PIECES else "") for m, a in group.payloads),
+        "deadline": group.deadline,
+        "seq": group.seq,
+        "order": group.order,
+    }
+
+
+# How often the random walk takes a command; the rest of the rules have weight 1.
