@@ -22,7 +22,7 @@ from protos import buffer_pb2 as pb
 _RECHECK_S = 1.0
 # Ready groups wait for this long at most for what is being written at the same moment.
 _GATHER_S = 0.005
-_MESSAGE_BYTES = 512 << 10
+_MESSAGE_BYTES = 1 << 20
 _LEARNER = "learner"
 _GROUPS = pb.SampleResponse.DESCRIPTOR.fields_by_name["groups"].number
 _TASK, _MEMBERS, _PAYLOADS = (

@@ -157,7 +157,7 @@ class BufferService:
         # For further fronts on this machine.
         (config.run.folder / REDIS_URL_FILE).write_text(self.redis.url, encoding="utf-8")
         self._background(self._keep_alive(self.redis))
-        return self.redis.url
+        return self.redis.local_url
 
     async def _keep_alive(self, server: RedisServer) -> None:
         """Restarts Redis with its data when it dies."""

@@ -14,7 +14,7 @@ from buffer.uploading import Uploader
 from mesh.errors import PayloadError, RollmeshError
 from protos import buffer_pb2 as pb
 
-_MESSAGE_BYTES = 512 << 10
+_MESSAGE_BYTES = 1 << 20
 # Messages sent and not answered yet; more are gathered meanwhile.
 _IN_FLIGHT = 4
 
