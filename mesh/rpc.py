@@ -78,6 +78,8 @@ def _options(max_message_mb: int, keepalive_s: float = KEEPALIVE_S) -> list[tupl
         ("grpc.max_receive_message_length", max_message_mb << 20),
         ("grpc.keepalive_time_ms", round(keepalive_s * 1000)),
         ("grpc.keepalive_timeout_ms", round(keepalive_s * 800)),
+        # The ping's own deadline; without it a minute, whatever the one above says.
+        ("grpc.http2.ping_timeout_ms", round(keepalive_s * 800)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # What a server puts up with.

@@ -16,6 +16,7 @@ from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError
 from mesh.fronts import MeshChannel, addresses_of, open_mesh
 from protos import reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
+from tests.faults.proxy import Conditions, ProxyLoop
 
 OPEN = SecuritySection()
 
@@ -157,6 +158,27 @@ async def test_fronts_are_learned_and_forgotten_with_their_last_call(
     await servers.stop(last)
     assert await ask(channel, 2) == {given.address: 2}
     names[given.address].cancel()
+
+
+async def test_a_front_behind_a_cut_link_is_noticed_by_its_silence(servers: Servers) -> None:
+    near, far = await servers.start(), await servers.start()
+    links = ProxyLoop()
+    link = links.link(int(far.address.rpartition(":")[2]))
+    async with open_mesh(f"{near.address},{link.address}", OPEN, keepalive_s=0.4) as channel:
+        await connected(channel, near.address, far.address)
+        stub = weights_pb2_grpc.WeightsStub(channel)
+        calls = [stub.Watch(weights_pb2.WatchRequest()) for _ in range(2)]
+        names = {(await call.read()).run: call for call in calls}
+        link.apply("*", Conditions(mode="blackhole"))
+        # A stream has no deadline: only the keepalive can tell.
+        async with asyncio.timeout(10):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await names[far.address].read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await ask(channel, 4) == {near.address: 4}
+        names[near.address].cancel()
+    link.close()
+    links.close()
 
 
 @pytest.mark.parametrize("text", ["", "host", "a:1,,b:2", "a:1,b"])
