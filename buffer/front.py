@@ -14,6 +14,7 @@ from buffer.context import FrontContext
 from buffer.failures import redrive
 from buffer.fetch_stream import fetch_stream
 from buffer.ledger import describe, ledger
+from buffer.limits import group_bytes
 from buffer.policy.reuse import weight_of
 from buffer.redis_access import RedisAccess
 from buffer.sampling import sample_stream
@@ -38,14 +39,11 @@ _DISPOSITIONS = {
     pb.NACK_DISPOSITION_FILTER: "filter",
     pb.NACK_DISPOSITION_FAIL: "fail",
 }
-# Bytes of a stored response token (id and log-prob), and of a payload's frame.
-_TOKEN_BYTES = 8
-_FRAME_BYTES = 512
 
 
 def reserve(task: trajectory.PromptTask) -> int:
     """Payload bytes that the group of a task may need at most."""
-    return task.n * (_FRAME_BYTES + _TOKEN_BYTES * task.sampling.max_tokens)
+    return group_bytes(task.n, task.sampling.max_tokens)
 
 
 def _stored(request: pb.WriteRequest, response: pb.WriteResponse) -> dict[str, object]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Of a stored response token (id and log-prob), and of a payload's frame.
+TOKEN_BYTES = 8
+FRAME_BYTES = 512
 # Payloads above this are stored in pieces of this size.
 PIECE_BYTES = 512 << 10
 # Larger payloads are refused unless they come in pieces, and in at most so many.
@@ -9,3 +12,8 @@ MAX_WHOLE_BYTES = 2 * PIECE_BYTES
 MAX_PIECES = 4096
 # A group with more payload bytes than this is leased without payloads: they are fetched.
 INLINE_BYTES = 2 << 20
+
+
+def group_bytes(members: int, max_tokens: int) -> int:
+    """Payload bytes that a group may need at most."""
+    return members * (FRAME_BYTES + TOKEN_BYTES * max_tokens)

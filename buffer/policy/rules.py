@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from buffer.limits import group_bytes
 from mesh.config import Config
+from mesh.errors import ConfigError
 
 TRAIN = "train"
 EVAL = "eval"
@@ -72,7 +74,12 @@ def order_of(name: str) -> Order:
 
 
 def rules_of(config: Config, table: str) -> TableRules:
-    """The rules that a configuration means for `train` or `eval`."""
+    """The rules that a configuration means for `train` or `eval`.
+
+    Raises:
+        ConfigError: the byte budget cannot hold one batch: nothing would ever train.
+    """
+    _check_budget(config)
     train = table == TRAIN
     max_reuse = config.buffer.max_reuse if train else 1
     return TableRules(
@@ -89,3 +96,14 @@ def rules_of(config: Config, table: str) -> TableRules:
         max_bytes=config.buffer.max_bytes,
         max_attempts=config.rollout.max_attempts,
     )
+
+
+def _check_budget(config: Config) -> None:
+    groups, rollout, budget = config.learner.batch.groups, config.rollout, config.buffer.max_bytes
+    needed = groups * group_bytes(rollout.n, rollout.max_response_tokens)
+    if needed > budget:
+        raise ConfigError(
+            f"buffer.max_bytes ({budget}) cannot hold one batch: {groups} groups of {rollout.n} responses of "
+            f"{rollout.max_response_tokens} tokens may need {needed} bytes",
+            hint=f"set buffer.max_bytes to {2 * needed} or more",
+        )

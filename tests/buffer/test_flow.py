@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mesh.errors import FencedError, PayloadError
+from mesh.errors import ConfigError, FencedError, PayloadError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import (
@@ -294,7 +294,12 @@ async def test_a_round_that_nobody_serves_is_withdrawn_whole(mesh: Mesh) -> None
 
 
 async def test_the_byte_budget_gates_admission_only(mesh: Mesh) -> None:
-    front = await mesh.front(buffer={"max_bytes": 1500, "redis": mesh.redis_url})  # a group of two reserves 1280
+    # A group of two reserves 1280.
+    front = await mesh.front(
+        buffer={"max_bytes": 1500, "redis": mesh.redis_url},
+        learner={"batch": {"groups": 1}},
+        rollout={"n": 2, "max_response_tokens": 16},
+    )
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.seed(1, 4)
     admission, writer = generator.admission(), generator.writer()
@@ -308,6 +313,11 @@ async def test_the_byte_budget_gates_admission_only(mesh: Mesh) -> None:
     await learner.client.commit("train", 1, 1)
     admission.update(4, V1)
     assert await generator.grants(admission, 1)
+
+
+async def test_a_budget_that_cannot_hold_one_batch_is_refused_at_the_start(mesh: Mesh) -> None:
+    with pytest.raises(ConfigError, match="cannot hold one batch: 2 groups of 2 responses"):
+        await mesh.front(buffer={"max_bytes": 1500, "redis": mesh.redis_url})
 
 
 @single_and_cluster
@@ -379,7 +389,7 @@ async def test_bad_calls_are_refused_by_name(mesh: Mesh) -> None:
         await learner.client.seed("train", 1, [task])
     assert caught.value.field == "tasks[0].greedy"
     with pytest.raises(FencedError):
-        await learner.client.seed("train", 7, [make_task(1)])
+        await learner.client.seed("train", 0, [make_task(1)])
     with pytest.raises(PayloadError, match="disposition"):
         await learner.client.nack("train", 1, [], pb.NACK_DISPOSITION_UNSPECIFIED)
 
