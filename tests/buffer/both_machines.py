@@ -306,6 +306,9 @@ class BothMachines(RuleBasedStateMachine):
         assert bool(answer[2]) == (not refused)
         if not refused:
             assert bool(answer[4]) == self.machine.checkpoint_wanted
+            for group_id, _ in leases:
+                oldest = self.machine.groups[group_id].ranges.oldest(self.machine.lineage)
+                assert oldest is None or version - oldest <= self.rules.max_staleness, "trained over the bound"
             self.claimed.append((version, leases))
 
     @rule()
@@ -435,6 +438,27 @@ class BothMachines(RuleBasedStateMachine):
     def expire(self) -> None:
         answer = self.verb("expire", "train", 100, 10_000_000)
         assert (answer[2], answer[3]) == self.machine.expire(self.now)
+
+    @rule()
+    def make_progress(self) -> None:
+        """Whatever has happened, a learner, a generator and a commit get groups trained again."""
+        self.take_over(0)
+        self.lose_holders()
+        self.publish()
+        self.commit(0)
+        self.evict()
+        before = self.machine.counts[Fate.TRAINED]
+        for _ in range(3):
+            self.fill(4, "m1")
+            for group in [g for g in self.machine.groups.values() if g.state is State.GENERATING and g.holder == "m1"]:
+                for member in range(group.task.n):
+                    self._write(group.group_id, group.lease, group.attempt, member, True, [0])
+            self.sample(0, self.rules.groups_per_step)
+            self.claim(0, False, 0)
+            self.publish()
+            self.evict()
+            self.commit(0)
+        assert self.machine.counts[Fate.TRAINED] > before, "nothing can be trained any more"
 
     # ------------------------------------------------------------------------------------------- comparison
 

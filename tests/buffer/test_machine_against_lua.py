@@ -16,7 +16,7 @@ def test_policy_machine_and_lua_verbs_agree_on_generated_commands(redis_url: str
     run_state_machine_as_test(
         BothMachines,
         settings=settings(
-            max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=10, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 

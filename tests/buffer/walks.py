@@ -78,6 +78,8 @@ def random_walk(seed: int, steps: int, *, compare_every: int = 1) -> set[str]:
             rng.choices(commands, weights)[0][1]()
             if step % compare_every == 0:
                 both.agree()
+        both.make_progress()
+        both.agree()
         counts = both.machine.counts
         return {*both.seen, *both.machine.reasons, *(name for name in FIGURES if counts[name])}
     finally:
