@@ -25,6 +25,7 @@ from benchmarks.buffer.plan import Plan
 from mesh.errors import RollmeshError
 
 _READY_S = 60.0
+_FILL_S = 900.0
 _ROLES = ("front", "redis", "writers", "learner")
 
 
@@ -134,6 +135,7 @@ class Mesh:
             "writers": [psutil.Process(process.pid) for _, process in self._writers],
             "learner": [psutil.Process(learner.pid)],
         }
+        self.empty_bytes = self.used_bytes()
         for conn, _ in self._writers:
             conn.send(incarnation)
 
@@ -145,9 +147,9 @@ class Mesh:
             self._front.terminate()
             self._front.join(20)
 
-    def memory(self) -> dict[str, int]:
-        """`used_memory` and friends, as Redis says."""
-        return {name: int(value) for name, value in self._client.info("memory").items() if name.startswith("used_")}
+    def used_bytes(self) -> int:
+        """Redis' `used_memory`."""
+        return int(self._client.info("memory")["used_memory"])
 
     def _cpu(self) -> dict[str, float]:
         times = {}
@@ -156,8 +158,14 @@ class Mesh:
             times[role] = sum(t.user + t.system for t in used)
         return times
 
+    def filled(self) -> dict[str, float]:
+        """Waits until the table is as full as the plan says: seconds that took, payload bytes stored."""
+        return dict(_hear(self._learner, _FILL_S))
+
     def measure(self) -> Cell:
         """One measured window after the warm-up; the cell ends with it."""
+        if self._plan.fill:
+            self._learner.send("begin")
         time.sleep(self._plan.warmup)
         self._client.config_resetstat()
         before, began = self._cpu(), time.time()
@@ -177,29 +185,30 @@ class Mesh:
         span = inside[-1][0] - inside[0][0]
         rate = items / span
         expected = rate * (ended - began)
-        latencies = sorted(figures["latencies"])
+        latencies = sorted(latency for at, latency in figures["latencies"] if began <= at < ended)
         redis_us = {
             name.removeprefix("cmdstat_"): round(stats["usec"] / expected, 2) for name, stats in commands.items()
         }
         return Cell(
             items_s=rate,
-            p50_ms=_quantile(latencies, 0.50) * 1e3,
-            p99_ms=_quantile(latencies, 0.99) * 1e3,
+            p50_ms=quantile(latencies, 0.50) * 1e3,
+            p99_ms=quantile(latencies, 0.99) * 1e3,
             payload_bytes=figures["payload_bytes"],
             cpu_us={role: (after[role] - before[role]) / expected * 1e6 for role in _ROLES},
             redis_us=dict(sorted(redis_us.items(), key=lambda item: -item[1])[:8]),
             balanced=not figures["discrepancies"] and figures["used"] * self._plan.group == figures["claimed"],
-            latencies_ms=[value * 1e3 for value in figures["latencies"]] if self._plan.rate else [],
+            latencies_ms=[value * 1e3 for value in latencies] if self._plan.rate else [],
         )
 
 
-def _quantile(ordered: list[float], share: float) -> float:
+def quantile(ordered: list[float], share: float) -> float:
+    """The value below which `share` of an ascending list lies; 0 without values."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def _hear(conn: Connection) -> Any:
-    if not conn.poll(_READY_S):
-        raise MeasurementError(f"a process said nothing for {_READY_S:.0f} s")
+def _hear(conn: Connection, timeout_s: float = _READY_S) -> Any:
+    if not conn.poll(timeout_s):
+        raise MeasurementError(f"a process said nothing for {timeout_s:.0f} s")
     try:
         return conn.recv()
     except EOFError as error:

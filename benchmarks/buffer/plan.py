@@ -20,6 +20,7 @@ class Plan:
         batch: trajectories that the learner claims together.
         ahead: batches that are seeded ahead of the claim (bounds what the buffer holds).
         commit_every: claims per commit.
+        fill: the learner begins only when all that is seeded ahead is ready, so that the table stays that full.
     """
 
     tokens: int
@@ -29,9 +30,10 @@ class Plan:
     warmup: float = 0.7
     rate: float = 0.0
     durability: str = "none"
-    batch: int = 128
-    ahead: int = 5
+    batch: int = 256
+    ahead: int = 6
     commit_every: int = 4
+    fill: bool = False
 
     @property
     def groups_per_step(self) -> int:

@@ -7,6 +7,7 @@ Each answers its parent over a pipe: `up` when it has joined, then its figures o
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from multiprocessing.connection import Connection
@@ -31,7 +32,10 @@ TABLE = "train"
 PROMPT_TOKENS = 64
 _TIMEOUT_S = 10.0
 # Trajectories that a writer has in flight at most.
-_WINDOW = 256
+_WINDOW = 512
+# Tasks seeded by one call, and batches asked for ahead, when the table is filled first.
+_SEEDED_AT_ONCE = 2000
+_REQUESTED = 3
 
 
 async def _join(address: str, role: membership_pb2.Role, name: str) -> tuple[BufferClient, MembershipAgent]:
@@ -49,6 +53,8 @@ async def _told(conn: Connection) -> Any:
         await heard.wait()
     finally:
         loop.remove_reader(conn.fileno())
+        # The loop made it non-blocking; what is sent over it may be large.
+        os.set_blocking(conn.fileno(), True)
     return conn.recv()
 
 
@@ -159,8 +165,7 @@ class _Consumer:
         self._stream = client.sample(TABLE, incarnation)
         self._seeded = 0
         self.version = 1
-        self.arrivals: list[float] = []
-        self.latencies: list[float] = []
+        self.latencies: list[tuple[float, float]] = []
         self.claims: list[tuple[float, int]] = []
         self.claimed = 0
         self.payload_bytes = 0
@@ -187,15 +192,26 @@ class _Consumer:
         for group in groups:
             for meta, payload in zip(group.members, group.payloads, strict=True):
                 assert len(decode(payload).response_ids) == self._plan.tokens
-                self.latencies.append(now - meta.finished_unix_ns * 1e-9)
+                self.latencies.append((now, now - meta.finished_unix_ns * 1e-9))
             self.payload_bytes = len(group.payloads[0])
+
+    async def fill(self) -> dict[str, float]:
+        """Seeds what is to be ahead and waits until it is ready; how long that took, and the bytes stored."""
+        began, total = time.perf_counter(), self._plan.ahead * self._plan.groups_per_step
+        for start in range(0, total, _SEEDED_AT_ONCE):
+            await self.seed(min(_SEEDED_AT_ONCE, total - start))
+        # What others' writes add up to offers no event to wait for; the parent's deadline bounds this loop.
+        while (state := await self._client.describe(TABLE)).counts.ready < total:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        return {"seconds": time.perf_counter() - began, "payload_bytes": state.bytes}
 
     async def run(self) -> None:
         plan, size = self._plan, self._plan.groups_per_step
-        ahead = max(2, plan.ahead - 2)
+        ahead = _REQUESTED if plan.fill else max(2, plan.ahead - 2)
         for version in range(1, 1 + ahead):
             self._stream.request(size, version)
-        await self.seed(plan.ahead * size)
+        if not plan.fill:
+            await self.seed(plan.ahead * size)
         waiting: deque[Any] = deque()
         pending: set[asyncio.Task[Any]] = set()
         while not self.ending:
@@ -238,6 +254,9 @@ def learner(conn: Connection, address: str, plan: Plan) -> None:
         await client.set_policy_version(resumed.incarnation, 1)
         conn.send(resumed.incarnation)
         consumer = _Consumer(plan, client, resumed.incarnation)
+        if plan.fill:
+            conn.send(await consumer.fill())
+            await _told(conn)
         work = asyncio.create_task(consumer.run())
         told = asyncio.create_task(_told(conn))
         await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -253,7 +272,6 @@ def learner(conn: Connection, address: str, plan: Plan) -> None:
                 "payload_bytes": consumer.payload_bytes,
                 "discrepancies": list(ledger.discrepancies),
                 "used": ledger.counters.trained + ledger.counters.consumed,
-                "bytes": 0,
             }
         )
 

@@ -5,8 +5,8 @@
 FIFO, each group once, nothing throttled by the bound; writers, service, Redis and learner are processes of their own
 that speak over loopback. `none` (no persistence) is what compares with Reverb; `everysec` and `always` are what a run
 would use. Contenders alternate within a repetition and the order turns with every one, so that a slow spell of the
-machine meets all; ratios are of medians. The learner decodes every payload, claims in batches of 128 trajectories and
-commits every fourth batch; the buffer holds five batches at most. Needs a quiet machine.
+machine meets all; ratios are of medians. The learner decodes every payload, claims in batches of 256 trajectories and
+commits every fourth batch; the buffer holds six batches at most. Needs a quiet machine.
 """
 
 from __future__ import annotations
