@@ -25,8 +25,9 @@ $(READY): pyproject.toml
 demo: $(READY) ## Train the demonstration: real services, held-out reward goes up
 	$(BIN)/python -m examples.demo
 
-test: check ## Lint, types and the whole test suite
-	$(BIN)/python -m pytest
+test: check ## Lint, types and the whole test suite: what computes on two cores at once, what starts whole runs alone
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m slow
 
 check: lint types ## Lint, format and types
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,6 +32,13 @@ def foreign_python(request: pytest.FixtureRequest) -> Path:
     folder = request.config.cache.mkdir("reward-server-venv") / f"{sys.version_info.major}.{sys.version_info.minor}"
     python = folder / "bin" / "python"
     ready = folder / "ready"
+    with FileLock(folder.parent / "lock", timeout=110):
+        _install(folder, ready)
+    return python
+
+
+def _install(folder: Path, ready: Path) -> None:
+    python = folder / "bin" / "python"
     if not ready.exists():
         venv.create(folder, with_pip=True, clear=True)
         install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "grpcio", "grpcio-tools"]
@@ -38,7 +46,6 @@ def foreign_python(request: pytest.FixtureRequest) -> Path:
         if done.returncode:
             pytest.skip(f"pip cannot install grpcio here: {done.stderr.strip().splitlines()[-1:]}")
         ready.touch()
-    return python
 
 
 @pytest.fixture(scope="session")

@@ -110,10 +110,33 @@ class Target:
             assert list(ledger.discrepancies) == []
 
     async def works(self) -> None:
-        """A learner that takes over is offered groups, trains and commits them."""
-        await self.people()
+        """A learner that takes over is offered groups, trains and commits them, whoever holds what by now."""
+        await self.learner.kill()
+        await self.generator.kill()
+        learner = self.learner = await self.mesh.learner(self.front, takeover=True, force=True)
+        generator = await self.mesh.generator(self.front)
+        first = learner.resumed.seeded + 1
+        await learner.client.seed("train", learner.incarnation, [make_task(first + i) for i in range(4)])
+        admission, writer = generator.admission(), generator.writer()
+        version = PolicyVersion(learner.incarnation, 0)
+        admission.update(4, version)
+
+        async def work() -> None:
+            async for grant in admission:
+                await generator.finish(writer, [grant], version)
+
+        working = asyncio.create_task(work())
+        try:
+            groups = await learner.batch(learner.sampler(), 2, 0)
+            assert (await learner.train(groups, 0)).claimed
+        except TimeoutError:
+            state = await learner.client.describe("train")
+            raise AssertionError(f"no batch; the generator waits: {admission.waiting_reason}\n{state}") from None
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
         await self.balances()
-        assert (await self.learner.client.commit("train", self.learner.incarnation, 1)).trained >= 2
+        assert (await learner.client.commit("train", learner.incarnation, 1)).trained >= 2
 
     def close(self) -> None:
         async def end() -> None:
