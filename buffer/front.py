@@ -13,6 +13,7 @@ from buffer.bounds import check_id, check_reassertion, check_tasks
 from buffer.context import FrontContext
 from buffer.failures import redrive
 from buffer.fetch_stream import fetch_stream
+from buffer.in_turn import in_turn
 from buffer.ledger import describe, ledger
 from buffer.limits import group_bytes
 from buffer.policy.reuse import weight_of
@@ -28,6 +29,8 @@ from protos import buffer_pb2_grpc
 from protos import trajectory_pb2 as trajectory
 
 log = logging.getLogger(__name__)
+# Messages of one Write stream under way: the next is checked while Redis stores the one before.
+_STORED_AT_ONCE = 3
 _STATUS = {
     1: pb.WRITE_STATUS_STORED,
     2: pb.WRITE_STATUS_DUPLICATE,
@@ -98,8 +101,8 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         self, request_iterator: AsyncIterator[pb.WriteRequest], _context: Any
     ) -> AsyncIterator[pb.WriteResponse]:
         """See buffer.proto."""
-        async for request in request_iterator:
-            yield await self._write(request)
+        async for response in in_turn(request_iterator, self._write, _STORED_AT_ONCE):
+            yield response
 
     async def _write(self, request: pb.WriteRequest) -> pb.WriteResponse:
         """One message is one round trip to Redis, however many members it carries."""
