@@ -94,7 +94,10 @@ async def test_what_is_under_way_is_cancelled_with_the_stream() -> None:
             cancelled.set()
         return 0
 
-    reading = asyncio.create_task(anext(aiter(in_turn(_numbers(1, []), answer, 3))))
+    async def read() -> list[int]:
+        return [found async for found in in_turn(_numbers(1, []), answer, 3)]
+
+    reading = asyncio.create_task(read())
     await asyncio.sleep(0.01)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
