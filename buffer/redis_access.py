@@ -193,6 +193,11 @@ class RedisAccess:
         On one server they are sent together. In a cluster the verb is sent when all nodes have acknowledged the plain
         commands. These must be repeatable: they are sent once more where Redis had forgotten the verb.
         """
+        answer: list[Any] = (await self.after_all(commands, name, *arguments))[-1]
+        return answer
+
+    async def after_all(self, commands: Sequence[Sequence[Argument]], name: str, *arguments: Argument) -> list[Any]:
+        """As `after`; the replies to the plain commands stand before the verb's answer."""
         verb = ("EVALSHA", self._scripts[name].digest, 1, self._run_key, *arguments)
         send = self._wire.send
         async with translated():
@@ -202,8 +207,7 @@ class RedisAccess:
             async with translated():
                 replies = await (self._wire.send_behind(commands, (verb,)) if commands else send((verb,)))
         self._check([*commands, verb], replies)
-        answer: list[Any] = replies[-1]
-        return answer
+        return replies
 
     async def mget(self, keys: Sequence[str]) -> list[bytes | None]:
         """Values of plain keys; None where one is missing."""

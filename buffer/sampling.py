@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 from buffer.bell import wait_for
 from buffer.context import FrontContext, StreamHold, pump
+from buffer.payloads import Values
 from buffer.policy.order import Choice, choose_first, choose_in_order
 from buffer.policy.rules import TRAIN, Order
 from buffer.scoring import Ranking
 from buffer.splice import fields, opening
-from buffer.store import Leased, Outlook, fenced, lost_state
+from buffer.store import Leased, Outlook, Sealed, fenced, lost_state
 from buffer.view import TableView
 from buffer.waits import INSERTS
 from mesh.versions import checked_version
@@ -54,6 +55,7 @@ class SampleSession:
         self._with_payloads = first.with_payloads
         self._token = ""
         self._wishes: deque[_Wish] = deque()
+        self._sealed: Sealed | None = None
         ranked = self._rules.order is Order.SCORE and front.score is not None
         self._ranking = Ranking(front.score) if ranked and front.score is not None else None
         self._take(first)
@@ -115,6 +117,9 @@ class SampleSession:
         view = await self._gathered(wish, view, event)
         if not view.ready:
             return [], self._waiting(view)
+        leased = await self._at_hand(wish, view)
+        if leased:
+            return self._counted(wish, leased), ""
         outlook = await self._front.store.peek(self._table, wish.version, self._candidates(wish))
         if self._ranking is not None:
             outlook = await self._ranked(self._ranking, outlook)
@@ -124,11 +129,38 @@ class SampleSession:
         leased = await self._front.store.sample(
             self._table, self._incarnation, wish.version, choice.group_ids, self._token
         )
+        return self._counted(wish, leased), "another front was faster"
+
+    def _counted(self, wish: _Wish, leased: list[Leased]) -> list[Leased]:
         self._front.ages.leased(self._table, leased)
         wish.credits -= len(leased)
         if wish.credits <= 0:
             self._wishes.popleft()
-        return leased, "another front was faster"
+        return leased
+
+    async def _at_hand(self, wish: _Wish, view: TableView) -> list[Leased]:
+        """Leases all ready groups where this front has just sealed them: first come, first served needs no look."""
+        store, rules = self._front.store, self._rules
+        sealed = store.sealed.pop(self._table, None)
+        if sealed is None or sealed.rev != view.rev or len(sealed.group_ids) != view.ready:
+            return []
+        # For a later version it would have to be seen whether the batches before it are full.
+        if rules.order is not Order.FIFO or wish.version != view.u or view.ready > wish.credits:
+            return []
+        self._sealed = sealed
+        return await store.sample(self._table, self._incarnation, wish.version, sealed.group_ids, self._token)
+
+    async def _values(self, leased: Sequence[Leased]) -> AsyncIterator[Values]:
+        """The payloads of each group: those at hand, or from Redis."""
+        sealed, self._sealed = self._sealed, None
+        if sealed is not None and self._with_payloads:
+            found = [sealed.of(group) for group in leased]
+            if None not in found:
+                for values in found:
+                    yield values or []
+                return
+        async for values in self._front.store.payloads.of_groups(self._table, leased, inline=self._with_payloads):
+            yield values
 
     async def _gathered(self, wish: _Wish, view: TableView, event: asyncio.Event) -> TableView:
         """The figures; while writes are under way, after a short wait for what they seal.
@@ -198,7 +230,7 @@ class SampleSession:
         if not leased:
             return
         prompts = await store.prompts(self._table, [group.ordinal for group in leased])
-        values = store.payloads.of_groups(self._table, leased, inline=self._with_payloads)
+        values = self._values(leased)
         lost: list[tuple[str, str]] = []
         parts: list[bytes] = []
         size = 0

@@ -106,6 +106,26 @@ class Leased:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealed:
+    """What a write of this front has just sealed, so that handing it on need not look for it.
+
+    Attributes:
+        rev: of the figures that the write left behind; any later change makes this stale.
+        group_ids: in the order of sealing.
+        values: payloads that this write stored, by (group id, member, attempt).
+    """
+
+    rev: int
+    group_ids: tuple[str, ...]
+    values: dict[tuple[str, int, int], bytes]
+
+    def of(self, group: Leased) -> list[bytes | None] | None:
+        """The group's payloads in order of their places; None unless this write stored them all."""
+        found = [self.values.get((group.group_id, place.member, place.attempt)) for place in group.places]
+        return None if None in found else found
+
+
+@dataclass(frozen=True, slots=True)
 class Outlook:
     """What the policy needs to choose a batch."""
 
@@ -132,6 +152,7 @@ class Store:
         self.drafts = Drafts(access, self.keys)
         self.views: dict[str, TableView] = {table: TableView() for table in TABLES}
         self.writing = 0
+        self.sealed: dict[str, Sealed] = {}
         self._listeners: list[Callable[[str], None]] = []
         self._prompts: OrderedDict[tuple[str, int], bytes] = OrderedDict()
 
@@ -316,10 +337,11 @@ class Store:
             arguments += [w.group_id, w.lease_id, w.attempt, w.member, values, w.size, w.ranges, w.meta, detail]
         self.writing += 1
         try:
-            answer = await self._redis.after(commands, "write", table, *arguments)
+            *replies, answer = await self._redis.after_all(commands, "write", table, *arguments)
         finally:
             self.writing -= 1
         self._see(table, answer[1])
+        self.sealed[table] = _sealed(answer, writes, commands, replies)
         results = [Written(int(status), bool(sealed)) for status, sealed, *_ in answer[2]]
         await self._settle(table, writes, answer[2])
         return results
@@ -525,6 +547,24 @@ def _checked(answer: list[Any]) -> list[Any]:
     if status == b"replaced":
         raise UnreachableError("a newer stream of the same member is open", hint="use that one")
     return answer
+
+
+def _sealed(
+    answer: Sequence[Any], writes: Sequence[Write], commands: Sequence[Sequence[Any]], replies: Sequence[Any]
+) -> Sealed:
+    sealed = [w.group_id for w, result in zip(writes, answer[2], strict=True) if result[1]]
+    if not sealed:
+        return Sealed(answer[1][0], (), {})
+    # A value is the stored one where its SET has found none before it.
+    stored = {command[1] for command, reply in zip(commands, replies, strict=True) if reply == b"OK"}
+    names = [command[1] for command in commands]
+    whole = [w for w in writes if w.draft or (w.scored and not w.pieces)]
+    values = {
+        (w.group_id, w.member, w.attempt): w.payload
+        for w, name in zip(whole, names, strict=True)
+        if name in stored and not w.draft
+    }
+    return Sealed(answer[1][0], tuple(sealed), values)
 
 
 def _flat(leases: Sequence[tuple[str, str]]) -> list[str]:

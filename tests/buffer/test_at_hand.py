@@ -1,0 +1,58 @@
+"""A group that a front has just sealed is handed on from there, where first come is first served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from buffer.keys import Keys
+from mesh.versions import PolicyVersion
+from tests.buffer.mesh_fixture import Mesh
+
+FIFO = {"max_staleness": 4, "order": "fifo"}
+
+
+async def _waiting(mesh: Mesh) -> tuple[Any, Any, Any, Any, Any]:
+    """A front, and a learner that waits for a batch while a generator holds a group."""
+    front = await mesh.front(buffer=FIFO)
+    learner = await mesh.learner(front)
+    generator = await mesh.generator(front)
+    await learner.seed(1, 4)
+    admission = generator.admission()
+    admission.update(credits=1, serving=PolicyVersion(learner.incarnation, 0))
+    (grant,) = await generator.grants(admission, 1)
+    sampler = learner.sampler()
+    sampler.request(2, 0)
+    # The stream is open, and its credits known, once it says why it waits.
+    while not sampler.waiting_reason.startswith("learner waits"):
+        await sampler.next(0.05)
+    return front, learner, generator, sampler, grant
+
+
+async def _reads(front: Any) -> int:
+    statistics = await front.access.client.info("commandstats")
+    return int(statistics.get("cmdstat_mget", {"calls": 0})["calls"])
+
+
+async def test_its_payloads_are_not_read_back(mesh: Mesh) -> None:
+    front, learner, generator, sampler, grant = await _waiting(mesh)
+    before = await _reads(front)
+    version = PolicyVersion(learner.incarnation, 0)
+    await generator.finish(generator.writer(), [grant], version)
+    (group,) = await learner.collect(sampler, 1)
+    assert group.group_id == grant.group_id
+    assert all(len(payload) > 0 for payload in group.payloads)
+    stored = [
+        await front.access.client.get(Keys(front.run_name).payload("train", grant.group_id, member, grant.attempt))
+        for member in range(2)
+    ]
+    assert list(group.payloads) == stored
+    assert await _reads(front) == before
+
+
+async def test_the_first_stored_value_counts_even_so(mesh: Mesh) -> None:
+    front, learner, generator, sampler, grant = await _waiting(mesh)
+    key = Keys(front.run_name).payload("train", grant.group_id, 1, grant.attempt)
+    await front.access.client.set(key, b"stored before")
+    await generator.finish(generator.writer(), [grant], PolicyVersion(learner.incarnation, 0))
+    (group,) = await learner.collect(sampler, 1)
+    assert group.payloads[1] == b"stored before"
