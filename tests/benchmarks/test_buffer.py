@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.buffer.arrays import make_arrays
-from benchmarks.buffer.mesh import started
+from benchmarks.buffer.mesh import quantile, started
 from benchmarks.buffer.plan import Plan
 from benchmarks.buffer.reverb import Reverb
 from benchmarks.buffer.roles import trajectories
@@ -39,3 +39,20 @@ def test_all_contenders_store_the_same_arrays() -> None:
 def test_a_peer_that_cannot_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot run"):
         Reverb(tmp_path / "absent")
+
+
+def test_quantiles_are_values_that_were_seen() -> None:
+    samples = [float(value) for value in range(100)]
+    assert [quantile(samples, share) for share in (0.0, 0.5, 0.99, 1.0)] == [0.0, 50.0, 99.0, 99.0]
+    assert quantile([], 0.5) == 0.0
+
+
+def test_a_full_table_stays_full(tmp_path: Path) -> None:
+    plan = Plan(tokens=16, group=4, seconds=0.4, warmup=0.1, batch=16, ahead=10, fill=True)
+    with started(plan, tmp_path) as mesh:
+        filled = mesh.filled()
+        assert filled["payload_bytes"] == 40 * 4 * len(encode(trajectories(16, 1)[0]))
+        assert mesh.used_bytes() - mesh.empty_bytes > filled["payload_bytes"]
+        cell = mesh.measure()
+    assert cell.balanced
+    assert cell.items_s > 0
