@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from mesh.config.models import SecuritySection
 from mesh.fronts import open_mesh
-from mesh.rpc import to_rollmesh_error
+from mesh.rpc import is_transient, to_rollmesh_error
 from protos import buffer_pb2, buffer_pb2_grpc, membership_pb2, membership_pb2_grpc
 from rollmesh.report.metrics import Record, is_evaluation, is_training
 
@@ -101,13 +103,10 @@ class MeshView:
         Raises:
             RollmeshError: the mesh does not answer.
         """
-        try:
-            answer: buffer_pb2.DescribeResponse = await self._buffer.Describe(
-                buffer_pb2.DescribeRequest(table=table), timeout=_DEADLINE_S
-            )
-            return answer
-        except grpc.aio.AioRpcError as error:
-            raise to_rollmesh_error(error, f"mesh {self._address}") from error
+        answer: buffer_pb2.DescribeResponse = await self._ask(
+            self._buffer.Describe, buffer_pb2.DescribeRequest(table=table), _DEADLINE_S
+        )
+        return answer
 
     async def ledger(self, table: str, failed_limit: int = 0) -> buffer_pb2.LedgerResponse:
         """A table's ledger, counted and recounted.
@@ -116,11 +115,8 @@ class MeshView:
             RollmeshError: the mesh does not answer.
         """
         request = buffer_pb2.LedgerRequest(table=table, failed_limit=failed_limit)
-        try:
-            answer: buffer_pb2.LedgerResponse = await self._buffer.Ledger(request, timeout=_LEDGER_DEADLINE_S)
-            return answer
-        except grpc.aio.AioRpcError as error:
-            raise to_rollmesh_error(error, f"mesh {self._address}") from error
+        answer: buffer_pb2.LedgerResponse = await self._ask(self._buffer.Ledger, request, _LEDGER_DEADLINE_S)
+        return answer
 
     async def redrive(self, table: str, group_ids: Sequence[str]) -> buffer_pb2.RedriveResponse:
         """Queues prompts of failed groups again; no ids: all that are kept.
@@ -129,11 +125,8 @@ class MeshView:
             RollmeshError: the mesh does not answer.
         """
         request = buffer_pb2.RedriveRequest(table=table, group_ids=group_ids)
-        try:
-            answer: buffer_pb2.RedriveResponse = await self._buffer.Redrive(request, timeout=_LEDGER_DEADLINE_S)
-            return answer
-        except grpc.aio.AioRpcError as error:
-            raise to_rollmesh_error(error, f"mesh {self._address}") from error
+        answer: buffer_pb2.RedriveResponse = await self._ask(self._buffer.Redrive, request, _LEDGER_DEADLINE_S)
+        return answer
 
     async def members(self) -> membership_pb2.ListResponse:
         """Everyone in the mesh.
@@ -141,10 +134,18 @@ class MeshView:
         Raises:
             RollmeshError: the mesh does not answer.
         """
-        try:
-            answer: membership_pb2.ListResponse = await self._membership.List(
-                membership_pb2.ListRequest(), timeout=_DEADLINE_S
-            )
-            return answer
-        except grpc.aio.AioRpcError as error:
-            raise to_rollmesh_error(error, f"mesh {self._address}") from error
+        answer: membership_pb2.ListResponse = await self._ask(
+            self._membership.List, membership_pb2.ListRequest(), _DEADLINE_S
+        )
+        return answer
+
+    async def _ask(self, method: Callable[..., Any], request: Message, deadline_s: float) -> Any:
+        """One answer. Each front is tried once: whoever looks at a mesh wants to know at once that none answers."""
+        tries = len(self._channel.addresses)
+        while True:
+            tries -= 1
+            try:
+                return await method(request, timeout=deadline_s)
+            except grpc.aio.AioRpcError as error:
+                if not (tries and is_transient(error)):
+                    raise to_rollmesh_error(error, f"mesh {self._address}") from error
