@@ -127,8 +127,12 @@ class BatchClaimer:
             Ids of groups that were refused (their lease was lost, say). Where there are any, nothing is claimed.
 
         Raises:
+            ConfigError: the user's priority function has failed.
             FencedError: another learner has taken over.
         """
+        if self._priorities is not None:
+            # Before the claim: after it the groups may be drawn again, and nothing may fail any more.
+            await self._priorities.set(candidate.groups)
         response = await self._reasserter.mended(lambda: self._claim_and_log(candidate))
         if not response.claimed:
             for refusal in response.refused:
@@ -141,8 +145,6 @@ class BatchClaimer:
             self._on_checkpoint_wanted()
         if self._recorder is not None:
             await self._recorder.claimed(candidate.version, candidate.groups, candidate.dropped)
-        if self._priorities is not None:
-            await self._priorities.used(candidate.groups)
         return frozenset()
 
     async def _claim_and_log(self, candidate: Candidate) -> buffer_pb2.ClaimResponse:

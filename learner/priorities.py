@@ -1,11 +1,10 @@
-"""Priorities of groups that may be trained again: what the learner tells the buffer after a group's use.
+"""Priorities of groups that may be trained again: what the learner tells the buffer as it uses a group.
 
-A new group enters with priority 1; after a use it has the priority that `buffer.priority` gives it.
+A new group enters with priority 1; from its first use on it has the priority that `buffer.priority` gives it.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -17,7 +16,6 @@ from mesh.config import Config
 from mesh.errors import ConfigError
 from mesh.user_code import load_callable
 
-_log = logging.getLogger(__name__)
 Priority = Callable[[Group], float]
 # Priority of a group whose rewards do not differ: it teaches nothing, but can still be drawn.
 _LEAST = 1e-3
@@ -44,13 +42,13 @@ def priority_function(config: Config) -> Priority | None:
 
 
 class PrioritySetter:
-    """Sets priorities of claimed groups.
+    """Sets priorities of groups that are about to be claimed.
 
     Args:
         client: of the buffer.
         priority: of a group, positive.
         incarnation: of this learner.
-        max_reuse: groups that were used so often are left alone.
+        max_reuse: groups whose last use this is are left out.
     """
 
     def __init__(self, client: BufferClient, priority: Priority, *, incarnation: int, max_reuse: int) -> None:
@@ -59,11 +57,11 @@ class PrioritySetter:
         self._incarnation = incarnation
         self._max_reuse = max_reuse
 
-    async def used(self, groups: Sequence[SampledGroup]) -> None:
-        """Tells the buffer the priorities of groups that were just claimed.
+    async def set(self, groups: Sequence[SampledGroup]) -> None:
+        """Tells the buffer the priorities that leased groups have after this use; those that it uses up are left out.
 
         Raises:
-            ConfigError: the user's function gave no positive number.
+            ConfigError: the user's function raised, or gave no positive number.
         """
         again = [group for group in groups if group.leased.use < self._max_reuse]
         if again:
@@ -71,7 +69,13 @@ class PrioritySetter:
             await self._client.set_priorities("train", self._incarnation, values)
 
     def _checked(self, group: SampledGroup) -> float:
-        value = float(self._priority(algorithm_view(group)))
+        try:
+            value = float(self._priority(algorithm_view(group)))
+        except Exception as error:  # a user's function may raise anything
+            raise ConfigError(
+                f"buffer.priority raised {type(error).__name__} for group {group.group_id}: {error}",
+                hint="it takes a Group and returns a positive number",
+            ) from error
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(
                 f"buffer.priority gave {value} for group {group.group_id}", hint="priorities are positive and finite"

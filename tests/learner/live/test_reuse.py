@@ -7,6 +7,7 @@ from pathlib import Path
 
 from learner.algorithms.types import Group
 from learner.priorities import reward_std
+from mesh.errors import ConfigError
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, uses
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 
@@ -58,3 +59,22 @@ def test_groups_are_trained_up_to_the_limit_by_priorities(tmp_path: Path) -> Non
     steps = [r for r in records(config) if "seen/probability" in r]
     assert len(steps) == 8
     assert max(r["staleness/max"] for r in steps) <= 3
+
+
+def test_a_priority_function_that_raises_ends_the_run_before_anything_is_claimed(tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("def priority(group):\n    return group.no_such_field\n", encoding="utf-8")
+    config = make_config(
+        tmp_path,
+        {
+            "data.eval": None,
+            "buffer.order": "priority",
+            "buffer.priority": f"{tmp_path / 'wrong.py'}:priority",
+            "buffer.max_reuse": 2,
+            "buffer.max_staleness": 2,
+        },
+    )
+    with mesh_of(config) as mesh:
+        assert run_learner(config, mesh) == ConfigError.exit_code
+        counts = ledger(mesh).recounted
+    assert (counts.uses, counts.consumed, counts.trained) == (0, 0, 0)
+    assert uses(config) == []
