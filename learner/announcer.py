@@ -85,7 +85,7 @@ class Announcer:
         """
         if self._running is not None:
             running, self._running = self._running, None
-            running.result(self._timeout_s)
+            self._bridge.result(running, self._timeout_s)
 
     async def in_force(self) -> None:
         """Returns when the last version is in force; its errors come out of `settle`."""

@@ -173,7 +173,7 @@ class TrainingLoop:
         def claimed() -> bool:
             nonlocal refused
             began = time.perf_counter()
-            refused = claim.result(_CLAIM_S)
+            refused = self._bridge.result(claim, _CLAIM_S)
             timings.claim_s += time.perf_counter() - began
             return not refused
 

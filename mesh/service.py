@@ -23,7 +23,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from mesh.errors import RollmeshError
+from mesh.errors import RollmeshError, UnreachableError
 from mesh.telemetry import setup_logging
 
 log = logging.getLogger(__name__)
@@ -122,17 +122,22 @@ class AsyncBridge:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Runs a coroutine and waits for its result.
+        """Runs a coroutine and waits for its result; see `result`."""
+        return self.result(self.submit(coroutine), timeout_s)
+
+    def result(self, submitted: concurrent.futures.Future[T], timeout_s: float) -> T:
+        """Waits for the result of what `submit` has started.
 
         Raises:
-            TimeoutError: after `timeout_s`; the coroutine is cancelled.
+            UnreachableError: there is none after `timeout_s`; the coroutine is cancelled.
         """
-        future = self.submit(coroutine)
-        try:
-            return future.result(timeout_s)
-        except concurrent.futures.TimeoutError:
-            future.cancel()
-            raise
+        done, _ = concurrent.futures.wait([submitted], timeout_s)
+        if not done:
+            submitted.cancel()
+            raise UnreachableError(
+                f"no result from the mesh within {timeout_s:.0f} s", hint="`rollmesh status` says who answers"
+            )
+        return submitted.result()
 
     def close(self) -> None:
         """Cancels what still runs and ends the thread."""
