@@ -11,7 +11,8 @@ from protos import trajectory_pb2 as trajectory
 
 # Members of a group: its script touches each of them.
 MAX_MEMBERS = 4096
-MAX_ORDINAL = 2**48
+# Numbers of prompts and groups: scripts write them into texts, with 14 digits, and groups leap ahead of them.
+MAX_ORDINAL = 10**13
 # Names that become parts of keys and of packed lists.
 _ID_BYTES = 256
 

@@ -213,6 +213,7 @@ class Store:
 
     async def _doubt(self, table: str, before: int) -> None:
         """The figures went back: Redis has lost what it had acknowledged, and everybody must know."""
+        self._prompts.clear()
         answer = await self._redis.verb("doubt", table, before)
         after = self._see(table, answer[1], trust=True).rev
         log.error("Redis went back from revision %d to %d", before, after, extra={"table": table})
@@ -237,13 +238,21 @@ class Store:
         withdraw: bool,
         reserve: Callable[[trajectory.PromptTask], int],
     ) -> tuple[int, int, int, int]:
-        """Adds tasks; returns (added, seeded, pending, withdrawn). `reserve` gives the bytes a group may need."""
+        """Adds tasks; returns (added, seeded, pending, withdrawn). `reserve` gives the bytes a group may need.
+
+        A prompt is stored before its task counts, so it is seen first whether the task can: prompts in use are not
+        for a learner of the past to replace, and those whose group has ended are not to come back.
+        """
+        if (await self.refresh(table)).incarnation > incarnation:
+            raise fenced()
+        (seeded,) = await self._redis.batch([("HGET", self.keys.table(table), "seeded")])
         commands: list[tuple[str | bytes, ...]] = []
         arguments: list[str | int] = []
         for task in tasks:
-            blob = task.SerializeToString()
-            self._remember(table, task.ordinal, blob)
-            commands.append(("SET", self.keys.prompt(table, task.ordinal), blob))
+            if task.ordinal > int(seeded or 0):
+                blob = task.SerializeToString()
+                self._remember(table, task.ordinal, blob)
+                commands.append(("SET", self.keys.prompt(table, task.ordinal), blob))
             pin = str(PolicyVersion.from_proto(task.pinned)) if task.HasField("pinned") else ""
             entry = json.dumps([task.ordinal, task.n, pin, reserve(task), task.task_id, "", 0])
             arguments += [task.ordinal, entry, pin]

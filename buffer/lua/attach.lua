@@ -12,7 +12,12 @@ elseif generation_of(holder) ~= fence then
 end
 redis.call('HSET', T .. ':streams', holder, ARGV[4])
 local held = redis.call('SMEMBERS', held_by(holder))
-if #held > 0 then renew(holder, now_ms()) end
+if #held > 0 then
+  renew(holder, now_ms())
+else
+  -- What a broken stream has left of a term is not that of the groups that come now.
+  redis.call('ZREM', T .. ':holders', holder)
+end
 local answer = {}
 for _, gid in ipairs(held) do
   local g = read_group(gid)

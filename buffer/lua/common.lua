@@ -285,9 +285,14 @@ local function bury(gid, g, reason)
   return kept
 end
 
--- A member is gone: what it would have been told goes with it.
-local function forget_cancels(member)
-  for _, name in ipairs({'train', 'eval'}) do redis.call('DEL', RUN .. ':' .. name .. ':cancels:' .. member) end
+-- A member is gone: what it would have been told goes with it, and the stream that a dead front has left open.
+local function forget(member)
+  redis.call('ZREM', RUN .. ':heartbeats', member)
+  for _, part in ipairs({':members', ':status', ':generations'}) do redis.call('HDEL', RUN .. part, member) end
+  for _, name in ipairs({'train', 'eval'}) do
+    redis.call('DEL', RUN .. ':' .. name .. ':cancels:' .. member)
+    redis.call('HDEL', RUN .. ':' .. name .. ':streams', member)
+  end
 end
 
 local function leave_holder(gid, g)

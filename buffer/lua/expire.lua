@@ -24,10 +24,6 @@ for _, holder in ipairs(redis.call('ZRANGEBYSCORE', T .. ':holders', '-inf', now
   if redis.call('SCARD', held_by(holder)) == 0 then redis.call('ZREM', T .. ':holders', holder) end
 end
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', RUN .. ':heartbeats', '-inf', now - tonumber(ARGV[3]), 'LIMIT', 0, 16)) do
-  redis.call('ZREM', RUN .. ':heartbeats', member)
-  redis.call('HDEL', RUN .. ':members', member)
-  redis.call('HDEL', RUN .. ':status', member)
-  redis.call('HDEL', RUN .. ':generations', member)
-  forget_cancels(member)
+  forget(member)
 end
 return {'ok', view(), ended, returned, restarted}

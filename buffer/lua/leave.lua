@@ -3,11 +3,7 @@ load_run()
 free_first()
 local member = ARGV[2]
 if generation_of(member) ~= tonumber(ARGV[3]) then return {'ok'} end
-redis.call('ZREM', RUN .. ':heartbeats', member)
-redis.call('HDEL', RUN .. ':members', member)
-redis.call('HDEL', RUN .. ':status', member)
-redis.call('HDEL', RUN .. ':generations', member)
-forget_cancels(member)
+forget(member)
 local is_learner = R.learner == member
 if is_learner then
   redis.call('HSET', RUN, 'learner_until', 0)

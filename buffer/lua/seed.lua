@@ -4,7 +4,9 @@ load_run()
 local no = refusal(tonumber(ARGV[2]))
 if no then return {no, view()} end
 local withdrawn, added = 0, 0
-if ARGV[4] == '1' then withdrawn = withdraw_all() end
+-- A repetition brings nothing new: it takes back nothing, above all not what it has added the first time.
+local repeated = #ARGV > 4 and tonumber(ARGV[#ARGV - 2]) <= C.seeded
+if ARGV[4] == '1' and not repeated then withdrawn = withdraw_all() end
 local used = redis.call('EXISTS', T .. ':used') == 1
 for i = 5, #ARGV, 3 do
   local ordinal = tonumber(ARGV[i])

@@ -75,12 +75,13 @@ class GeneratorVerbs(TableState):
     def leave(self, member: str) -> None:
         """A generator leaves in order: its leases end at once."""
         self.cancels.leave(member)
+        self.streams.discard(member)
         for group in self.held(member):
             self._orphan(group, 0)
         self.holders.pop(member, None)
 
     def attach(self, holder: str, now: int) -> list[Group]:
-        """The holder's stream is open (again): full term for what it has."""
+        """The holder's stream is open (again): full term for what it has, and for what it gets next."""
         self.streams.add(holder)
         held = self.held(holder)
         for group in held:
@@ -88,6 +89,8 @@ class GeneratorVerbs(TableState):
                 self._hand_out(group)
         if held:
             self.holders[holder] = now + self.rules.lease_ms
+        else:
+            self.holders.pop(holder, None)
         return held
 
     def detach(self, holder: str, now: int) -> None:

@@ -32,11 +32,12 @@ class TableMachine(GeneratorVerbs):
     # ----------------------------------------------------------------------------------------------- seed
 
     def seed(
-        self, incarnation: int, tasks: Iterable[Task], *, end_of_data: bool = False, withdraw: bool = False
+        self, incarnation: int, tasks: Sequence[Task], *, end_of_data: bool = False, withdraw: bool = False
     ) -> tuple[int, int]:
         """Adds tasks; returns (added, withdrawn)."""
         self._fence(incarnation)
-        withdrawn = self.withdraw() if withdraw else 0
+        repeated = bool(tasks) and tasks[-1].ordinal <= self.seeded
+        withdrawn = self.withdraw() if withdraw and not repeated else 0
         added = 0
         for task in tasks:
             if task.ordinal > self.seeded:

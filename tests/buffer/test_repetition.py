@@ -1,0 +1,120 @@
+"""What is done twice, by retries, reconnects and learners of the past, changes nothing the second time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from buffer.bounds import MAX_ORDINAL
+from buffer.keys import Keys
+from mesh.errors import FencedError, PayloadError
+from mesh.versions import PolicyVersion
+from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_task, refs
+
+V0 = PolicyVersion(1, 0)
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Waits for what the upkeep of a front brings about."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not await holds():
+            await asyncio.sleep(0.02)
+
+
+async def _is_gone(client: Any, key: str) -> bool:
+    return not await client.exists(key)
+
+
+async def test_a_repeated_seed_does_not_take_back_what_it_has_added(mesh: Mesh) -> None:
+    learner = await mesh.learner(await mesh.front())
+    for _ in range(2):  # the answer to the first was lost
+        await learner.client.seed("eval", 1, [make_task(1), make_task(2)], withdraw_pending=True, end_of_data=True)
+    counts = (await learner.client.describe("eval")).counts
+    assert (counts.pending, counts.withdrawn, counts.seeded_tasks) == (2, 0, 2)
+    again = await learner.client.seed("eval", 1, [make_task(3)], withdraw_pending=True)
+    assert (again.added, again.withdrawn) == (1, 2)
+
+
+async def test_a_repeated_seed_leaves_no_prompt_behind(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner = await mesh.learner(front)
+    await learner.seed(1, 1)
+    await learner.client.seed("train", 1, [], withdraw_pending=True)
+    key = Keys(front.run_name).prompt("train", 1)
+    await until(lambda: _is_gone(front.access.client, key))
+    await learner.seed(1, 1)
+    assert await _is_gone(front.access.client, key), "its task has ended: nobody would remove it again"
+
+
+async def test_a_learner_of_the_past_does_not_touch_prompts(mesh: Mesh) -> None:
+    front = await mesh.front()
+    zombie = await mesh.learner(front)
+    learner = await mesh.learner(front, takeover=True)
+    await learner.seed(1, 1)
+    key = Keys(front.run_name).prompt("train", 1)
+    before = await front.access.client.get(key)
+    other = make_task(1)
+    other.task_id = "of the past"
+    with pytest.raises(FencedError):
+        await zombie.client.seed("train", 1, [other, make_task(2)])
+    assert await front.access.client.get(key) == before
+    assert await _is_gone(front.access.client, Keys(front.run_name).prompt("train", 2))
+
+
+async def test_a_new_stream_without_groups_begins_a_full_term(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 2)
+    admission = generator.admission()
+    admission.update(1, V0)
+    grants = await generator.grants(admission, 1)
+    await generator.client.release("train", generator.agent.member_id, generator.agent.generation, refs(grants))
+    client, holders = front.access.client, Keys(front.run_name).table("train", "holders")
+    term = await client.zscore(holders, generator.agent.member_id)
+    await admission.close()
+
+    async def is_short() -> bool:
+        until = await client.zscore(holders, generator.agent.member_id)
+        return until is None or until < term
+
+    await until(is_short)
+    fresh = generator.admission()
+    fresh.update(1, V0)
+    await generator.grants(fresh, 1)
+    assert await client.zscore(holders, generator.agent.member_id) >= term
+
+
+async def test_a_member_that_is_gone_leaves_no_stream_behind(mesh: Mesh) -> None:
+    front = await mesh.front(buffer={"lease_s": 1.0, "redis": mesh.redis_url})
+    generator = await mesh.generator(front)
+    member, client = generator.agent.member_id, front.access.client
+    streams = Keys(front.run_name).table("train", "streams")
+    # As a front that was killed leaves it: nobody has taken the stream's end down.
+    await client.hset(streams, member, "of a dead front")
+    await generator.kill()
+
+    async def is_forgotten() -> bool:
+        return not await client.hexists(Keys(front.run_name).members, member)
+
+    await until(is_forgotten)
+    assert not await client.hexists(streams, member)
+
+
+async def test_the_largest_ordinal_is_written_in_full_by_the_scripts(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    task = make_task(MAX_ORDINAL)
+    await learner.client.seed("train", 1, [task])
+    admission = generator.admission()
+    admission.update(1, V0)
+    (grant,) = await generator.grants(admission, 1)
+    assert grant.task == task
+    await learner.client.seed("eval", 1, [task])
+    await learner.client.seed("eval", 1, [], withdraw_pending=True)
+    key = Keys(front.run_name).prompt("eval", MAX_ORDINAL)
+    await until(lambda: _is_gone(front.access.client, key))
+    with pytest.raises(PayloadError, match="ordinal"):
+        await learner.client.seed("train", 1, [make_task(MAX_ORDINAL + 1)])
