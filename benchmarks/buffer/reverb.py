@@ -21,12 +21,19 @@ VARIABLE = "ROLLMESH_REVERB_PYTHON"
 
 @dataclass(frozen=True, slots=True)
 class PeerCell:
-    """What a run gave: trajectories/s sampled, and latencies from insertion to the reader in milliseconds."""
+    """What a run gave.
+
+    Attributes:
+        items_s: trajectories sampled per second.
+        p50_ms, p99_ms, latencies_ms: from insertion to the reader; every sample of a paced run.
+        cpu_us: CPU microseconds per trajectory, by process.
+    """
 
     items_s: float
     p50_ms: float
     p99_ms: float
     latencies_ms: list[float]
+    cpu_us: dict[str, float]
 
 
 class Reverb(AbstractContextManager["Reverb"]):

@@ -7,7 +7,7 @@ that speak over loopback. `none` (no persistence) is what compares with Reverb; 
 would use. Contenders alternate within a repetition and the order turns with every one, so that a slow spell of the
 machine meets all; ratios are of medians. The learner decodes every payload, claims in batches of 256 trajectories
 (64 of the longest) and commits every fourth batch; the buffer holds six batches (twelve) at most. Needs a quiet
-machine.
+machine; where it is not, the CPU time of all processes per trajectory (last column) says more than the rates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOKENS = (256, 2048, 16384)
 TARGETS = {(256, 1): 2.0, (256, 4): 2.0, (2048, 1): 2.0, (2048, 4): 2.0, (16384, 1): 0.8, (16384, 4): 1.2}
 _HEADER = (
     "tokens", "writers", "payload bytes", "Reverb /s", "groups of 8 /s", "ratio", "groups of 1 /s", "ratio",
-    "everysec (8) /s", "always (8) /s", "target",
+    "everysec (8) /s", "always (8) /s", "target", "CPU us: Reverb, 8, 1",
 )  # fmt: skip
 
 
@@ -70,7 +70,8 @@ def main(argv: list[str] | None = None) -> int:
                         name = plan.name if plan else f"T{tokens}/w{writers}/reverb"
                         found: Cell | PeerCell = measure(plan) if plan else reverb.measure(peer)
                         runs.setdefault(name, []).append(asdict(found))
-                        print(f"{repetition} {name} {found.items_s:.0f}/s", flush=True)
+                        cpu = sum(found.cpu_us.values())
+                        print(f"{repetition} {name} {found.items_s:.0f}/s, {cpu:.0f} us of CPU each", flush=True)
     print(table(_HEADER, [_row(runs, tokens, writers) for tokens in args.tokens for writers in args.writers]))
     if args.json:
         rates = {name: summarize(cell["items_s"] for cell in cells) for name, cells in runs.items()}
@@ -95,7 +96,13 @@ def _row(runs: dict[str, list[dict[str, Any]]], tokens: int, writers: int) -> li
         rates[everysec],
         rates[always],
         f"{TARGETS.get((tokens, writers), 1.0):.1f}",
+        ", ".join(f"{_cpu_us(runs[name]):.0f}" for name in (f"T{tokens}/w{writers}/reverb", eight, one)),
     ]
+
+
+def _cpu_us(cells: list[dict[str, Any]]) -> float:
+    """Median CPU microseconds per trajectory of all processes together."""
+    return summarize(sum(cell["cpu_us"].values()) for cell in cells).median
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

@@ -112,21 +112,37 @@ def reader(conn: Any, port: int) -> None:
         conn.send((total, arrivals, latencies))
 
 
-def run(plan: dict[str, Any], writers: list[Any], read: Any) -> dict[str, Any]:
+def cpu_seconds(pids: list[int]) -> float:
+    """User and system time that processes have used so far."""
+    total = 0
+    for pid in pids:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+            fields = stat.read().rpartition(") ")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def run(plan: dict[str, Any], writers: list[Any], read: Any, pids: dict[str, list[int]]) -> dict[str, Any]:
     """One cell."""
     start = time.time() + 0.5
     plan = {**plan, "start": start, "end": start + plan["warmup"] + plan["seconds"]}
     read.send(plan)
     for conn in writers[: plan["writers"]]:
         conn.send(plan)
+    low, high = start + plan["warmup"], plan["end"]
+    used = []
+    for moment in (low, high):
+        time.sleep(max(0.0, moment - time.time()))
+        used.append({role: cpu_seconds(found) for role, found in pids.items()})
     inserted = [conn.recv() for conn in writers[: plan["writers"]]]
     sampled, arrivals, latencies = read.recv()
     if sampled != sum(count for count, _ in inserted):
         raise RuntimeError(f"{sampled} sampled of {inserted} inserted")
-    low, high = start + plan["warmup"], plan["end"]
     latencies.sort()
+    count = sum(low <= at < high for at in arrivals)
     return {
-        "items_s": sum(low <= at < high for at in arrivals) / (high - low),
+        "items_s": count / (high - low),
+        "cpu_us": {role: (used[1][role] - used[0][role]) / max(1, count) * 1e6 for role in pids},
         "p50_ms": latencies[len(latencies) // 2] * 1e3,
         "p99_ms": latencies[int(len(latencies) * 0.99)] * 1e3,
         "latencies_ms": [value * 1e3 for value in latencies] if plan["rate"] else [],
@@ -152,9 +168,11 @@ def main() -> int:
     serving = start(server)
     writers = [start(writer) for _ in range(MAX_WRITERS)]
     read = start(reader)
+    ids = [process.pid or 0 for process in processes]
+    pids = {"server": ids[:1], "writers": ids[1:-1], "reader": ids[-1:]}
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(run(json.loads(line), writers, read)), flush=True)
+        print(json.dumps(run(json.loads(line), writers, read, pids)), flush=True)
     for conn in [*writers, read, serving]:
         conn.send(None)
     for process in processes:
