@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from buffer.client import BufferClient
-from learner.checkpoint.store import CheckpointStore
+from learner.checkpoint.store import CHECKPOINTS_NAME, STATE_NAME, CheckpointStore
 from learner.consumption import Use, read_log, surviving
 from learner.state import LearnerState
 from mesh.errors import DataError, LostStateError
@@ -30,7 +30,6 @@ T = TypeVar("T")
 # Fronts take note of a new Redis within their sweep, and write the rules into an empty one; then it can be told.
 _AGAIN_S = 0.1
 LOG_NAME = "consumption.jsonl"
-CHECKPOINTS_NAME = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def left_behind(run_folder: Path) -> History | None:
 
 
 def _lineage_of(checkpoint: Path) -> dict[int, int]:
-    path = checkpoint / "state.json"
+    path = checkpoint / STATE_NAME
     try:
         wire = json.loads(path.read_text(encoding="utf-8"))["extra"]["lineage"]
         return {int(incarnation): int(version) for incarnation, version in wire}

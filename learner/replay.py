@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from learner.algorithms.base import Algorithm
 from learner.build import build_algorithm, build_engines, build_worker
+from learner.checkpoint.store import CHECKPOINTS_NAME, STATE_NAME, CheckpointStore
 from learner.claims import Candidate
 from learner.controls import Controls
 from learner.groups import SampledGroup, open_group
@@ -83,9 +84,15 @@ def replay(
         What was done; None on ranks above 0.
 
     Raises:
-        DataError: nothing is recorded, or not from that start on.
+        DataError: nothing is recorded, or not from that start on; `checkpoint` is none.
         ConfigError: the settings do not go together.
     """
+    if checkpoint is not None and not (checkpoint / STATE_NAME).is_file():
+        found = [folder.name for _, folder in CheckpointStore(recorded / CHECKPOINTS_NAME, keep=1).list()]
+        raise DataError(
+            f"{checkpoint} is no checkpoint",
+            hint=f"{recorded / CHECKPOINTS_NAME} has {', '.join(found) or 'none: replay from the start'}",
+        )
     run = config.run.model_copy(update={"dir": out.parent, "name": out.name})
     config = config.model_copy(update={"model": resolve_model(config.model), "run": run})
     set_learner_threads(config)
@@ -96,7 +103,7 @@ def replay(
     link = Link() if engines[ACTOR].world_size > 1 else None
     held = HeldPayloads()
     payloads: Payloads = held if rank == 0 else RecordedPayloads(recording)
-    worker = build_worker(config, engines, algorithm, payloads, out / "checkpoints")
+    worker = build_worker(config, engines, algorithm, payloads, out / CHECKPOINTS_NAME)
     try:
         if rank > 0 and link is not None:
             follow(worker, link)

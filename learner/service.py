@@ -16,6 +16,7 @@ import torch
 
 from buffer.client import BufferClient
 from learner.build import build_algorithm, build_engines, build_worker
+from learner.checkpoint.store import CHECKPOINTS_NAME
 from learner.controls import Controls
 from learner.leader import Leader
 from learner.model_folder import resolve_model
@@ -88,7 +89,7 @@ def _run(
         payloads: Payloads = held
         if link is not None:
             payloads = FetchedPayloads(bridge, _fetch_client(config, mesh, bridge), timeout_s=config.network.retry_s)
-        worker = build_worker(config, engines, algorithm, payloads, config.run.folder / "checkpoints")
+        worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
         if link is None or rank == 0:
             team = Team(worker, link)
             leader = Leader(config, mesh, bridge, team, held, algorithm, controls, port=port)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from learner.build import build_actor
-from learner.checkpoint.store import CheckpointStore
+from learner.checkpoint.store import CHECKPOINTS_NAME, STATE_NAME, CheckpointStore
 from learner.model_folder import resolve_model
 from mesh.config.models import Config
 from mesh.errors import ConfigError, DataError
@@ -17,7 +17,7 @@ def latest_checkpoint(run: Path) -> Path:
     Raises:
         DataError: there is none.
     """
-    found = [path for _, path in CheckpointStore(run / "checkpoints", keep=1).list()]
+    found = [path for _, path in CheckpointStore(run / CHECKPOINTS_NAME, keep=1).list()]
     if not found:
         raise DataError(f"run {run} has no checkpoint yet", hint="see checkpoint.every_steps and checkpoint.every_s")
     return max(found, key=lambda path: path.stat().st_mtime_ns)
@@ -35,7 +35,7 @@ def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:
         ConfigError: `out` is not empty.
         DataError: no such checkpoint, or a model that cannot be loaded.
     """
-    if not (checkpoint / "state.json").is_file():
+    if not (checkpoint / STATE_NAME).is_file():
         raise DataError(f"{checkpoint} is not a checkpoint", hint="give a folder below RUN/checkpoints")
     if out.exists() and any(out.iterdir()):
         raise ConfigError(f"{out} is not empty", hint="choose a new folder")

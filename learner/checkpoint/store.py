@@ -19,6 +19,10 @@ from mesh.errors import DataError
 from mesh.versions import PolicyVersion
 
 ACTOR = "actor"
+CHECKPOINTS_NAME = "checkpoints"
+"""Folder of the checkpoints in a run's."""
+STATE_NAME = "state.json"
+"""What every engine writes into each, beside its tensors."""
 _NAME = re.compile(r"^i(\d{4,})-v(\d{8,})$")
 
 

@@ -111,6 +111,9 @@ def test_a_start_that_is_not_recorded_is_refused(recorded: Config, tmp_path: Pat
     last = max((recorded.run.folder / "checkpoints").iterdir())
     with pytest.raises(DataError, match=f"no batch of version {STEPS}"):
         replay(recorded, recorded.run.folder, tmp_path / "out", checkpoint=last)
+    with pytest.raises(DataError, match="is no checkpoint") as error:
+        replay(recorded, recorded.run.folder, tmp_path / "out", checkpoint=last.parent)
+    assert last.name in error.value.hint
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
     with pytest.raises(DataError, match="not empty"):
