@@ -1,7 +1,7 @@
 """Stored values that no group owns: found by a slow walk over the keys, and removed.
 
 They come from a front that died between a SET and its verb, from writes that were superseded, from a removal that was
-lost. They have a time to live, but a day is long, and what a seal has made permanent has none.
+lost. They have a time to live, but a month is long, and what a seal has made permanent has none.
 
 Invariants
   * Only what no verb can ever accept any more is an orphan: its group has ended (ids are not used again), or the member

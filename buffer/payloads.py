@@ -19,8 +19,9 @@ from buffer.limits import INLINE_BYTES
 from buffer.redis_access import RedisAccess
 from buffer.wire import Argument
 
-# Seconds for which a payload whose group is not sealed survives.
-PAYLOAD_TTL_S = 24 * 3600
+# Seconds for which a payload whose group is not sealed survives: longer than a run stands still. What nobody owns is
+# swept much earlier (`buffer.orphans`).
+PAYLOAD_TTL_S = 30 * 24 * 3600
 # Bytes read from Redis at once.
 _PORTION_BYTES = 512 << 10
 _KEYS_AT_ONCE = 1024

@@ -216,12 +216,24 @@ class BufferService:
 
     def _background(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(job)
+        task.add_done_callback(self._ended)
 
         async def cancel() -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
         self._exit.push_async_callback(cancel)
+
+    def _ended(self, job: asyncio.Task[None]) -> None:
+        """A front without its upkeep would let others wait for ever: it ends, and says why."""
+        error = None if job.cancelled() else job.exception()
+        if error is None:
+            return
+        log.error("%s failed", job.get_coro(), exc_info=error)
+        if not isinstance(error, RollmeshError):
+            text = f"a background job of the buffer failed: {type(error).__name__}: {error}"
+            error = RollmeshError(text, hint="start it again, nothing is lost; the log says where it failed")
+        self._fail(error)
 
     async def stop(self) -> None:
         """Drains the front and ends Redis, in this order."""

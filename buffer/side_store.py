@@ -169,7 +169,8 @@ class SideStore:
         def remove() -> None:
             _remove_trees(gone)
             for path in unfinished:
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
         await asyncio.to_thread(remove)
         return len(gone) + len(unfinished)

@@ -16,10 +16,10 @@ local FIGURES = {
   'rev', 'seq', 'leases', 'seals', 'u', 'admitted', 'trained', 'evicted_stale', 'filtered', 'failed', 'generating',
   'ready', 'leased', 'consumed', 'seeded', 'seeded_tasks', 'pending', 'withdrawn', 'first_admissions',
   'readmissions', 'superseded_writes', 'duplicate_writes', 'end_of_data', 'bytes', 'reserved', 'orphaned',
-  'uses', 'spent', 'race', 'weight', 'cancelled', 'redriven', 'skipped',
-  'consumed_bytes',
-  'groups_per_step', 'max_staleness', 'bounded', 'order', 'max_reuse', 'samples_per_insert', 'seed', 'min_members', 'lease_ms', 'grace_ms', 'max_bytes',
-  'max_attempts'
+  'uses', 'spent', 'race', 'weight', 'cancelled', 'redriven', 'skipped', 'consumed_bytes',
+  -- The rules.
+  'groups_per_step', 'max_staleness', 'bounded', 'order', 'max_reuse', 'samples_per_insert', 'seed', 'min_members',
+  'lease_ms', 'grace_ms', 'max_bytes', 'max_attempts'
 }
 -- Orders of sampling, as buffer.policy.rules numbers them.
 local IN_ORDER, FRESHEST, PRIORITY = 0, 2, 3

@@ -1,5 +1,6 @@
 -- Shared by `resume` and `reassert`: an incarnation goes on from version k. Uses below k are trained, later ones undone.
--- Returns groups trained, ready again, evicted.
+-- Returns groups trained, ready again, evicted. Looks at every live group, on purpose: a takeover is one step, and with
+-- discarded versions the age of any group may change. The gate and the byte budget limit how many there are.
 local function go_on(incarnation, k, member, learner_until)
   redis.call('HSET', RUN, 'incarnation', incarnation, 'version', k, 'k:' .. incarnation, k, 'committed', k,
     'learner', member, 'learner_until', learner_until, 'finished', 0)

@@ -3,8 +3,8 @@
 This is the reference for the Lua verbs: hypothesis replays the same commands here and on a real Redis, and states,
 answers and ledger must agree after every step. It does no I/O and reads no clock of its own; `now` is in ms.
 
-Invariants (checked by `check`): every group is in exactly one state; admitted = fates + live; seeded tasks = pending
-+ withdrawn + first admissions; a group that is generating or ready trains by its deadline or is evicted.
+Invariants: those of `buffer.policy.table`; and a group that is generating or ready trains by its deadline or is
+evicted.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 # Weights are integers in this unit, so that their sum is exact.
 WEIGHT_UNIT = 1_000_000
-# The largest weight: sums over any table stay below 2**53.
-MAX_WEIGHT = 1_000_000 * WEIGHT_UNIT
+# The largest weight: sums over 90,000 ready groups that all have it stay below 2**53.
+MAX_WEIGHT = 100_000 * WEIGHT_UNIT
 _DIGITS = 13
 
 

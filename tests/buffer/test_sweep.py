@@ -116,3 +116,11 @@ def test_what_a_group_may_own() -> None:
     )
     assert [name for name in own if not owner.may_own(name)] == []
     assert [name for name in foreign if owner.may_own(name)] == []
+
+
+async def test_a_front_whose_upkeep_fails_ends_and_says_why(mesh: Mesh) -> None:
+    front = await mesh.front()
+    await front.access.client.sadd(Keys(front.run_name).table("train", "trash"), "not of ours")
+    async with asyncio.timeout(TIMEOUT_S):
+        error = await front.failed()
+    assert "background job" in str(error), "without it, memory would not be returned, and nobody would know"
