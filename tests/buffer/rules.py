@@ -152,6 +152,5 @@ def documented() -> str:
     """The rules by the script that enforces them, as a table."""
     files_of = sorted({rule.file for rule in COMPARED})
     lines = ["| script | rules |", "|---|---|"]
-    for file in files_of:
-        lines.append(f"| `{file}.lua` | {'; '.join(rule.name for rule in COMPARED if rule.file == file)} |")
-    return "\n".join(lines)
+    names_of = {file: "; ".join(rule.name for rule in COMPARED if rule.file == file) for file in files_of}
+    return "\n".join([*lines, *(f"| `{file}.lua` | {names} |" for file, names in names_of.items())])

@@ -85,9 +85,10 @@ async def test_a_failing_request_comes_after_the_answers_before_it() -> None:
 
 
 async def test_what_is_under_way_is_cancelled_with_the_stream() -> None:
-    cancelled = asyncio.Event()
+    begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def answer(_number: int) -> int:
+        begun.set()
         try:
             await asyncio.Event().wait()
         finally:
@@ -98,7 +99,8 @@ async def test_what_is_under_way_is_cancelled_with_the_stream() -> None:
         return [found async for found in in_turn(_numbers(1, []), answer, 3)]
 
     reading = asyncio.create_task(read())
-    await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        await begun.wait()
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     async with asyncio.timeout(5):
