@@ -27,3 +27,14 @@ def test_named_files_exist(page: Path) -> None:
     folders = "mesh|buffer|reward_service|generators|learner|rollmesh|protos|examples|benchmarks|deploy|tests|docs"
     for target in re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text()):
         assert (ROOT / target).exists(), f"{page.name} names {target}"
+
+
+def test_every_failure_names_tests_that_exist() -> None:
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## What fails, and what happens")[2]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| what dies")]
+    assert len(rows) >= 7
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", row)
+        assert named, row
+        for file, name in named:
+            assert re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{name}"
