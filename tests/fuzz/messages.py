@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
-_WHOLE = (0, 1, 2, 3, 7, 255, 2**31 - 1, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)
+_WHOLE = (0, 1, 2, 3, 7, 255, 2**31 - 1, 2**32 - 1, 10**13, 2**48, 2**53, 2**63 - 1, 2**64 - 1)
 _REAL = (0.0, -0.0, 1.0, -1.0, 1e-300, 1e308, float("inf"), float("-inf"), float("nan"))
 _TEXT = (
     "",

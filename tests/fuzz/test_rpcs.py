@@ -23,7 +23,7 @@ from buffer.redis_server import RedisServer
 from mesh.service import AsyncBridge
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2, membership_pb2
-from tests.buffer.mesh_fixture import Mesh, make_task, make_write
+from tests.buffer.mesh_fixture import Mesh, make_task, make_write, nothing_within
 from tests.fuzz.calls import TYPED, Answer, call
 from tests.fuzz.messages import damaged, messages
 
@@ -108,6 +108,7 @@ class Target:
         for table in ("train", "eval"):
             ledger = await self.learner.client.ledger(table, 10)
             assert list(ledger.discrepancies) == []
+        assert await nothing_within(self.front.failed(), 0), "the front's upkeep has failed"
 
     async def works(self) -> None:
         """A learner that takes over is offered groups, trains and commits them, whoever holds what by now."""
