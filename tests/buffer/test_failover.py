@@ -76,7 +76,7 @@ async def test_a_front_that_wakes_up_takes_nothing_in_the_name_of_those_who_left
     await admitting.write(
         pb.AdmitRequest(table="train", member_id=member_id, generation=generation, credits=2, serving=serving)
     )
-    await sampling.write(pb.SampleRequest(table="train", incarnation=1, credits=2, for_version=0))
+    await sampling.write(pb.SampleRequest(table="train", incarnation=1, credits=2, for_version=1))
     assert (await admitting.read()).waiting_reason
     assert (await sampling.read()).waiting_reason
     right.send(signal.SIGSTOP)
@@ -93,8 +93,9 @@ async def test_a_front_that_wakes_up_takes_nothing_in_the_name_of_those_who_left
             while await admitting.read():
                 pass
     assert "a newer stream" in str(caught.value.details())
-    admission.update(2)
-    await generator.finish(writer, await generator.grants(admission, 2), V0)
+    # Two for the learner's new stream, and one more, which only the old one has asked for.
+    admission.update(3)
+    await generator.finish(writer, await generator.grants(admission, 3), V0)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         async with asyncio.timeout(TIMEOUT_S):
             while await sampling.read():
