@@ -1,7 +1,7 @@
 """Rank 0 from start to end: opens the data, joins, takes the run over, trains, evaluates last, leaves.
 
-Order of a start: data and prompts are checked before anything touches the mesh; the checkpoint is loaded before the
-old learner is fenced, so that a learner that cannot go on takes nothing over.
+Order of a start: data, prompts and the user's code are checked before anything touches the mesh; the checkpoint is
+loaded before the old learner is fenced, so that a learner that cannot go on takes nothing over.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class Leader:
         folder = Path(config.model.path)
         self._tokenizer = load_tokenizer(folder)
         self._check_context(folder)
+        self._priority = priority_function(config)
         self._prompts, self._eval_tasks = _open_data(
             config, self._tokenizer, greedy=int(algorithm.needs.greedy_baseline)
         )
@@ -338,11 +339,10 @@ class Leader:
         )
 
     def _priorities(self, incarnation: int) -> PrioritySetter | None:
-        priority = priority_function(self._config)
-        if priority is None:
+        if self._priority is None:
             return None
         reuse = self._config.buffer.max_reuse
-        return PrioritySetter(self._session.client, priority, incarnation=incarnation, max_reuse=reuse)
+        return PrioritySetter(self._session.client, self._priority, incarnation=incarnation, max_reuse=reuse)
 
     def _check_context(self, folder: Path) -> None:
         rollout, context = self._config.rollout, context_length(folder)

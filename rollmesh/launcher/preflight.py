@@ -15,14 +15,17 @@ def check_run(config: Config) -> None:
     """Refuses a run that would end as soon as its learner has started.
 
     Raises:
-        ConfigError: the algorithm's settings are wrong, or it needs what the configuration does not provide.
+        ConfigError: the algorithm's settings are wrong, or it needs what the configuration does not provide; a
+            function of the user's is not there.
         DataError: model folders or data files are not there.
     """
     _check_inputs(config)
     # Needs torch, which takes a second to import; whatever it finds would otherwise show after all services are up.
     from learner.build import build_algorithm
+    from learner.priorities import priority_function
 
     build_algorithm(config)
+    priority_function(config)
 
 
 def _check_inputs(config: Config) -> None:

@@ -36,6 +36,11 @@ def _keep_logging() -> Iterator[None]:
         ({"rollout.max_prompt_tokens": 2, "data.on_long_prompt": "refuse"}, DataError.exit_code, "row 0: long prompt"),
         ({"rollout.max_response_tokens": 60}, ConfigError.exit_code, "the model's context has 64 tokens"),
         ({"algorithm.name": "grppo"}, ConfigError.exit_code, "did you mean 'grpo'"),
+        (
+            {"buffer.order": "priority", "buffer.max_reuse": 2, "buffer.priority": "/absent.py:mine"},
+            ConfigError.exit_code,
+            "buffer.priority /absent.py:mine: no file",
+        ),
         ({"network.retry_s": 0.2, "network.rpc_timeout_s": 0.2}, UnreachableError.exit_code, "joining the mesh"),
     ],
 )
