@@ -158,10 +158,11 @@ def writer(conn: Connection, address: str, plan: Plan, number: int) -> None:
 class _Consumer:
     """Seeds a bounded window, takes batches, claims them, commits."""
 
-    def __init__(self, plan: Plan, client: BufferClient, incarnation: int) -> None:
+    def __init__(self, plan: Plan, client: BufferClient, incarnation: int, counter: Any) -> None:
         self._plan = plan
         self._client = client
         self._incarnation = incarnation
+        self._counter = counter
         self._stream = client.sample(TABLE, incarnation)
         self._seeded = 0
         self.version = 1
@@ -227,6 +228,7 @@ class _Consumer:
             assert answer.claimed, answer.refused[0]
             self.claimed += size * plan.group
             self.claims.append((time.time(), self.claimed))
+            self._counter.value += 1
             self.version += 1
             self._stream.request(size, self.version + ahead - 1)
             work = [self.seed(size)]
@@ -242,8 +244,8 @@ class _Consumer:
         await self._client.commit(TABLE, self._incarnation, self.version, "benchmark")
 
 
-def learner(conn: Connection, address: str, plan: Plan) -> None:
-    """The learner process; sends its incarnation, is told when to begin and when to end, sends its figures."""
+def learner(conn: Connection, address: str, plan: Plan, claims: Any) -> None:
+    """The learner process: sends its incarnation, begins and ends when told, sends its figures; `claims` counts."""
 
     async def main() -> None:
         client, agent = await _join(address, membership_pb2.ROLE_LEARNER, "learner")
@@ -253,7 +255,7 @@ def learner(conn: Connection, address: str, plan: Plan) -> None:
         # Trajectories carry versions 0 and 1, so version 1 is in force from the start.
         await client.set_policy_version(resumed.incarnation, 1)
         conn.send(resumed.incarnation)
-        consumer = _Consumer(plan, client, resumed.incarnation)
+        consumer = _Consumer(plan, client, resumed.incarnation, claims)
         if plan.fill:
             conn.send(await consumer.fill())
             await _told(conn)
