@@ -10,7 +10,7 @@ from buffer.bounds import check_id, check_policy
 from buffer.context import FrontContext, StreamHold, pump
 from buffer.policy import gate
 from buffer.policy.rules import TRAIN
-from buffer.store import Grant
+from buffer.records import Grant
 from buffer.view import TableView
 from buffer.waits import SAMPLES
 from mesh.versions import PolicyVersion

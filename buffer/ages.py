@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Histogram
 
-from buffer.store import Leased
+from buffer.records import Leased
 
 # Seconds: from a tiny model's answers to an agent's hours.
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)

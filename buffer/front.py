@@ -17,9 +17,10 @@ from buffer.in_turn import in_turn
 from buffer.ledger import describe, ledger
 from buffer.limits import group_bytes
 from buffer.policy.reuse import weight_of
+from buffer.records import Write
 from buffer.redis_access import RedisAccess
+from buffer.refusals import lost_state
 from buffer.sampling import sample_stream
-from buffer.store import Write, lost_state
 from buffer.upload import Uploads
 from buffer.validation import check_write
 from mesh.errors import FencedError, PayloadError, TakeoverRefusedError

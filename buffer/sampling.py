@@ -12,9 +12,10 @@ from buffer.context import FrontContext, StreamHold, pump
 from buffer.payloads import Values
 from buffer.policy.order import Choice, choose_first, choose_in_order
 from buffer.policy.rules import TRAIN, Order
+from buffer.records import Leased, Outlook, Sealed
+from buffer.refusals import fenced, lost_state
 from buffer.scoring import Ranking
 from buffer.splice import fields, opening
-from buffer.store import Leased, Outlook, Sealed, fenced, lost_state
 from buffer.view import TableView
 from buffer.waits import INSERTS
 from mesh.versions import checked_version

@@ -11,19 +11,19 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from buffer.drafts import DraftPlace, Drafts, draft_places
+from buffer.drafts import DraftPlace, Drafts
 from buffer.keys import Keys
 from buffer.payloads import Payloads, Place, places
 from buffer.policy.order import Candidate, GroupFacts
 from buffer.policy.rules import TABLES, TableRules
+from buffer.records import Grant, Leased, Outlook, Sealed, Write, Written, facts_of, grant_of, leased_of, sealed_by
 from buffer.redis_access import RedisAccess
+from buffer.refusals import checked, fenced, lost_state, other_rules
 from buffer.side_store import SideStore
 from buffer.view import TableView
-from mesh.errors import ConfigError, FencedError, LostStateError, OldGenerationError, UnreachableError
 from mesh.versions import PolicyVersion
 from protos import trajectory_pb2 as trajectory
 
@@ -32,107 +32,6 @@ _PORTION = 256
 # Verbs whose answer must not be used where it comes from a state that has gone back.
 _GIVING = frozenset({"attach", "sample", "claim", "nack", "commit", "reassert"})
 _PROMPTS_CACHED = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A generator's right to a group. `done` has one character per member, `1` where an outcome is stored.
-
-    `drafts` are what earlier holders had sampled of members that are not done.
-    """
-
-    group_id: str
-    lease_id: str
-    attempt: int
-    ordinal: int
-    done: str
-    parent: str
-    drafts: tuple[DraftPlace, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """A member's outcome, checked.
-
-    `meta` is the serialized MemberMeta; `ranges` the versions of its tokens; `size` the payload's bytes. A payload in
-    `pieces` was uploaded before, and `payload` is empty. `tokens` are those of the response, where there is a payload;
-    else `reason` says why not. A `draft` is the payload so far of a member that is not finished.
-    """
-
-    group_id: str
-    lease_id: str
-    attempt: int
-    member: int
-    scored: bool
-    payload: bytes
-    ranges: str
-    meta: bytes
-    size: int
-    pieces: int = 0
-    tokens: int = 0
-    reason: str = ""
-    draft: bool = False
-
-    @property
-    def place(self) -> Place:
-        return Place(self.member, self.attempt, self.pieces)
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What became of a write: status 1 stored, 2 duplicate, 3 superseded, 4 no such member."""
-
-    status: int
-    sealed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Leased:
-    """A group leased to the learner."""
-
-    group_id: str
-    lease_id: str
-    for_version: int
-    ordinal: int
-    attempt: int
-    generating_ms: int
-    queued_ms: int
-    places: tuple[Place, ...]
-    metas: tuple[bytes, ...]
-    size: int
-    use: int
-    priority: float
-    probability: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sealed:
-    """What a write of this front has just sealed, so that handing it on need not look for it.
-
-    Attributes:
-        rev: of the figures that the write left behind; any later change makes this stale.
-        group_ids: in the order of sealing.
-        values: payloads that this write stored, by (group id, member, attempt).
-    """
-
-    rev: int
-    group_ids: tuple[str, ...]
-    values: dict[tuple[str, int, int], bytes]
-
-    def of(self, group: Leased) -> list[bytes | None] | None:
-        """The group's payloads in order of their places; None unless this write stored them all."""
-        found = [self.values.get((group.group_id, place.member, place.attempt)) for place in group.places]
-        return None if None in found else found
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """What the policy needs to choose a batch."""
-
-    candidates: tuple[Candidate, ...]
-    live_by_deadline: tuple[int, ...]
-    taken: int
-    earlier: int
 
 
 class Store:
@@ -182,7 +81,7 @@ class Store:
             fields = [part for pair in table_rules.to_fields().items() for part in pair]
             answer = await self._redis.verb("bootstrap", table, front_id, member_ttl_ms, int(sole), *fields)
             if answer[0] == b"differs":
-                raise _other_rules(table, answer[2])
+                raise other_rules(table, answer[2])
             alone = alone and not answer[1]
         if alone:
             await self._redis.batch([("SET", self.keys.config, config_json)])
@@ -209,7 +108,7 @@ class Store:
             await self._doubt(table, before)
             if name in _GIVING:
                 raise lost_state()
-        return _checked(answer)
+        return checked(answer)
 
     async def _doubt(self, table: str, before: int) -> None:
         """The figures went back: Redis has lost what it had acknowledged, and everybody must know."""
@@ -260,7 +159,7 @@ class Store:
             commands, "seed", table, incarnation, int(end_of_data), int(withdraw), *arguments
         )
         self._see(table, answer[1])
-        added, seeded, pending, withdrawn = _checked(answer)[2:6]
+        added, seeded, pending, withdrawn = checked(answer)[2:6]
         return added, seeded, pending, withdrawn
 
     def _remember(self, table: str, ordinal: int, blob: bytes) -> None:
@@ -301,18 +200,18 @@ class Store:
         status = answer[0].decode()
         if status in ("suspect", "moved", "other_incarnation"):
             return status, [], status
-        _checked(answer)
-        return status, [_grant(item) for item in answer[2]], answer[3].decode()
+        checked(answer)
+        return status, [grant_of(item) for item in answer[2]], answer[3].decode()
 
     async def attach(self, table: str, member_id: str, generation: int, token: str) -> list[Grant]:
         """A generator's stream is open (again): what it holds."""
         answer = await self._table_verb("attach", table, member_id, generation, token)
-        return [_grant(item) for item in answer[2]]
+        return [grant_of(item) for item in answer[2]]
 
     async def attach_learner(self, table: str, incarnation: int, token: str) -> list[Leased]:
         """The learner's stream is open (again): what is leased to it."""
         answer = await self._table_verb("attach", table, "learner", incarnation, token)
-        return [_leased(item) for item in answer[2]]
+        return [leased_of(item) for item in answer[2]]
 
     async def detach(self, table: str, holder: str, token: str) -> None:
         """A stream broke: its holder's leases are shortened, unless a newer stream is open."""
@@ -350,7 +249,7 @@ class Store:
         finally:
             self.writing -= 1
         self._see(table, answer[1])
-        self.sealed[table] = _sealed(answer, writes, commands, replies)
+        self.sealed[table] = sealed_by(answer, writes, commands, replies)
         results = [Written(int(status), bool(sealed)) for status, sealed, *_ in answer[2]]
         await self._settle(table, writes, answer[2])
         return results
@@ -393,7 +292,7 @@ class Store:
         self, table: str, incarnation: int, version: int, group_ids: Sequence[str], token: str
     ) -> list[Leased]:
         answer = await self._table_verb("sample", table, incarnation, version, token, *group_ids)
-        return [_leased(item) for item in answer[2]]
+        return [leased_of(item) for item in answer[2]]
 
     async def places(self, table: str, group_ids: Sequence[str]) -> dict[str, tuple[Place, ...]]:
         """Where the payloads of live groups are; nothing for those that are not live."""
@@ -403,7 +302,7 @@ class Store:
     async def facts(self, table: str, group_ids: Sequence[str]) -> list[GroupFacts]:
         """What a score is asked about; groups that have ended are left out."""
         answer = await self._table_verb("facts", table, *group_ids)
-        return [_facts(item) for item in answer[2]]
+        return [facts_of(item) for item in answer[2]]
 
     async def set_priorities(self, table: str, incarnation: int, priorities: Sequence[tuple[str, float, int]]) -> int:
         """Changes (group id, priority, weight); returns the number of groups changed."""
@@ -462,7 +361,7 @@ class Store:
 
     async def set_policy(self, incarnation: int, version: int) -> int:
         answer = await self._redis.verb("set_policy", "", incarnation, version)
-        _checked(answer)
+        checked(answer)
         self._see("train", answer[1])
         await self.refresh("eval")
         return int(answer[2])
@@ -518,88 +417,5 @@ class Store:
         return await self._table_verb("ledger", table, failed_limit)
 
 
-def _other_rules(table: str, differing: Sequence[Sequence[bytes]]) -> ConfigError:
-    """What a front is told whose configuration means other rules than those in force."""
-    names = ", ".join(
-        f"{name.decode()} is {there.decode()} there, {here.decode()} here" for name, there, here in differing
-    )
-    return ConfigError(
-        f"other fronts serve this run by other rules of table {table}: {names}",
-        hint="start every front with the same configuration; to change it, stop them all first",
-    )
-
-
-def fenced() -> FencedError:
-    """What a learner of an older incarnation is told."""
-    return FencedError(
-        "another learner has taken this run over",
-        hint="stop this process; the newer incarnation goes on with the run",
-    )
-
-
-def lost_state() -> LostStateError:
-    """What is told to a learner while acknowledged state may be lost."""
-    return LostStateError(
-        "Redis was restarted or restored, and may have lost what it had acknowledged",
-        hint="the learner says again which groups it has used, by itself; then the run goes on",
-    )
-
-
-def _checked(answer: list[Any]) -> list[Any]:
-    status = answer[0]
-    if status == b"fenced":
-        raise fenced()
-    if status == b"suspect":
-        raise lost_state()
-    if status == b"old_generation":
-        raise OldGenerationError("this connection generation is over", hint="join the mesh again")
-    if status == b"replaced":
-        raise UnreachableError("a newer stream of the same member is open", hint="use that one")
-    return answer
-
-
-def _sealed(
-    answer: Sequence[Any], writes: Sequence[Write], commands: Sequence[Sequence[Any]], replies: Sequence[Any]
-) -> Sealed:
-    sealed = [w.group_id for w, result in zip(writes, answer[2], strict=True) if result[1]]
-    if not sealed:
-        return Sealed(answer[1][0], (), {})
-    # A value is the stored one where its SET has found none before it.
-    stored = {command[1] for command, reply in zip(commands, replies, strict=True) if reply == b"OK"}
-    names = [command[1] for command in commands]
-    whole = [w for w in writes if w.draft or (w.scored and not w.pieces)]
-    values = {
-        (w.group_id, w.member, w.attempt): w.payload
-        for w, name in zip(whole, names, strict=True)
-        if name in stored and not w.draft
-    }
-    return Sealed(answer[1][0], tuple(sealed), values)
-
-
 def _flat(leases: Sequence[tuple[str, str]]) -> list[str]:
     return [part for pair in leases for part in pair]
-
-
-def _grant(item: Sequence[Any]) -> Grant:
-    gid, lease, attempt, ordinal, done, parent, drafts = item
-    return Grant(
-        gid.decode(), lease.decode(), int(attempt), int(ordinal), done.decode(), parent.decode(), draft_places(drafts)
-    )
-
-
-def _leased(item: Sequence[Any]) -> Leased:
-    gid, lease, version, ordinal, attempt, generating, queued, payloads, metas, use, priority, chance, size = item
-    return Leased(
-        gid.decode(), lease.decode(), version, ordinal, attempt, generating, queued,
-        places(payloads), tuple(metas), size, use, float(priority), float(chance),
-    )  # fmt: skip
-
-
-def _facts(item: Sequence[Any]) -> GroupFacts:
-    gid, ordinal, deadline, uses, priority, metas = item
-    members = [trajectory.MemberMeta.FromString(meta) for meta in metas if meta]
-    scored = [member for member in members if member.outcome == trajectory.OUTCOME_SCORED]
-    return GroupFacts(
-        gid.decode(), ordinal, deadline, uses, float(priority),
-        tuple(member.reward for member in scored), tuple(member.response_tokens for member in scored),
-    )  # fmt: skip

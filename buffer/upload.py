@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Sequence
 from buffer.context import FrontContext
 from buffer.limits import MAX_PIECES, PIECE_BYTES
 from buffer.payloads import Place
+from buffer.records import Write
 from buffer.side_data import check_name
-from buffer.store import Write
 from mesh.errors import PayloadError
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from buffer.limits import MAX_PIECES, MAX_WHOLE_BYTES
 from buffer.policy.lineage import VersionRanges
+from buffer.records import Write
 from buffer.side_data import check_side
-from buffer.store import Write
 from mesh.errors import PayloadError
 from mesh.trajectory import PayloadInfo, inspect
 from mesh.versions import PolicyVersion, VersionRuns

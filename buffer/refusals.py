@@ -1,0 +1,53 @@
+"""Verbs that were refused, as errors that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mesh.errors import ConfigError, FencedError, LostStateError, OldGenerationError, UnreachableError
+
+
+def other_rules(table: str, differing: Sequence[Sequence[bytes]]) -> ConfigError:
+    """What a front is told whose configuration means other rules than those in force."""
+    names = ", ".join(
+        f"{name.decode()} is {there.decode()} there, {here.decode()} here" for name, there, here in differing
+    )
+    return ConfigError(
+        f"other fronts serve this run by other rules of table {table}: {names}",
+        hint="start every front with the same configuration; to change it, stop them all first",
+    )
+
+
+def fenced() -> FencedError:
+    """What a learner of an older incarnation is told."""
+    return FencedError(
+        "another learner has taken this run over",
+        hint="stop this process; the newer incarnation goes on with the run",
+    )
+
+
+def lost_state() -> LostStateError:
+    """What is told to a learner while acknowledged state may be lost."""
+    return LostStateError(
+        "Redis was restarted or restored, and may have lost what it had acknowledged",
+        hint="the learner says again which groups it has used, by itself; then the run goes on",
+    )
+
+
+def checked(answer: list[Any]) -> list[Any]:
+    """A verb's answer.
+
+    Raises:
+        RollmeshError: it is a refusal.
+    """
+    status = answer[0]
+    if status == b"fenced":
+        raise fenced()
+    if status == b"suspect":
+        raise lost_state()
+    if status == b"old_generation":
+        raise OldGenerationError("this connection generation is over", hint="join the mesh again")
+    if status == b"replaced":
+        raise UnreachableError("a newer stream of the same member is open", hint="use that one")
+    return answer
