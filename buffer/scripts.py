@@ -25,7 +25,9 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "member": ("holding",),
 }
 _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
-_SHARED = frozenset({"clock", "common", "withdraw", "leased", "hand_out", "restart", "go_on", "holding"})
+# What every verb begins with, in this order; before it stands the clock.
+_COMMON = ("common", "lineage", "transitions")
+_SHARED = frozenset({"clock", *_COMMON, "withdraw", "leased", "hand_out", "restart", "go_on", "holding"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def load_scripts(clock: str | None = None, guard: str = "") -> dict[str, Script]
         for item in folder.iterdir()
         if item.name.endswith(".lua")
     }
-    prelude = guard + (clock or texts["clock"]) + texts["common"]
+    prelude = guard + (clock or texts["clock"]) + "".join(texts[name] for name in _COMMON)
     scripts = {}
     for name in sorted(texts.keys() - _SHARED):
         source = prelude + "".join(texts[part] for part in _PARTS.get(name, ())) + texts[name]

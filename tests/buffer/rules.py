@@ -78,19 +78,21 @@ COMPARED = (
     Rule("consumed bytes ask for a checkpoint", "claim", "C.consumed_bytes * 2 > C.max_bytes", "false"),
     Rule("a commit covers what lies below it", "commit", "local limit = '(' .. version", "local limit = version"),
     Rule("a takeover undoes later uses", "go_on", "if version < k then", "if true then"),
-    Rule("discarded versions count the way back", "common", "return 2 * ancestor - version", "return version"),
+    Rule("discarded versions count the way back", "lineage", "return 2 * ancestor - version", "return version"),
     Rule(
         "an evicted prompt gets another group",
         "evict",
         "and 'over_bound' or 'hopeless', true)",
         "and 'over_bound' or 'hopeless', false)",
     ),
-    Rule("refills are bounded", "common", "if requeue and refills <= C.max_attempts then", "if requeue then"),
+    Rule("refills are bounded", "transitions", "if requeue and refills <= C.max_attempts then", "if requeue then"),
     Rule(
-        "what was used is not evicted", "common", "if g.uses and g.state ~= 'consumed' then return retire(gid, g) end"
+        "what was used is not evicted",
+        "transitions",
+        "if g.uses and g.state ~= 'consumed' then return retire(gid, g) end",
     ),
     Rule("lost holders count", "expire", "orphan(gid, g, 1)", "orphan(gid, g, 0)"),
-    Rule("attempts are bounded", "common", "if g.lost + lost >= C.max_attempts then", "if false then"),
+    Rule("attempts are bounded", "transitions", "if g.lost + lost >= C.max_attempts then", "if false then"),
     Rule("a broken stream shortens leases", "detach", "if expires > short then", "if false then"),
     Rule(
         "only an open stream renews",
@@ -101,18 +103,18 @@ COMPARED = (
     Rule("seeding twice is harmless", "seed", "if ordinal > C.seeded then", "if true then"),
     Rule(
         "the end of a group is told to its worker",
-        "common",
+        "transitions",
         "if g.state == 'generating' and string.find(g.done, '0', 1, true) then cancel(gid, g) end",
     ),
-    Rule("ended groups give their bytes back", "common", "add('bytes', -g.bytes)"),
+    Rule("ended groups give their bytes back", "transitions", "add('bytes', -g.bytes)"),
     Rule(
         "sealed groups give their reservation back",
-        "common",
+        "transitions",
         "if g.state == 'generating' then add('reserved', -g.reserve) end\n  g.state",
         "g.state",
     ),
     Rule("used groups demand less", "common", " - C.spent end", " end"),
-    Rule("draws follow the weights", "common", "/ (g.weight or WEIGHT_UNIT) * WEIGHT_UNIT", ""),
+    Rule("draws follow the weights", "transitions", "/ (g.weight or WEIGHT_UNIT) * WEIGHT_UNIT", ""),
     Rule("a failed prompt is driven again once", "redrive", "note.kept, note.redriven = false, true", ""),
     Rule(
         "connections have a generation", "admit", "if generation_of(member) ~= tonumber(ARGV[3]) then", "if false then"

@@ -1,0 +1,58 @@
+-- How old the tokens of a group are, and by when it must train: as buffer.policy.lineage has it.
+
+-- Version on the present lineage to which tokens of (incarnation, version) are equivalent: what a later learner
+-- discarded counts its way back to the common ancestor and forth again.
+local function effective(incarnation, version)
+  local ancestor = nil
+  for later = incarnation + 1, R.incarnation do
+    local k = tonumber(R['k:' .. later] or 0)
+    if ancestor == nil or k < ancestor then ancestor = k end
+  end
+  if ancestor ~= nil and version > ancestor then return 2 * ancestor - version end
+  return version
+end
+
+-- `ranges` is "incarnation:lowest:highest" per incarnation, joined by ';': all versions of the stored members.
+local function parse_ranges(text)
+  local ranges = {}
+  for inc, low, high in string.gmatch(text, '(%d+):(%d+):(%d+)') do
+    ranges[inc] = {tonumber(low), tonumber(high)}
+  end
+  return ranges
+end
+
+local function merge_ranges(left, right)
+  if left == '' or left == right then return right end
+  local ranges = parse_ranges(left)
+  for inc, pair in pairs(parse_ranges(right)) do
+    local known = ranges[inc] or pair
+    ranges[inc] = {math.min(known[1], pair[1]), math.max(known[2], pair[2])}
+  end
+  local names, parts = {}, {}
+  for inc in pairs(ranges) do names[#names + 1] = inc end
+  table.sort(names, function(a, b) return tonumber(a) < tonumber(b) end)
+  for i, inc in ipairs(names) do parts[i] = inc .. ':' .. ranges[inc][1] .. ':' .. ranges[inc][2] end
+  return table.concat(parts, ';')
+end
+
+-- Last version at which the group may train; counts the version at the grant while it is being generated.
+local function deadline_of(g)
+  if C.bounded == 0 then return NO_BOUND end
+  -- Nearly always: all tokens of the present incarnation, in one range, and the grant no older.
+  local inc, low = string.match(g.ranges, '^(%d+):(%d+):%d+$')
+  if inc and tonumber(inc) == R.incarnation and g.state ~= 'generating' then return tonumber(low) + C.max_staleness end
+  local oldest = nil
+  local function see(incarnation, version)
+    local e = effective(tonumber(incarnation), tonumber(version))
+    if oldest == nil or e < oldest then oldest = e end
+  end
+  for inc, low, high in string.gmatch(g.ranges, '(%d+):(%d+):(%d+)') do
+    see(inc, low)
+    see(inc, high)
+  end
+  if g.state == 'generating' or oldest == nil then
+    local inc, version = string.match(g.grant, '(%d+):(%d+)')
+    see(inc, version)
+  end
+  return oldest + C.max_staleness
+end

@@ -1,0 +1,199 @@
+-- The transitions of a group between its states, and into its fate, with all that moves along: uses, draws, drafts,
+-- cancellations, notes of failures.
+
+-- Orders of sampling, as buffer.policy.rules numbers them.
+local IN_ORDER, FRESHEST, PRIORITY = 0, 2, 3
+local WEIGHT_UNIT = 1000000
+
+-- Uses: the train versions of the group's claims on the surviving lineage, ascending; absent while it has none.
+local function use_count(g) return g.uses and #g.uses or 0 end
+local function last_use(g) return g.uses[#g.uses] end
+local function waiting_set(g) return T .. (g.uses and ':reuse' or ':deadline') end
+-- Uses that an unclaimed group does not demand of the gate any more.
+local function spent(g) return math.min(use_count(g), C.samples_per_insert) end
+
+-- Changes the uses of a group; `claimed`: before and after, whether it counts as consumed.
+local function set_uses(g, uses, was_consumed, is_consumed)
+  local before = was_consumed and 0 or spent(g)
+  add('uses', #uses - use_count(g))
+  g.uses = #uses > 0 and uses or nil
+  add('spent', (is_consumed and 0 or spent(g)) - before)
+end
+
+-- Enters a ready group into the race by which weighted draws are made (buffer.policy.reuse).
+local function enter_race(gid, g)
+  g.draws = (g.draws or 0) + 1
+  local digest = redis.sha1hex(gid .. ':' .. g.draws .. ':' .. C.seed)
+  local uniform = (tonumber(string.sub(digest, 1, 13), 16) + 0.5) / 16 ^ 13
+  g.order = C.race - math.log(uniform) / (g.weight or WEIGHT_UNIT) * WEIGHT_UNIT
+end
+
+-- The place of a group that becomes ready among the others.
+local function take_place(gid, g)
+  if C.order == FRESHEST then
+    g.order = g.seal / 2 ^ 32 - g.deadline
+  elseif C.order == PRIORITY then
+    add('weight', g.weight or WEIGHT_UNIT)
+    enter_race(gid, g)
+  end
+end
+
+-- A ready group leaves the table of candidates.
+local function leave_ready(g)
+  if C.order == PRIORITY then add('weight', -(g.weight or WEIGHT_UNIT)) end
+end
+
+-- Leases that a member works on and that nobody needs any more, as "gid lease", until it has been told.
+local function cancels_key(member) return T .. ':cancels:' .. member end
+
+-- Tells whoever works on a group that it need not: its holder, or the one who lost it and may still be at it.
+local function cancel(gid, g)
+  local worker = g.holder ~= '' and g.holder or g.former or ''
+  if worker == '' or generation_of(worker) < 0 then return end
+  redis.call('SADD', cancels_key(worker), gid .. ' ' .. g.lease)
+  add('cancelled', 1)
+end
+
+-- Drafts: what was sampled of members that are not done, in the fields d0, d1, ... of the group's hash, each "attempt
+-- tokens ranges"; `g.drafts` counts them, absent where there is none. A draft's name is "member:attempt:tokens".
+local function read_draft(gid, member)
+  local text = redis.call('HGET', group_key(gid), 'd' .. member)
+  if not text then return nil end
+  local attempt, tokens, ranges = string.match(text, '(%d+) (%d+) (.*)')
+  local name = member .. ':' .. attempt .. ':' .. tokens
+  return {attempt = tonumber(attempt), tokens = tonumber(tokens), ranges = ranges, name = name}
+end
+
+local function drop_draft(gid, g, member)
+  redis.call('HDEL', group_key(gid), 'd' .. member)
+  g.drafts = g.drafts > 1 and g.drafts - 1 or nil
+end
+
+local function drafts_of(gid, g)
+  local drafts = {}
+  if not g.drafts then return drafts end
+  for member = 0, g.n - 1 do drafts[#drafts + 1] = read_draft(gid, member) end
+  return drafts
+end
+
+-- Counts an evicted group by the response tokens that were stored of it: by the least power of two not below them.
+local function count_length(g, drafts)
+  local tokens, class = g.tokens or 0, 1
+  for _, draft in ipairs(drafts) do tokens = tokens + draft.tokens end
+  while class < tokens do class = 2 * class end
+  redis.call('HINCRBY', T .. ':evicted_tokens', class, 1)
+end
+
+-- Notes a failed group with its cause; the oldest note makes room. A note keeps its prompt until it is driven again,
+-- except where the learner itself took the task back. Returns whether it does.
+local function bury(gid, g, reason)
+  local kept = reason ~= 'withdrawn' and g.n > 0
+  redis.call('HSET', T .. ':dead', gid, cjson.encode({
+    group = gid, task = g.task, reason = reason, attempts = g.attempt, failed_ms = now_ms(), causes = g.causes,
+    ordinal = g.ordinal, n = g.n, pin = g.pin, reserve = g.reserve, kept = kept, redriven = false
+  }))
+  redis.call('LPUSH', T .. ':failures', gid)
+  while redis.call('LLEN', T .. ':failures') > tonumber(redis.call('HGET', T, 'failed_kept')) do
+    local oldest = redis.call('RPOP', T .. ':failures')
+    local note = cjson.decode(redis.call('HGET', T .. ':dead', oldest))
+    redis.call('HDEL', T .. ':dead', oldest)
+    if note.kept then redis.call('SADD', T .. ':trash', '|' .. note.ordinal .. '||') end
+  end
+  return kept
+end
+
+local function leave_holder(gid, g)
+  if g.holder ~= '' then redis.call('SREM', held_by(g.holder), gid) end
+  if g.orphan then
+    redis.call('ZREM', orphans_key(g.pin), gid)
+    add('orphaned', -1)
+  end
+  g.holder, g.orphan = '', false
+end
+
+-- Ends a group with its fate and notes its payloads for removal. `requeue` gives its prompt another group.
+local function finish(gid, g, fate, reason, requeue)
+  if g.state == 'generating' and string.find(g.done, '0', 1, true) then cancel(gid, g) end
+  redis.call('ZREM', set_of(g.state), gid)
+  if g.state ~= 'consumed' then redis.call('ZREM', T .. ':deadline', gid) end
+  leave_holder(gid, g)
+  add(g.state, -1)
+  add(fate, 1)
+  ended[fate .. '/' .. reason] = (ended[fate .. '/' .. reason] or 0) + 1
+  add('bytes', -g.bytes)
+  if g.state == 'consumed' then add('consumed_bytes', -g.bytes) end
+  if g.state == 'generating' then add('reserved', -g.reserve) end
+  if g.state == 'ready' then leave_ready(g) end
+  if g.uses and g.state ~= 'consumed' then
+    redis.call('ZREM', T .. ':reuse', gid)
+    add('spent', -spent(g))
+  end
+  local prompt = g.unseeded and '' or g.ordinal
+  local refills = g.refills + 1
+  if requeue and refills <= C.max_attempts then
+    prompt = ''
+    local entry = cjson.encode({g.ordinal, g.n, g.pin, g.reserve, g.task, gid, refills})
+    redis.call('ZADD', pending_key(g.pin), g.ordinal, entry)
+    add('pending', 1)
+    add('seeded_tasks', 1)
+  end
+  local drafts, names = drafts_of(gid, g), {}
+  for i, draft in ipairs(drafts) do names[i] = draft.name end
+  if fate == 'evicted_stale' then count_length(g, drafts) end
+  if fate == 'failed' and bury(gid, g, reason) then prompt = '' end
+  trash[#trash + 1] = gid .. '|' .. prompt .. '|' .. g.payloads .. '|' .. table.concat(names, ',')
+  redis.call('DEL', group_key(gid))
+end
+
+-- A group that may not be used any more but has been: consumed until its last use is committed, then trained.
+local function retire(gid, g)
+  if last_use(g) < R.committed then return finish(gid, g, 'trained', 'committed', false) end
+  redis.call('ZREM', set_of(g.state), gid)
+  redis.call('ZREM', T .. ':reuse', gid)
+  leave_holder(gid, g)
+  if g.state == 'ready' then leave_ready(g) end
+  add('spent', -spent(g))
+  add(g.state, -1)
+  add('consumed', 1)
+  add('consumed_bytes', g.bytes)
+  g.state, g.lease = 'consumed', ''
+  redis.call('ZADD', set_of('consumed'), last_use(g), gid)
+  save_group(gid, g)
+end
+
+-- Ends a group that nobody will train (again).
+local function give_up(gid, g, fate, reason)
+  if g.uses and g.state ~= 'consumed' then return retire(gid, g) end
+  finish(gid, g, fate, reason, false)
+end
+
+-- Back to ready, from generating (sealed), leased or consumed.
+local function make_ready(gid, g)
+  redis.call('ZREM', set_of(g.state), gid)
+  leave_holder(gid, g)
+  add(g.state, -1)
+  add('ready', 1)
+  if g.state == 'consumed' then add('consumed_bytes', -g.bytes) end
+  if g.state == 'generating' then add('reserved', -g.reserve) end
+  g.state, g.lease = 'ready', ''
+  g.deadline = deadline_of(g)
+  take_place(gid, g)
+  redis.call('ZADD', set_of('ready'), g.order, gid)
+  redis.call('ZADD', waiting_set(g), g.deadline, gid)
+  save_group(gid, g)
+end
+
+-- Takes a generating group from its holder; it waits for the next one, or fails when it has lost too many.
+local function orphan(gid, g, lost)
+  if g.lost + lost >= C.max_attempts then
+    finish(gid, g, 'failed', 'attempts_exhausted', false)
+    return
+  end
+  -- Who gives a group up knows that it does; who has lost it may come back.
+  if g.holder ~= '' then g.former = lost > 0 and g.holder or nil end
+  leave_holder(gid, g)
+  redis.call('ZADD', orphans_key(g.pin), g.seq, gid)
+  add('orphaned', 1)
+  g.lost, g.orphan = g.lost + lost, true
+  save_group(gid, g)
+end
