@@ -93,6 +93,7 @@ COMPARED = (
     ),
     Rule("lost holders count", "expire", "orphan(gid, g, 1)", "orphan(gid, g, 0)"),
     Rule("attempts are bounded", "transitions", "if g.lost + lost >= C.max_attempts then", "if false then"),
+    Rule("a new stream begins a full term", "attach", "redis.call('ZREM', T .. ':holders', holder)"),
     Rule("a broken stream shortens leases", "detach", "if expires > short then", "if false then"),
     Rule(
         "only an open stream renews",

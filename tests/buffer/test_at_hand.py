@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from buffer.keys import Keys
 from mesh.versions import PolicyVersion
-from tests.buffer.mesh_fixture import Mesh
+from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
 
 FIFO = {"max_staleness": 4, "order": "fifo"}
 
@@ -23,8 +24,9 @@ async def _waiting(mesh: Mesh) -> tuple[Any, Any, Any, Any, Any]:
     sampler = learner.sampler()
     sampler.request(2, 0)
     # The stream is open, and its credits known, once it says why it waits.
-    while not sampler.waiting_reason.startswith("learner waits"):
-        await sampler.next(0.05)
+    async with asyncio.timeout(TIMEOUT_S):
+        while not sampler.waiting_reason.startswith("learner waits"):
+            await sampler.next(0.05)
     return front, learner, generator, sampler, grant
 
 
