@@ -38,7 +38,7 @@ from learner.state import LearnerState
 from learner.team import Team
 from learner.weights import WeightPublisher, read_model_bundle
 from mesh.config import Config
-from mesh.errors import ConfigError, DataError, LostStateError
+from mesh.errors import ConfigError, DataError, LostStateError, UnreachableError
 from mesh.service import AsyncBridge
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2, trajectory_pb2
@@ -126,9 +126,17 @@ class Leader:
             finished = self._train(version, lineage, takeovers, figures, seeded)
         finally:
             self._state.phase = "ending"
-            self._bridge.call(self._session.close(run_finished=finished), _LEAVE_S)
-            self._publisher.close()
+            self._leave(finished)
         self._team.dismiss()
+
+    def _leave(self, finished: bool) -> None:
+        """Leaves in order, or else without: what ended the run is not hidden by a mesh that does not answer."""
+        try:
+            self._bridge.call(self._session.close(run_finished=finished), _LEAVE_S)
+        except UnreachableError as error:
+            _log.warning("left the mesh without a word: %s", error)
+        finally:
+            self._publisher.close()
 
     def _take_over(self, left: History | None, *, takeover: bool, force: bool) -> tuple[dict[str, Any], int, int]:
         """Loads the last checkpoint and takes over: (what the checkpoint holds, incarnation, last ordinal seeded).

@@ -58,7 +58,7 @@ def _ledger(
         for table, count in redriven.items():
             typer.echo(f"table {table}: {count} prompt(s) queued again")
         for table, answer in answers.items():
-            _print(table, answer)
+            _print(table, answer, failed=failed)
     if not balanced:
         raise typer.Exit(1)
 
@@ -136,12 +136,14 @@ def _note(group: buffer_pb2.FailedGroup) -> dict[str, Any]:
     }
 
 
-def _print(table: str, answer: buffer_pb2.LedgerResponse) -> None:
+def _print(table: str, answer: buffer_pb2.LedgerResponse, *, failed: bool) -> None:
     typer.echo(f"table {table}")
     for name, count in [*_figures(answer.counters).items(), *sorted(answer.counters.reasons.items())]:
         typer.echo(f"  {name:18} {count}")
     if answer.failed:
         _print_failed(answer.failed)
+    elif failed:
+        typer.echo("  no failed group is kept")
     for line in answer.discrepancies:
         typer.echo(f"  DIFFERS: {line}")
     typer.echo("  differs" if answer.discrepancies else "  balances")

@@ -151,6 +151,7 @@ async def test_the_ledger_command_lists_failures_and_drives_them_again(mesh: Mes
     assert code == 0
     assert ("too_few_scored" in line, "task-1" in line, "scorer [x] broke" in line) == (True, True, True)
     assert "no sandbox" in out
+    assert "no failed group is kept" in out.partition("table eval")[2]
 
     code, out, _ = await ledger_command(front, "--redrive", gid, "--failed", "--json")
     shown: dict[str, Any] = json.loads(out)
