@@ -1,4 +1,8 @@
-"""User code by import path: `package.module:attribute` or `path/to/file.py:attribute`."""
+"""User code by import path: `package.module:attribute` or `path/to/file.py:attribute`.
+
+The rules are those of `mesh.user_code`, which algorithms may not import: modules are also looked for in the working
+directory, files may import their neighbours, a file is run once per process (also where both have loaded it).
+"""
 
 from __future__ import annotations
 
@@ -38,6 +42,7 @@ def import_attribute(location: str, path: str) -> Any:
 
 
 def _load_module(name: str) -> ModuleType:
+    _search(Path.cwd())
     return importlib.import_module(name)
 
 
@@ -48,6 +53,7 @@ def _load_file(file: Path, path: str) -> ModuleType:
     name = f"rollmesh_user_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
+    _search(file.parent)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise SettingsError(path, f"cannot be imported as Python: {file}")
@@ -60,3 +66,8 @@ def _load_file(file: Path, path: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _search(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))

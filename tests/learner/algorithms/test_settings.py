@@ -150,6 +150,20 @@ def test_a_selection_that_is_needed_and_missing_is_named(tmp_path):
         load_algorithm(f"{tmp_path / 'blind.py'}:Blind", {}, STALE)
 
 
+def test_users_code_is_found_as_rewards_are(tmp_path, monkeypatch):
+    """A file imports its neighbours, a module lies in the working directory."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    (tmp_path / "part_of_mine.py").write_text("def weigh(rollouts):\n    return rollouts.rewards\n")
+    (tmp_path / "my_estimator.py").write_text("from part_of_mine import weigh as estimate\n")
+    by_file = ADVANTAGES.get(f"{tmp_path / 'my_estimator.py'}:estimate", "algorithm.advantage")
+    assert by_file.target.__module__ == "part_of_mine"
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "an_estimator_of_here.py").write_text("def estimate(rollouts):\n    return rollouts.rewards\n")
+    monkeypatch.chdir(tmp_path / "here")
+    by_module = ADVANTAGES.get("an_estimator_of_here:estimate", "algorithm.advantage")
+    assert by_module.target.__module__ == "an_estimator_of_here"
+
+
 def test_a_users_file_that_fails_is_named(tmp_path):
     (tmp_path / "broken.py").write_text("1 / 0\n")
     with pytest.raises(SettingsError, match="ZeroDivisionError"):
