@@ -5,7 +5,7 @@ load_run()
 free_first()
 local now = now_ms()
 local restarted = recognize(now) and 1 or 0
-local portion, ended, returned = tonumber(ARGV[2]), 0, 0
+local portion, lost, returned = tonumber(ARGV[2]), 0, 0
 for _, holder in ipairs(redis.call('ZRANGEBYSCORE', T .. ':holders', '-inf', now, 'LIMIT', 0, 16)) do
   local held = {}
   for i, gid in ipairs(redis.call('SRANDMEMBER', held_by(holder), portion)) do held[i] = {gid, read_group(gid)} end
@@ -18,7 +18,7 @@ for _, holder in ipairs(redis.call('ZRANGEBYSCORE', T .. ':holders', '-inf', now
       returned = returned + 1
     else
       orphan(gid, g, 1)
-      ended = ended + 1
+      lost = lost + 1
     end
   end
   if redis.call('SCARD', held_by(holder)) == 0 then redis.call('ZREM', T .. ':holders', holder) end
@@ -26,4 +26,4 @@ end
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', RUN .. ':heartbeats', '-inf', now - tonumber(ARGV[3]), 'LIMIT', 0, 16)) do
   forget(member)
 end
-return {'ok', view(), ended, returned, restarted}
+return {'ok', view(), lost, returned, restarted}

@@ -25,8 +25,8 @@ for i, k in pairs(takeovers) do
   if i <= R.incarnation and tonumber(R['k:' .. i] or k) ~= k then return {'fenced', view()} end
 end
 
--- Live unclaimed groups by the ordinal of their prompt, once somebody has asked.
-local owners
+-- By the ordinal of their prompt, once somebody has asked: live unclaimed groups, and failed ones whose prompt is kept.
+local owners, buried
 
 -- Makes up for takeovers that are lost, as far as they lie before a use at version `at` (all of them, without one).
 local function catch_up(at)
@@ -38,7 +38,7 @@ local function catch_up(at)
     end
     if at and at < least then return end
     go_on(R.incarnation + 1, k, member, now + tonumber(ARGV[5]))
-    owners = nil
+    owners, buried = nil, nil
   end
 end
 
@@ -58,19 +58,15 @@ local function release_prompt(ordinal)
     if g.state ~= 'consumed' and not g.uses then finish(owner, g, 'evicted_stale', 'lost_state', true) end
     return
   end
-  for _, gid in ipairs(redis.call('LRANGE', T .. ':failures', 0, -1)) do
-    local note = cjson.decode(redis.call('HGET', T .. ':dead', gid))
-    if note.kept and note.ordinal == ordinal then
-      note.kept, note.redriven = false, true
-      redis.call('HSET', T .. ':dead', gid, cjson.encode(note))
-      local entry = cjson.encode({note.ordinal, note.n, note.pin, note.reserve, note.task, gid, 0})
-      redis.call('ZADD', pending_key(note.pin), note.ordinal, entry)
-      add('pending', 1)
-      add('seeded_tasks', 1)
-      add('redriven', 1)
-      return
+  if not buried then
+    buried = {}
+    for _, gid in ipairs(redis.call('LRANGE', T .. ':failures', 0, -1)) do
+      local note = cjson.decode(redis.call('HGET', T .. ':dead', gid))
+      if note.kept then buried[note.ordinal] = {gid, note} end
     end
   end
+  local found = buried[ordinal]
+  if found and found[2].kept then drive_again(found[1], found[2]) end
 end
 
 local function pending_entry(ordinal)

@@ -8,14 +8,7 @@ for i = 2, #ARGV do
   local text = redis.call('HGET', T .. ':dead', gid)
   local note = text and cjson.decode(text)
   if note and note.kept then
-    local entry = cjson.encode({note.ordinal, note.n, note.pin, note.reserve, note.task, gid, 0})
-    redis.call('ZADD', pending_key(note.pin), note.ordinal, entry)
-    if note.pin ~= '' then redis.call('SADD', T .. ':pins', note.pin) end
-    note.kept, note.redriven = false, true
-    redis.call('HSET', T .. ':dead', gid, cjson.encode(note))
-    add('pending', 1)
-    add('seeded_tasks', 1)
-    add('redriven', 1)
+    drive_again(gid, note)
     queued = queued + 1
   else
     unknown[#unknown + 1] = gid

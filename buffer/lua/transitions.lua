@@ -102,6 +102,19 @@ local function bury(gid, g, reason)
   return kept
 end
 
+-- Queues the prompt of a failed group again, as a task whose parent that group is: once, since the note then keeps it
+-- no more.
+local function drive_again(gid, note)
+  local entry = cjson.encode({note.ordinal, note.n, note.pin, note.reserve, note.task, gid, 0})
+  redis.call('ZADD', pending_key(note.pin), note.ordinal, entry)
+  if note.pin ~= '' then redis.call('SADD', T .. ':pins', note.pin) end
+  note.kept, note.redriven = false, true
+  redis.call('HSET', T .. ':dead', gid, cjson.encode(note))
+  add('pending', 1)
+  add('seeded_tasks', 1)
+  add('redriven', 1)
+end
+
 local function leave_holder(gid, g)
   if g.holder ~= '' then redis.call('SREM', held_by(g.holder), gid) end
   if g.orphan then

@@ -116,7 +116,7 @@ COMPARED = (
     ),
     Rule("used groups demand less", "common", " - C.spent end", " end"),
     Rule("draws follow the weights", "transitions", "/ (g.weight or WEIGHT_UNIT) * WEIGHT_UNIT", ""),
-    Rule("a failed prompt is driven again once", "redrive", "note.kept, note.redriven = false, true", ""),
+    Rule("a failed prompt is driven again once", "transitions", "note.kept, note.redriven = false, true", ""),
     Rule(
         "connections have a generation", "admit", "if generation_of(member) ~= tonumber(ARGV[3]) then", "if false then"
     ),
