@@ -22,7 +22,7 @@ from buffer.redis_access import RedisAccess
 from buffer.refusals import lost_state
 from buffer.sampling import sample_stream
 from buffer.upload import Uploads
-from buffer.validation import check_write
+from buffer.validation import REASON_CHARACTERS, check_write
 from mesh.errors import FencedError, PayloadError, TakeoverRefusedError
 from mesh.versions import checked_version
 from protos import buffer_pb2 as pb
@@ -224,7 +224,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             raise PayloadError("disposition", "expected release, filter or fail")
         changed = await self._front.store.nack(
             self._front.checked_table(request.table), request.incarnation, _pairs(request.leases),
-            _DISPOSITIONS[request.disposition], request.reason or "unspecified",
+            _DISPOSITIONS[request.disposition], request.reason[:REASON_CHARACTERS] or "unspecified",
         )  # fmt: skip
         return pb.NackResponse(changed=changed)
 

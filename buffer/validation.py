@@ -15,8 +15,8 @@ from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 
-# A reason is kept with a failed group up to this length.
-_REASON_CHARACTERS = 300
+# A reason is kept, with a failed group or among the counted ones, up to this length.
+REASON_CHARACTERS = 300
 _OUTCOMES = frozenset({trajectory.OUTCOME_SCORED, trajectory.OUTCOME_UNSCORABLE, trajectory.OUTCOME_ERROR})
 
 
@@ -41,7 +41,7 @@ def check_write(write: pb.MemberWrite) -> Write:
     return Write(
         write.group_id, write.lease_id, write.attempt, meta.member, scored, payload, ranges,
         meta.SerializeToString(), write.uploaded_bytes if write.pieces else len(payload), write.pieces,
-        meta.response_tokens if scored else 0, meta.reason[:_REASON_CHARACTERS],
+        meta.response_tokens if scored else 0, meta.reason[:REASON_CHARACTERS],
     )  # fmt: skip
 
 

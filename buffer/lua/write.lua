@@ -1,5 +1,5 @@
 -- Stores outcomes of members; payloads were SET before. Fenced by (lease, attempt); at most one value per member.
--- ARGV per write: gid, lease, attempt, member, values of its payload (0 not scored, 1 whole, more: that many pieces),
+-- ARGV per write: gid, lease, attempt, member, values of its payload (0 not scored, 1 whole, more: that many pieces,
 -- -1 a draft of a member that is not finished), payload bytes, ranges, meta, response tokens (not scored: the reason)
 -- Answer per write: status (1 stored, 2 duplicate, 3 superseded, 4 no such member), sealed (1/0), payloads of the
 -- group if it is sealed by now (to be made persistent), else '', name of the draft to be removed, else ''
