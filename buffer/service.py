@@ -215,7 +215,7 @@ class BufferService:
         )
 
     def _background(self, job: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(job)
+        task = asyncio.create_task(job, name=getattr(job, "__name__", "upkeep"))
         task.add_done_callback(self._ended)
 
         async def cancel() -> None:
@@ -229,9 +229,9 @@ class BufferService:
         error = None if job.cancelled() else job.exception()
         if error is None:
             return
-        log.error("%s failed", job.get_coro(), exc_info=error)
+        log.error("%s failed", job.get_name(), exc_info=error)
         if not isinstance(error, RollmeshError):
-            text = f"a background job of the buffer failed: {type(error).__name__}: {error}"
+            text = f"the front's background job {job.get_name()} failed: {type(error).__name__}: {error}"
             error = RollmeshError(text, hint="start it again, nothing is lost; the log says where it failed")
         self._fail(error)
 

@@ -123,4 +123,4 @@ async def test_a_front_whose_upkeep_fails_ends_and_says_why(mesh: Mesh) -> None:
     await front.access.client.sadd(Keys(front.run_name).table("train", "trash"), "not of ours")
     async with asyncio.timeout(TIMEOUT_S):
         error = await front.failed()
-    assert "background job" in str(error), "without it, memory would not be returned, and nobody would know"
+    assert "background job collect" in str(error), "without it, memory would not be returned, and nobody would know"
