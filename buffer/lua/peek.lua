@@ -36,7 +36,8 @@ for i, gid in ipairs(ids) do
   candidates[i] = {gid, deadlines[gid], whole and orders[gid] or string.format('%.17g', orders[gid])}
 end
 local live = {}
-if C.bounded == 1 then
+-- Only admission order keeps slots free for stragglers, and has to know how urgent they are.
+if C.bounded == 1 and C.order == IN_ORDER then
   for later = 0, C.max_staleness do
     if later > 0 and later * C.groups_per_step >= C.generating + C.ready then break end
     live[#live + 1] = redis.call('ZCOUNT', T .. ':deadline', '-inf', version + later)
