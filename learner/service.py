@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from learner.rollout_batch import ACTOR
 from learner.team import Link, Team, follow
 from mesh.config import Config
 from mesh.errors import RollmeshError
-from mesh.fronts import open_mesh
+from mesh.fronts import MeshChannel, open_mesh
 from mesh.service import AsyncBridge
 from mesh.telemetry import setup_logging
 from mesh.threads import available_cores, plan_threads
@@ -82,13 +83,15 @@ def _run(
     config = config.model_copy(update={"model": resolve_model(config.model)})
     algorithm = build_algorithm(config)
     engines = build_engines(config, algorithm)
-    bridge = AsyncBridge()
-    try:
+    with ExitStack() as closers:
+        bridge = AsyncBridge()
+        closers.callback(bridge.close)
         link = Link() if engines[ACTOR].world_size > 1 else None
         held = HeldPayloads()
         payloads: Payloads = held
         if link is not None:
-            payloads = FetchedPayloads(bridge, _fetch_client(config, mesh, bridge), timeout_s=config.network.retry_s)
+            client = _fetch_client(config, mesh, bridge, closers)
+            payloads = FetchedPayloads(bridge, client, timeout_s=config.network.retry_s)
         worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
         if link is None or rank == 0:
             team = Team(worker, link)
@@ -97,8 +100,6 @@ def _run(
         else:
             follow(worker, link)
         worker.close()
-    finally:
-        bridge.close()
 
 
 def set_learner_threads(config: Config) -> None:
@@ -113,13 +114,15 @@ def set_learner_threads(config: Config) -> None:
         torch.set_num_threads(plan.learner)
 
 
-def _fetch_client(config: Config, mesh: str, bridge: AsyncBridge) -> BufferClient:
-    async def connect() -> BufferClient:
-        network = config.network
-        channel = open_mesh(mesh, config.security, max_message_mb=network.max_message_mb)
-        return BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
+def _fetch_client(config: Config, mesh: str, bridge: AsyncBridge, closers: ExitStack) -> BufferClient:
+    network = config.network
 
-    return bridge.call(connect(), config.network.rpc_timeout_s)
+    async def connect() -> MeshChannel:
+        return open_mesh(mesh, config.security, max_message_mb=network.max_message_mb)
+
+    channel = bridge.call(connect(), network.rpc_timeout_s)
+    closers.callback(lambda: bridge.call(channel.close(), network.rpc_timeout_s))
+    return BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
 
 
 class _Signals:
