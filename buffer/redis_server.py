@@ -109,18 +109,28 @@ class RedisServer:
         return self._process.pid if self._process and self._process.poll() is None else 0
 
     async def start(self) -> None:
-        """Starts the process and waits until it has loaded its data. A second start reuses the port.
+        """Starts the process and waits until it has loaded its data.
+
+        It takes the folder's last port again, also in another process: further fronts know it by that.
 
         Raises:
             StoreError: it cannot be started, or is not ready in time.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._port = self._port or _free_port()
         with (self._folder / "lock").open("wb") as lock:
             await self._lock(lock.fileno())
+            self._choose_port()
             self._process = self._spawn(find_redis_server(), lock.fileno())
         await self._wait_ready()
         log.info("redis-server listens on port %d", self._port, extra={"redis_pid": self._process.pid})
+
+    def _choose_port(self) -> None:
+        """The port that the folder's last server had, where it is free; else any. The folder is ours already."""
+        note = self._folder / "port"
+        last = note.read_text(encoding="utf-8") if note.exists() else ""
+        port = self._port or (int(last) if last.isdecimal() else 0)
+        self._port = port if port and _is_free(port) else _free_port()
+        note.write_text(str(self._port), encoding="utf-8")
 
     @property
     def _log_path(self) -> Path:
@@ -221,6 +231,17 @@ class RedisServer:
         except subprocess.TimeoutExpired:
             process.kill()
             await asyncio.to_thread(process.wait)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As Redis binds: connections that are just ending do not hold the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError):
+            return False
+        return True
 
 
 def _free_port() -> int:

@@ -152,6 +152,14 @@ async def test_one_redis_owns_a_folder(tmp_path: Path, monkeypatch: pytest.Monke
         await first.stop()
     await second.start()
     await second.stop()
+    # Other fronts go on at the address that they have; where somebody has taken the port, there is another.
+    assert second.url == first.url
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", int(first.url.split(":")[2].split("/")[0])))
+        third = RedisServer(tmp_path)
+        await third.start()
+        await third.stop()
+    assert third.url != first.url
 
 
 async def test_broken_data_is_reported_with_the_log(tmp_path: Path) -> None:
