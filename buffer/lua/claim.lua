@@ -9,13 +9,15 @@ if no then return {no, view()} end
 local version = tonumber(ARGV[3])
 -- Whether what waits for a commit holds so much of the budget that a checkpoint should be written early.
 local function much() return C.consumed_bytes * 2 > C.max_bytes and 1 or 0 end
-local refused, groups, repeated = {}, {}, #ARGV > 3
+local refused, groups, repeated, seen = {}, {}, #ARGV > 3, {}
 for i = 4, #ARGV, 2 do
   local gid, lease = ARGV[i], ARGV[i + 1]
   local g = read_group(gid)
   local why = nil
   local claimed = g and g.uses and g.claimed == lease
-  if claimed then
+  if seen[gid] then
+    why = 'listed_twice'
+  elseif claimed then
     if last_use(g) ~= version then why = 'claimed_at_' .. last_use(g) end
   elseif not g or g.lease ~= lease or g.state ~= 'leased' then
     why = 'lease_lost'
@@ -24,6 +26,7 @@ for i = 4, #ARGV, 2 do
   end
   if why then refused[#refused + 1] = {gid, why} end
   if not claimed then repeated = false end
+  seen[gid] = true
   groups[#groups + 1] = {gid, g}
 end
 if #refused > 0 then return {'ok', view(), 0, refused} end

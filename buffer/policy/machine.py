@@ -95,9 +95,10 @@ class TableMachine(GeneratorVerbs):
     def claim(self, incarnation: int, version: int, leases: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         """All or none become consumed; returns the refusals."""
         self._fence(incarnation)
-        refused, repeated = [], bool(leases)
+        refused, repeated, seen = [], bool(leases), set[str]()
         for group_id, lease in leases:
-            why = self._refusal(group_id, lease, version)
+            why = "listed_twice" if group_id in seen else self._refusal(group_id, lease, version)
+            seen.add(group_id)
             if why:
                 refused.append((group_id, why))
             group = self.groups.get(group_id)

@@ -325,6 +325,15 @@ class BothMachines(RuleBasedStateMachine):
         self.verb("set_policy", "", self.incarnation, self.version)
         self.machine.set_policy(self.incarnation, self.version)
 
+    @rule(at=index)
+    def claim_one_twice(self, at: int) -> None:
+        group = self.some(State.LEASED, at)
+        if group is not None:
+            leases = [(group.group_id, group.lease)] * 2
+            answer = self.verb("claim", "train", self.incarnation, self.machine.u, *leases[0], *leases[1])
+            refused = self.machine.claim(self.incarnation, self.machine.u, leases)
+            assert [(g.decode(), why.decode()) for g, why in answer[3]] == refused
+
     @precondition(lambda self: self.claimed)
     @rule(at=index, later=st.integers(0, 1))
     def claim_again(self, at: int, later: int) -> None:

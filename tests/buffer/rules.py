@@ -69,6 +69,7 @@ COMPARED = (
         "not g or g.state ~= 'leased'",
     ),
     Rule("a claim is within the bound", "claim", "elseif g.deadline < version then", "elseif false then"),
+    Rule("a group is claimed once at a time", "claim", "if seen[gid] then", "if false then"),
     Rule("all or none is claimed", "claim", "if #refused > 0 then return {'ok', view(), 0, refused} end"),
     Rule("one batch per version", "claim", "if C.bounded == 1 and version < C.u then", "if false then"),
     Rule("a repeated claim changes nothing", "claim", "if repeated then return {'ok', view(), 1, {}, much()} end"),
