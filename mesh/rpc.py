@@ -84,7 +84,7 @@ def _options(max_message_mb: int, keepalive_s: float = KEEPALIVE_S) -> list[tupl
         ("grpc.http2.max_pings_without_data", 0),
         # What a server puts up with.
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
-        # Messages of a megabyte in one frame, and windows that hold several: 7 % less CPU per 16 KB payload on loopback.
+        # A message of a megabyte is one frame, and windows hold several: 7 % less CPU per payload of 16 KB.
         ("grpc.http2.max_frame_size", 1 << 20),
         ("grpc.http2.lookahead_bytes", 8 << 20),
         ("grpc.http2.bdp_probe", 0),
