@@ -41,6 +41,7 @@ class BufferClient:
     """
 
     def __init__(self, channel: grpc.aio.Channel, *, timeout_s: float, retry_s: float) -> None:
+        self._channel = channel
         self._stub: Any = buffer_pb2_grpc.BufferStub(channel)
         self._timeout_s = timeout_s
         self._retry_s = retry_s
@@ -242,7 +243,7 @@ class BufferClient:
 
     def writer(self, table: str, member_id: str, generation: int | Callable[[], int]) -> Writer:
         """Opens the standing stream of writes."""
-        return Writer(self._stub, table, member_id, _callable(generation), self._retry_s, self._uploader)
+        return Writer(self._channel, table, member_id, _callable(generation), self._retry_s, self._uploader)
 
     def sample(self, table: str, incarnation: int, *, with_payloads: bool = True) -> SampleStream:
         """Opens the standing stream of leased groups."""

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from buffer.at_hand import AtHand
 from buffer.keys import Keys
 from buffer.limits import INLINE_BYTES
 from buffer.redis_access import RedisAccess
@@ -82,6 +83,7 @@ class Payloads:
     def __init__(self, access: RedisAccess, keys: Keys) -> None:
         self._redis = access
         self._keys = keys
+        self.at_hand = AtHand()
 
     def keys_of(self, table: str, group_id: str, place: Place) -> list[str]:
         """Keys of one payload, in the order of its bytes."""
@@ -133,7 +135,7 @@ class Payloads:
                 for place in groups[at].places:
                     keys = self.keys_of(table, groups[at].group_id, place)
                     (read if loads[at] and not place.pieces else looked).extend(keys)
-            values, sizes = iter(await self._redis.mget(read)), iter(await self.sizes(looked))
+            values, sizes = iter(await self._values(read)), iter(await self.sizes(looked))
             for at in portion:
                 found: list[bytes | None] = []
                 for place in groups[at].places:
@@ -143,6 +145,15 @@ class Payloads:
                         present = [next(sizes) > 0 for _ in range(max(1, place.pieces))]
                         found.append(b"" if all(present) else None)
                 yield found
+
+    async def _values(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Whole values: those at hand, the others from Redis."""
+        found = [self.at_hand.take(key) for key in keys]
+        missing = [key for key, value in zip(keys, found, strict=True) if value is None]
+        if not missing:
+            return found
+        others = iter(await self._redis.mget(missing))
+        return [next(others) if value is None else value for value in found]
 
     async def stream(self, table: str, members: Sequence[tuple[str, Place]]) -> AsyncIterator[Part]:
         """Payloads of members one behind the other, in parts of at most a piece; one portion is read ahead.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from buffer.drafts import DraftPlace, draft_places
-from buffer.limits import INLINE_BYTES
 from buffer.payloads import Place, places
 from buffer.policy.order import Candidate, GroupFacts
 from protos import trajectory_pb2 as trajectory
@@ -91,19 +90,10 @@ class Sealed:
     Attributes:
         rev: of the figures that the write left behind; any later change makes this stale.
         group_ids: in the order of sealing.
-        values: payloads that this write stored, by (group id, member, attempt).
     """
 
     rev: int
     group_ids: tuple[str, ...]
-    values: dict[tuple[str, int, int], bytes]
-
-    def of(self, group: Leased) -> list[bytes | None] | None:
-        """The group's payloads in order of their places; None unless it may travel whole and this write stored it."""
-        if group.size > INLINE_BYTES:
-            return None
-        found = [self.values.get((group.group_id, place.member, place.attempt)) for place in group.places]
-        return None if None in found else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +104,6 @@ class Outlook:
     live_by_deadline: tuple[int, ...]
     taken: int
     earlier: int
-
-
-def sealed_by(
-    answer: Sequence[Any], writes: Sequence[Write], commands: Sequence[Sequence[Any]], replies: Sequence[Any]
-) -> Sealed:
-    """What a write of a front has sealed, from the answers to its commands and to its verb."""
-    sealed = [w.group_id for w, result in zip(writes, answer[2], strict=True) if result[1]]
-    if not sealed:
-        return Sealed(answer[1][0], (), {})
-    # A value is the stored one where its SET has found none before it.
-    stored = {command[1] for command, reply in zip(commands, replies, strict=True) if reply == b"OK"}
-    names = [command[1] for command in commands]
-    whole = [w for w in writes if w.draft or (w.scored and not w.pieces)]
-    values = {
-        (w.group_id, w.member, w.attempt): w.payload
-        for w, name in zip(whole, names, strict=True)
-        if name in stored and not w.draft
-    }
-    return Sealed(answer[1][0], tuple(sealed), values)
 
 
 def grant_of(item: Sequence[Any]) -> Grant:

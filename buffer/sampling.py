@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 
 from buffer.bell import wait_for
 from buffer.context import FrontContext, StreamHold, pump
-from buffer.payloads import Values
 from buffer.policy.order import Choice, choose_first, choose_in_order
 from buffer.policy.rules import TRAIN, Order
-from buffer.records import Leased, Outlook, Sealed
+from buffer.records import Leased, Outlook
 from buffer.refusals import fenced, lost_state
 from buffer.scoring import Ranking
 from buffer.splice import fields, opening
@@ -56,7 +55,6 @@ class SampleSession:
         self._with_payloads = first.with_payloads
         self._token = ""
         self._wishes: deque[_Wish] = deque()
-        self._sealed: Sealed | None = None
         ranked = self._rules.order is Order.SCORE and front.score is not None
         self._ranking = Ranking(front.score) if ranked and front.score is not None else None
         self._take(first)
@@ -148,20 +146,7 @@ class SampleSession:
         # For a later version it would have to be seen whether the batches before it are full.
         if rules.order is not Order.FIFO or wish.version != view.u or view.ready > wish.credits:
             return []
-        self._sealed = sealed
         return await store.sample(self._table, self._incarnation, wish.version, sealed.group_ids, self._token)
-
-    async def _values(self, leased: Sequence[Leased]) -> AsyncIterator[Values]:
-        """The payloads of each group: those at hand, or from Redis."""
-        sealed, self._sealed = self._sealed, None
-        if sealed is not None and self._with_payloads:
-            found = [sealed.of(group) for group in leased]
-            if None not in found:
-                for values in found:
-                    yield values or []
-                return
-        async for values in self._front.store.payloads.of_groups(self._table, leased, inline=self._with_payloads):
-            yield values
 
     async def _gathered(self, wish: _Wish, view: TableView, event: asyncio.Event) -> TableView:
         """The figures; while writes are under way, after a short wait for what they seal.
@@ -231,7 +216,7 @@ class SampleSession:
         if not leased:
             return
         prompts = await store.prompts(self._table, [group.ordinal for group in leased])
-        values = self._values(leased)
+        values = store.payloads.of_groups(self._table, leased, inline=self._with_payloads)
         lost: list[tuple[str, str]] = []
         parts: list[bytes] = []
         size = 0

@@ -19,7 +19,7 @@ from buffer.keys import Keys
 from buffer.payloads import Payloads, Place, places
 from buffer.policy.order import Candidate, GroupFacts
 from buffer.policy.rules import TABLES, TableRules
-from buffer.records import Grant, Leased, Outlook, Sealed, Write, Written, facts_of, grant_of, leased_of, sealed_by
+from buffer.records import Grant, Leased, Outlook, Sealed, Write, Written, facts_of, grant_of, leased_of
 from buffer.redis_access import RedisAccess
 from buffer.refusals import checked, fenced, lost_state, other_rules
 from buffer.side_store import SideStore
@@ -113,6 +113,7 @@ class Store:
     async def _doubt(self, table: str, before: int) -> None:
         """The figures went back: Redis has lost what it had acknowledged, and everybody must know."""
         self._prompts.clear()
+        self.payloads.at_hand.clear()
         answer = await self._redis.verb("doubt", table, before)
         after = self._see(table, answer[1], trust=True).rev
         log.error("Redis went back from revision %d to %d", before, after, extra={"table": table})
@@ -234,6 +235,7 @@ class Store:
         """Stores outcomes: one round trip, and a second one where groups were sealed."""
         commands: list[tuple[str | bytes | int, ...]] = []
         arguments: list[str | bytes | int] = []
+        stored = [w for w in writes if w.draft or (w.scored and not w.pieces)]
         for w in writes:
             if w.draft:
                 place = DraftPlace(w.member, w.attempt, w.tokens)
@@ -249,7 +251,12 @@ class Store:
         finally:
             self.writing -= 1
         self._see(table, answer[1])
-        self.sealed[table] = sealed_by(answer, writes, commands, replies)
+        for w, (command, reply) in zip(stored, zip(commands, replies, strict=True), strict=True):
+            # The value is the stored one where its SET has found none before it.
+            if reply == b"OK" and not w.draft:
+                self.payloads.at_hand.keep(str(command[1]), w.payload)
+        sealed = tuple(w.group_id for w, result in zip(writes, answer[2], strict=True) if result[1])
+        self.sealed[table] = Sealed(answer[1][0], sealed)
         results = [Written(int(status), bool(sealed)) for status, sealed, *_ in answer[2]]
         await self._settle(table, writes, answer[2])
         return results

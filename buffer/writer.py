@@ -8,13 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from buffer.limits import MAX_WHOLE_BYTES, PIECE_BYTES
+from buffer.splice import fields
 from buffer.streams import StandingStream
 from buffer.uploading import Uploader
 from mesh.errors import PayloadError, RollmeshError
 from protos import buffer_pb2 as pb
 
 _MESSAGE_BYTES = 1 << 20
+_METHOD = "/rollmesh.v1.Buffer/Write"
+_WRITES = pb.WriteRequest.DESCRIPTOR.fields_by_name["writes"].number
 # Messages sent and not answered yet; more are gathered meanwhile.
 _IN_FLIGHT = 4
 
@@ -39,7 +44,9 @@ class _Call:
 
 @dataclass(slots=True)
 class _Item:
-    write: pb.MemberWrite
+    """A member, serialized once: it is spliced into the messages that carry it."""
+
+    data: bytes
     call: _Call
     position: int
 
@@ -64,14 +71,16 @@ class Writer(StandingStream):
 
     def __init__(
         self,
-        stub: Any,
+        channel: grpc.aio.Channel,
         table: str,
         member_id: str,
         generation: Callable[[], int],
         retry_s: float,
         uploader: Uploader,
     ) -> None:
-        self._stub = stub
+        self._call = channel.stream_stream(
+            _METHOD, request_serializer=bytes, response_deserializer=pb.WriteResponse.FromString
+        )
         self._table = table
         self._member_id = member_id
         self._generation = generation
@@ -87,31 +96,35 @@ class Writer(StandingStream):
         Raises:
             RollmeshError: the stream has ended for good (unreachable for `retry_s`, message too large).
         """
-        large = {index for index, write in enumerate(writes) if write.ByteSize() > PIECE_BYTES and _is_large(write)}
-        return await (self._write_large(writes, large) if large else self._write(writes))
+        data = [write.SerializeToString() for write in writes]
+        large = {i for i, whole in enumerate(data) if len(whole) > PIECE_BYTES and _is_large(writes[i])}
+        return await (self._write_large(writes, data, large) if large else self._write(data))
 
-    async def _write_large(self, writes: Sequence[pb.MemberWrite], large: set[int]) -> list[pb.WriteResult]:
+    async def _write_large(
+        self, writes: Sequence[pb.MemberWrite], data: Sequence[bytes], large: set[int]
+    ) -> list[pb.WriteResult]:
         async def upload(write: pb.MemberWrite) -> list[pb.WriteResult]:
             try:
                 if write.draft:
                     raise PayloadError("payload", f"a draft of {len(write.payload)} bytes, over {MAX_WHOLE_BYTES}")
-                return await self._write([await self._uploader.payload(self._table, write)])
+                uploaded = await self._uploader.payload(self._table, write)
+                return await self._write([uploaded.SerializeToString()])
             except PayloadError as error:
                 return [_rejected(write, error)]
 
-        others = self._write([write for index, write in enumerate(writes) if index not in large])
+        others = self._write([whole for index, whole in enumerate(data) if index not in large])
         results = await asyncio.gather(others, *(upload(writes[index]) for index in sorted(large)))
         small, uploaded = iter(results[0]), iter(results[1:])
         return [next(uploaded)[0] if index in large else next(small) for index in range(len(writes))]
 
-    async def _write(self, writes: Sequence[pb.MemberWrite]) -> list[pb.WriteResult]:
+    async def _write(self, data: Sequence[bytes]) -> list[pb.WriteResult]:
         if self._error is not None:
             raise self._error
-        if not writes:
+        if not data:
             return []
-        call = _Call([None] * len(writes), asyncio.get_running_loop().create_future())
-        self._gathered.extend(_Item(write, call, i) for i, write in enumerate(writes))
-        if len(self._gathered) == len(writes):
+        call = _Call([None] * len(data), asyncio.get_running_loop().create_future())
+        self._gathered.extend(_Item(whole, call, i) for i, whole in enumerate(data))
+        if len(self._gathered) == len(data):
             # Writes of the same turn of the loop travel together.
             asyncio.get_running_loop().call_soon(self._flush)
         return await call.future
@@ -122,24 +135,21 @@ class Writer(StandingStream):
             while self._gathered and size < _MESSAGE_BYTES:
                 item = self._gathered.popleft()
                 items.append(item)
-                size += item.write.ByteSize()
+                size += len(item.data)
             self._sequence += 1
             self._unanswered[self._sequence] = items
             self._send(self._message(self._sequence, items))
 
-    def _message(self, sequence: int, items: Sequence[_Item]) -> pb.WriteRequest:
-        return pb.WriteRequest(
-            table=self._table,
-            member_id=self._member_id,
-            generation=self._generation(),
-            writes=[item.write for item in items],
-            sequence=sequence,
+    def _message(self, sequence: int, items: Sequence[_Item]) -> bytes:
+        head = pb.WriteRequest(
+            table=self._table, member_id=self._member_id, generation=self._generation(), sequence=sequence
         )
+        return b"".join((head.SerializeToString(), *fields(_WRITES, [item.data for item in items])))
 
     def _open(self) -> Any:
-        return self._stub.Write()
+        return self._call()
 
-    def _greeting(self) -> list[pb.WriteRequest]:
+    def _greeting(self) -> list[bytes]:
         return [self._message(sequence, items) for sequence, items in self._unanswered.items()]
 
     def _received(self, response: pb.WriteResponse) -> None:

@@ -6,6 +6,8 @@ local function go_on(incarnation, k, member, learner_until)
     'learner', member, 'learner_until', learner_until, 'finished', 0)
   load_run()
   put('u', k)
+  -- The incarnation is part of what fronts see of a table: they must hear of it even where no figure changes.
+  touch()
 
   -- Uses at or after k are undone.
   local function undo(g)

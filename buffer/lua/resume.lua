@@ -22,6 +22,7 @@ local train_view = view()
 if ARGV[1] ~= 'eval' then
   load_table('eval')
   withdraw_all()
+  touch()
   for _, gid in ipairs(redis.call('ZRANGE', set_of('consumed'), 0, -1)) do
     finish(gid, read_group(gid), 'failed', 'withdrawn', false)
   end

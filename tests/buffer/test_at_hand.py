@@ -48,7 +48,7 @@ async def test_its_payloads_are_not_read_back(mesh: Mesh) -> None:
         for member in range(2)
     ]
     assert list(group.payloads) == stored
-    assert await _reads(front) == before
+    assert await _reads(front) == before, "they were at hand"
 
 
 async def test_the_first_stored_value_counts_even_so(mesh: Mesh) -> None:

@@ -13,6 +13,7 @@ from tests.buffer.mesh_fixture import (
     TIMEOUT_S,
     Learner,
     Mesh,
+    make_config,
     make_failure,
     make_task,
     make_write,
@@ -322,8 +323,10 @@ async def test_a_budget_that_cannot_hold_one_batch_is_refused_at_the_start(mesh:
 
 @single_and_cluster
 async def test_a_ready_group_without_its_payload_ends_as_failed(mesh: Mesh) -> None:
-    front = await mesh.front()
-    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    # At another front: the one that stored it would have it at hand.
+    config = make_config(mesh.folder, mesh.redis_url)
+    front, other = await mesh.front(config), await mesh.front(config)
+    learner, generator = await mesh.learner(other), await mesh.generator(front)
     await learner.seed(1, 2)
     admission, writer = generator.admission(), generator.writer()
     admission.update(2, V0)

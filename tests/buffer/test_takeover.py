@@ -133,3 +133,18 @@ async def test_generators_outlive_learners_and_their_groups_stand(mesh: Mesh) ->
     assert generator.agent.policy == PolicyVersion(2, 1)
     assert generator.agent.learner is not None
     assert generator.agent.learner.member_id == learner.agent.member_id
+
+
+async def test_a_first_learner_finds_a_run_in_good_order(mesh: Mesh) -> None:
+    """Fronts know a new incarnation at once, though no figure has changed: nothing looks as if Redis had lost it."""
+    front = await mesh.front()
+    learner = Learner(front.address, "learner")
+    await learner.agent.start()
+    learner.incarnation = (await learner.take_over(0)).incarnation
+    for table in ("train", "eval"):
+        sampler = learner.sampler(table)
+        sampler.request(1, 0)
+        assert await sampler.next(1.1) is None
+        assert "learner waits for groups" in sampler.waiting_reason
+    assert learner.told == []
+    await learner.close()
