@@ -52,13 +52,8 @@ def plan_threads(
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Environment of a process that computes with `threads` threads and waits without spinning.
-
-    The allocator keeps freed tensors' memory: given back, every training step would fault it in anew.
-    """
+    """Environment of a process that computes with `threads` threads and waits without spinning."""
     return {
-        "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-        "MALLOC_TRIM_THRESHOLD_": str(512 << 20),
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",

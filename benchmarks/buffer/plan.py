@@ -30,7 +30,7 @@ class Plan:
     warmup: float = 0.7
     rate: float = 0.0
     durability: str = "none"
-    batch: int = 256
+    batch: int = 512
     ahead: int = 6
     commit_every: int = 4
     fill: bool = False

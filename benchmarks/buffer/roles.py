@@ -20,6 +20,7 @@ from benchmarks.buffer.arrays import DISTINCT, make_arrays
 from benchmarks.buffer.plan import Plan
 from buffer.client import BufferClient, Writer
 from mesh.config.models import SecuritySection
+from mesh.heap import keep_freed_memory
 from mesh.membership import MembershipAgent
 from mesh.rpc import open_channel
 from mesh.trajectory import Trajectory, decode, encode
@@ -140,6 +141,8 @@ class _Producer:
 def writer(conn: Connection, address: str, plan: Plan, number: int) -> None:
     """A generator process; the parent sends the incarnation to start, and anything to end."""
 
+    keep_freed_memory()  # as generators do
+
     async def main() -> None:
         client, agent = await _join(address, membership_pb2.ROLE_GENERATOR, f"writer-{number}")
         conn.send("up")
@@ -246,6 +249,8 @@ class _Consumer:
 
 def learner(conn: Connection, address: str, plan: Plan, claims: Any) -> None:
     """The learner process: sends its incarnation, begins and ends when told, sends its figures; `claims` counts."""
+
+    keep_freed_memory()  # as learners do
 
     async def main() -> None:
         client, agent = await _join(address, membership_pb2.ROLE_LEARNER, "learner")

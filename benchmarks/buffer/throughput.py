@@ -5,8 +5,8 @@
 FIFO, each group once, nothing throttled by the bound; writers, service, Redis and learner are processes of their own
 that speak over loopback. `none` (no persistence) is what compares with Reverb; `everysec` and `always` are what a run
 would use. Contenders alternate within a repetition and the order turns with every one, so that a slow spell of the
-machine meets all; ratios are of medians. The learner decodes every payload, claims in batches of 256 trajectories
-(64 of the longest) and commits every fourth batch; the buffer holds six batches (twelve) at most. Needs a quiet
+machine meets all; ratios are of medians. The learner decodes every payload, claims in batches of 512 trajectories
+(128 of the longest) and commits every fourth batch; the buffer holds six batches (twelve) at most. Needs a quiet
 machine; where it is not, the CPU time of all processes per trajectory (last column) says more than the rates.
 """
 
@@ -38,7 +38,7 @@ def contenders(tokens: int, writers: int, seconds: float) -> list[Plan]:
     """Ours, per cell of the table."""
     base = Plan(tokens=tokens, writers=writers, seconds=seconds)
     if tokens > 2048:
-        base = replace(base, batch=64, ahead=12)
+        base = replace(base, batch=128, ahead=12)
     return [
         replace(base, group=8),
         replace(base, group=1),
