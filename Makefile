@@ -25,9 +25,9 @@ $(READY): pyproject.toml
 demo: $(READY) ## Train the demonstration: real services, held-out reward goes up
 	$(BIN)/python -m examples.demo
 
-test: check ## Lint, types and the whole test suite: what computes on two cores at once, what starts whole runs alone
+test: check ## Lint, types and the whole test suite, on two cores
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2
 
 check: lint types ## Lint, format and types
 

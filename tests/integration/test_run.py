@@ -30,7 +30,7 @@ def test_a_run_writes_what_it_promises(start_mesh) -> None:
     assert len(re.findall(r"generator +127\.0\.0\.1:\d+", status.stdout)) == 2, status.stdout
     assert rollmesh("ledger", "--mesh", run.address()).returncode == 0
     for service, figure in (
-        ("buffer", "rollmesh_buffer_train_admitted"),
+        ("buffer", "rollmesh_buffer_groups_admitted_total"),
         ("learner", "rollmesh_learner_steps"),
         ("generator-0", "rollmesh_generator_tokens_generated"),
         ("reward", "rollmesh_reward"),
