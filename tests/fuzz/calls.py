@@ -10,6 +10,8 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 DEADLINE_S = 5.0
+# A standing stream that goes on and on is heard for so long.
+_ENOUGH_S = 0.5
 # What a service may answer to a message it does not like.
 TYPED = frozenset(
     {
@@ -51,7 +53,8 @@ async def call(
 ) -> Answer:
     """Calls a method with raw requests (one of them where it is unary).
 
-    A stream is read until it ends, or until nothing has come for `patience_s`; then the caller hangs up.
+    A stream is read until it ends, until nothing has come for `patience_s`, or until it was heard for long enough; then
+    the caller hangs up.
     """
     path = f"/{method.containing_service.full_name}/{method.name}"
     received: list[bytes] = []
@@ -84,11 +87,13 @@ async def _stream(stream: grpc.aio.Call, patience_s: float) -> Answer:
             received.append(message)  # noqa: PERF401  what has come must be seen while the stream is open
 
     reader = asyncio.create_task(read())
+    enough = asyncio.get_running_loop().time() + max(_ENOUGH_S, patience_s)
     try:
         while not reader.done():
             before = len(received)
             await asyncio.wait({reader}, timeout=patience_s)
-            if not reader.done() and len(received) == before:
+            over = asyncio.get_running_loop().time() > enough
+            if not reader.done() and (over or len(received) == before):
                 return Answer(grpc.StatusCode.OK, "", tuple(received))
         await reader
         return Answer(await stream.code(), await stream.details(), tuple(received))

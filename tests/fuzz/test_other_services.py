@@ -83,14 +83,16 @@ def test_a_run_trains_through_a_storm(tmp_path: Path) -> None:
             wait_for_line(config.run.folder / "metrics.jsonl", lambda line: line["step"] == 2)
             address = json.loads(ready_file.read_text())["address"]
             generator = bridge.call(_generator_address(mesh.address), _LIFE_S)
-            for target, module, service in (
-                (address, learner_pb2, "LearnerControl"),
-                (address, weights_pb2, "Weights"),
-                (generator, generator_pb2, "GeneratorControl"),
-            ):
-                methods = methods_of(module.DESCRIPTOR.services_by_name[service])
-                storm(bridge, target, [method for method in methods if method.name not in ENDING])
-            bridge.call(_stop(address), _LIFE_S)
+            try:
+                for target, module, service in (
+                    (address, learner_pb2, "LearnerControl"),
+                    (address, weights_pb2, "Weights"),
+                    (generator, generator_pb2, "GeneratorControl"),
+                ):
+                    methods = methods_of(module.DESCRIPTOR.services_by_name[service])
+                    storm(bridge, target, [method for method in methods if method.name not in ENDING])
+            finally:
+                bridge.call(_stop(address), _LIFE_S)
 
         with meanwhile(storms):
             assert run_learner(config, mesh.address, ready_file=ready_file) == 0
