@@ -55,8 +55,8 @@ class SampleSession:
         self._with_payloads = first.with_payloads
         self._token = ""
         self._wishes: deque[_Wish] = deque()
-        ranked = self._rules.order is Order.SCORE and front.score is not None
-        self._ranking = Ranking(front.score) if ranked and front.score is not None else None
+        score = front.score if self._rules.order is Order.SCORE else None
+        self._ranking = Ranking(score) if score is not None else None
         self._take(first)
 
     def _take(self, request: pb.SampleRequest) -> None:

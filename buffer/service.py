@@ -51,6 +51,7 @@ _HEADROOM_BYTES = 512 << 20
 # In the run folder: where the embedded Redis listens.
 REDIS_URL_FILE = Path("redis", "url")
 _RESTARTS = 10
+_RESTARTS_WITHIN_S = 600.0
 _RESTART_WAIT_S = 0.5
 _STOP_GRACE_S = 0.5
 
@@ -160,16 +161,21 @@ class BufferService:
         return self.redis.local_url
 
     async def _keep_alive(self, server: RedisServer) -> None:
-        """Restarts Redis with its data when it dies."""
-        for attempt in range(1, _RESTARTS + 1):
+        """Restarts Redis with its data when it dies; gives up where it dies again and again."""
+        clock = asyncio.get_running_loop().time
+        died: list[float] = []
+        while len(died) < _RESTARTS:
             code = await server.watch()
-            log.error("redis-server ended with code %d; restart %d of %d", code, attempt, _RESTARTS)
+            died = [*(at for at in died if clock() - at < _RESTARTS_WITHIN_S), clock()]
+            log.error("redis-server ended with code %d; restart %d of %d", code, len(died), _RESTARTS)
             try:
                 await server.start()
             except StoreError as error:
                 log.error("%s", error)
                 await asyncio.sleep(_RESTART_WAIT_S)
-        self._fail(StoreError(f"redis-server died {_RESTARTS} times", hint="see redis.log"))
+        self._fail(
+            StoreError(f"redis-server died {_RESTARTS} times in {_RESTARTS_WITHIN_S:.0f} s", hint="see redis.log")
+        )
 
     def _fail(self, error: RollmeshError) -> None:
         if self._failure is not None and not self._failure.done():

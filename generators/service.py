@@ -17,7 +17,7 @@ from generators.generator import Generator
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import ConfigError
 from mesh.fronts import open_mesh
-from mesh.heap import keep_freed_memory
+from mesh.heap import TENSOR_BYTES, keep_freed_memory
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent, new_member_id
 from mesh.metrics import metrics_server
@@ -34,9 +34,6 @@ from mesh.threads import available_cores, plan_threads, thread_environment
 from protos import generator_pb2_grpc, membership_pb2
 
 log = logging.getLogger(__name__)
-
-# Freed memory that stays for the tensors of the next step.
-_IDLE_BYTES = 512 << 20
 
 
 def run(
@@ -64,7 +61,7 @@ def run(
     Returns:
         the process exit code.
     """
-    keep_freed_memory(_IDLE_BYTES)
+    keep_freed_memory(TENSOR_BYTES)
     member = member_id or new_member_id("generator")
 
     async def main(shutdown: Shutdown) -> int:

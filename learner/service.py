@@ -27,15 +27,12 @@ from learner.team import Link, Team, follow
 from mesh.config import Config
 from mesh.errors import RollmeshError
 from mesh.fronts import MeshChannel, open_mesh
-from mesh.heap import keep_freed_memory
+from mesh.heap import TENSOR_BYTES, keep_freed_memory
 from mesh.service import AsyncBridge
 from mesh.telemetry import setup_logging
 from mesh.threads import available_cores, plan_threads
 
 _log = logging.getLogger(__name__)
-
-# Freed memory that stays for the tensors of the next step.
-_IDLE_BYTES = 512 << 20
 
 
 def run(
@@ -60,7 +57,7 @@ def run(
     Returns:
         The process exit code.
     """
-    keep_freed_memory(_IDLE_BYTES)
+    keep_freed_memory(TENSOR_BYTES)
     rank = int(os.environ.get("RANK", "0"))
     setup_logging("learner" if rank == 0 else f"learner-{rank}", config.logging.level)
     controls = Controls()

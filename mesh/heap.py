@@ -12,13 +12,15 @@ import ctypes
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 # The largest block that the heap may serve (glibc's limit).
 _BLOCK_BYTES = 32 << 20
+# What processes that compute keep idle: room for the tensors of a step.
+TENSOR_BYTES = 512 << 20
 
 
 def keep_freed_memory(idle_bytes: int = 64 << 20) -> bool:
     """For this process; False where the C library is not glibc (nothing changes then).
 
     Args:
-        idle_bytes: what may lie idle at the end of the heap. Processes that compute want room for a step's tensors.
+        idle_bytes: what may lie idle at the end of the heap.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
