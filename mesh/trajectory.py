@@ -42,6 +42,9 @@ MAX_TOKENS = 1 << 26
 Codec = Literal["none", "zstd"]
 # Required arrays and their dtypes; both have one entry per response token.
 ARRAYS: dict[str, str] = {"response_ids": "int32", "log_probs": "float32"}
+# As they are stored.
+_IDS, _LOG_PROBS = np.dtype("<i4"), np.dtype("<f4")
+_MASKED, _SAMPLED = b"\0", b"\1"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,13 +102,12 @@ def encode(trajectory: Trajectory, *, codec: Codec = "none", level: int = 1) -> 
         "versions": trajectory.versions.to_wire(),
         "mask": _runs(trajectory.response_mask),
     }
-    ids = np.ascontiguousarray(trajectory.response_ids, dtype="<i4")
-    log_probs = np.ascontiguousarray(trajectory.log_probs, dtype="<f4")
+    ids = np.ascontiguousarray(trajectory.response_ids, dtype=_IDS)
+    log_probs = np.ascontiguousarray(trajectory.log_probs, dtype=_LOG_PROBS)
+    arrays: list[Any] = [ids, log_probs]
     if codec == "zstd" and count:
         arrays = compress((ids, log_probs), level)
         header |= {"codec": codec, "stored": [len(frame) for frame in arrays]}
-    else:
-        arrays = [ids.tobytes(), log_probs.tobytes()]
     packed = msgpack.packb(header)
     return b"".join((_PREFIX.pack(MAGIC, len(packed)), packed, *arrays))
 
@@ -154,15 +156,14 @@ def decode(payload: bytes, *, tokens: int | None = None) -> Trajectory:
     if tokens is not None and tokens != info.response_tokens:
         raise PayloadError("response_tokens", f"expected {tokens}, the payload has {info.response_tokens}")
     count = info.response_tokens
-    mask = np.repeat(
-        np.array([value for _, value in info.mask_runs], dtype=np.uint8),
-        np.array([length for length, _ in info.mask_runs], dtype=np.int64),
+    mask = np.frombuffer(
+        bytearray().join([(_SAMPLED if value else _MASKED) * length for length, value in info.mask_runs]), np.uint8
     )
     arrays: list[Any]
     if layout.stored is None:
         arrays = [
-            np.frombuffer(payload, dtype="<i4", count=count, offset=start),
-            np.frombuffer(payload, dtype="<f4", count=count, offset=start + 4 * count),
+            np.frombuffer(payload, _IDS, count, start),
+            np.frombuffer(payload, _LOG_PROBS, count, start + 4 * count),
         ]
     else:
         frames = zip(ARRAYS, _frames(payload, layout), ("<i4", "<f4"), strict=True)
@@ -178,11 +179,13 @@ def decode(payload: bytes, *, tokens: int | None = None) -> Trajectory:
 def _runs(mask: NDArray[np.uint8]) -> list[list[int]]:
     if len(mask) == 0:
         return []
-    if mask.all():  # single-turn responses, by far the most
-        return [[len(mask), 1]]
-    edges = np.flatnonzero(mask[1:] != mask[:-1]) + 1
-    bounds = [0, *edges.tolist(), len(mask)]
-    return [[end - begin, int(mask[begin])] for begin, end in itertools.pairwise(bounds)]
+    mask = np.ascontiguousarray(mask, dtype=np.uint8)
+    values = mask.tobytes()
+    if _MASKED not in values:  # single-turn responses, by far the most
+        return [[len(values), 1]]
+    edges = (mask[1:] != mask[:-1]).nonzero()[0] + 1
+    bounds = [0, *edges.tolist(), len(values)]
+    return [[end - begin, values[begin]] for begin, end in itertools.pairwise(bounds)]
 
 
 def _frames(payload: bytes, layout: _Layout) -> tuple[memoryview, memoryview]:
