@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import trajectory_pb2 as protos_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/weights.proto\x12\x0brollmesh.v1\x1a\x17protos/trajectory.proto\"\x17\n\x15GetModelBundleRequest\"*\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"2\n\x0cWatchRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07host_id\x18\x02 \x01(\t\"\xeb\x01\n\x08Manifest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12*\n\x06policy\x18\x02 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12)\n\x07tensors\x18\x03 \x03(\x0b\x32\x18.rollmesh.v1.TensorEntry\x12)\n\x07\x62uckets\x18\x04 \x03(\x0b\x32\x18.rollmesh.v1.BucketEntry\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\x10\n\x08shm_path\x18\x06 \x01(\t\x12\x13\n\x0bshm_host_id\x18\x07 \x01(\t\x12\x19\n\x11\x61nnounced_unix_ns\x18\x08 \x01(\x06\"\x8a\x01\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x05 \x01(\r\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x12\x0e\n\x06nbytes\x18\x07 \x01(\x04\x12\x0f\n\x07tied_to\x18\x08 \x01(\t\"-\n\x0b\x42ucketEntry\x12\x0e\n\x06nbytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"`\n\x12\x46\x65tchBucketRequest\x12*\n\x06policy\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x0e\n\x06\x62ucket\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\"+\n\x0b\x42ucketChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xdd\x01\n\nSwapReport\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12*\n\x06policy\x18\x02 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x15\n\rfirst_byte_us\x18\x07 \x01(\x04\x12\x14\n\x0clast_byte_us\x18\x08 \x01(\x04\x12\x10\n\x08pause_us\x18\t \x01(\x04\x12\x10\n\x08total_us\x18\n \x01(\x04\"\x10\n\x0eReportResponse2\xa2\x02\n\x07Weights\x12N\n\x0eGetModelBundle\x12\".rollmesh.v1.GetModelBundleRequest\x1a\x16.rollmesh.v1.ModelFile0\x01\x12;\n\x05Watch\x12\x19.rollmesh.v1.WatchRequest\x1a\x15.rollmesh.v1.Manifest0\x01\x12J\n\x0b\x46\x65tchBucket\x12\x1f.rollmesh.v1.FetchBucketRequest\x1a\x18.rollmesh.v1.BucketChunk0\x01\x12>\n\x06Report\x12\x17.rollmesh.v1.SwapReport\x1a\x1b.rollmesh.v1.ReportResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14protos/weights.proto\x12\x0brollmesh.v1\x1a\x17protos/trajectory.proto\"\x17\n\x15GetModelBundleRequest\"*\n\tModelFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c\"2\n\x0cWatchRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07host_id\x18\x02 \x01(\t\"\xaf\x02\n\x08Manifest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12*\n\x06policy\x18\x02 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12)\n\x07tensors\x18\x03 \x03(\x0b\x32\x18.rollmesh.v1.TensorEntry\x12)\n\x07\x62uckets\x18\x04 \x03(\x0b\x32\x18.rollmesh.v1.BucketEntry\x12\x0e\n\x06\x64igest\x18\x05 \x01(\t\x12\"\n\x06offers\x18\t \x03(\x0b\x32\x12.rollmesh.v1.Offer\x12\"\n\x06\x64\x65ltas\x18\n \x03(\x0b\x32\x12.rollmesh.v1.Delta\x12\x19\n\x11\x61nnounced_unix_ns\x18\x08 \x01(\x06J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08R\x08shm_pathR\x0bshm_host_id\"<\n\x05Offer\x12\x11\n\ttransport\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07host_id\x18\x03 \x01(\t\"\xad\x01\n\x05\x44\x65lta\x12(\n\x04\x62\x61se\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12*\n\x06policy\x18\x02 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x13\n\x0b\x62\x61se_digest\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12)\n\x07\x62uckets\x18\x05 \x03(\x0b\x32\x18.rollmesh.v1.BucketEntry\"\x8a\x01\n\x0bTensorEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x0e\n\x06\x62ucket\x18\x05 \x01(\r\x12\x0e\n\x06offset\x18\x06 \x01(\x04\x12\x0e\n\x06nbytes\x18\x07 \x01(\x04\x12\x0f\n\x07tied_to\x18\x08 \x01(\t\"-\n\x0b\x42ucketEntry\x12\x0e\n\x06nbytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\x8a\x01\n\x12\x46\x65tchBucketRequest\x12*\n\x06policy\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x0e\n\x06\x62ucket\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12(\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\"+\n\x0b\x42ucketChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"n\n\x0cRouteRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12*\n\x06policy\x18\x02 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\x04 \x03(\t\" \n\rRouteResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"h\n\x14JoinBroadcastRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12*\n\x06policy\x18\x02 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x11\n\ttransport\x18\x03 \x01(\t\"Y\n\x15JoinBroadcastResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\nworld_size\x18\x03 \x01(\r\x12\r\n\x05group\x18\x04 \x01(\t\"\x93\x02\n\nSwapReport\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12*\n\x06policy\x18\x02 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x15\n\rfirst_byte_us\x18\x07 \x01(\x04\x12\x14\n\x0clast_byte_us\x18\x08 \x01(\x04\x12\x10\n\x08pause_us\x18\t \x01(\x04\x12\x10\n\x08total_us\x18\n \x01(\x04\x12\x10\n\x08\x65ncoding\x18\x0b \x01(\t\x12\x0e\n\x06source\x18\x0c \x01(\t\x12\x12\n\nkept_bytes\x18\r \x01(\x04\"\x10\n\x0eReportResponse2\xba\x03\n\x07Weights\x12N\n\x0eGetModelBundle\x12\".rollmesh.v1.GetModelBundleRequest\x1a\x16.rollmesh.v1.ModelFile0\x01\x12;\n\x05Watch\x12\x19.rollmesh.v1.WatchRequest\x1a\x15.rollmesh.v1.Manifest0\x01\x12J\n\x0b\x46\x65tchBucket\x12\x1f.rollmesh.v1.FetchBucketRequest\x1a\x18.rollmesh.v1.BucketChunk0\x01\x12>\n\x05Route\x12\x19.rollmesh.v1.RouteRequest\x1a\x1a.rollmesh.v1.RouteResponse\x12V\n\rJoinBroadcast\x12!.rollmesh.v1.JoinBroadcastRequest\x1a\".rollmesh.v1.JoinBroadcastResponse\x12>\n\x06Report\x12\x17.rollmesh.v1.SwapReport\x1a\x1b.rollmesh.v1.ReportResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,19 +39,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHREQUEST']._serialized_start=131
   _globals['_WATCHREQUEST']._serialized_end=181
   _globals['_MANIFEST']._serialized_start=184
-  _globals['_MANIFEST']._serialized_end=419
-  _globals['_TENSORENTRY']._serialized_start=422
-  _globals['_TENSORENTRY']._serialized_end=560
-  _globals['_BUCKETENTRY']._serialized_start=562
-  _globals['_BUCKETENTRY']._serialized_end=607
-  _globals['_FETCHBUCKETREQUEST']._serialized_start=609
-  _globals['_FETCHBUCKETREQUEST']._serialized_end=705
-  _globals['_BUCKETCHUNK']._serialized_start=707
-  _globals['_BUCKETCHUNK']._serialized_end=750
-  _globals['_SWAPREPORT']._serialized_start=753
-  _globals['_SWAPREPORT']._serialized_end=974
-  _globals['_REPORTRESPONSE']._serialized_start=976
-  _globals['_REPORTRESPONSE']._serialized_end=992
-  _globals['_WEIGHTS']._serialized_start=995
-  _globals['_WEIGHTS']._serialized_end=1285
+  _globals['_MANIFEST']._serialized_end=487
+  _globals['_OFFER']._serialized_start=489
+  _globals['_OFFER']._serialized_end=549
+  _globals['_DELTA']._serialized_start=552
+  _globals['_DELTA']._serialized_end=725
+  _globals['_TENSORENTRY']._serialized_start=728
+  _globals['_TENSORENTRY']._serialized_end=866
+  _globals['_BUCKETENTRY']._serialized_start=868
+  _globals['_BUCKETENTRY']._serialized_end=913
+  _globals['_FETCHBUCKETREQUEST']._serialized_start=916
+  _globals['_FETCHBUCKETREQUEST']._serialized_end=1054
+  _globals['_BUCKETCHUNK']._serialized_start=1056
+  _globals['_BUCKETCHUNK']._serialized_end=1099
+  _globals['_ROUTEREQUEST']._serialized_start=1101
+  _globals['_ROUTEREQUEST']._serialized_end=1211
+  _globals['_ROUTERESPONSE']._serialized_start=1213
+  _globals['_ROUTERESPONSE']._serialized_end=1245
+  _globals['_JOINBROADCASTREQUEST']._serialized_start=1247
+  _globals['_JOINBROADCASTREQUEST']._serialized_end=1351
+  _globals['_JOINBROADCASTRESPONSE']._serialized_start=1353
+  _globals['_JOINBROADCASTRESPONSE']._serialized_end=1442
+  _globals['_SWAPREPORT']._serialized_start=1445
+  _globals['_SWAPREPORT']._serialized_end=1720
+  _globals['_REPORTRESPONSE']._serialized_start=1722
+  _globals['_REPORTRESPONSE']._serialized_end=1738
+  _globals['_WEIGHTS']._serialized_start=1741
+  _globals['_WEIGHTS']._serialized_end=2183
 # @@protoc_insertion_point(module_scope)

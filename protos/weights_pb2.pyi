@@ -28,24 +28,48 @@ class WatchRequest(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("run", "policy", "tensors", "buckets", "digest", "shm_path", "shm_host_id", "announced_unix_ns")
+    __slots__ = ("run", "policy", "tensors", "buckets", "digest", "offers", "deltas", "announced_unix_ns")
     RUN_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    SHM_PATH_FIELD_NUMBER: _ClassVar[int]
-    SHM_HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFERS_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     run: str
     policy: _trajectory_pb2.PolicyVersion
     tensors: _containers.RepeatedCompositeFieldContainer[TensorEntry]
     buckets: _containers.RepeatedCompositeFieldContainer[BucketEntry]
     digest: str
-    shm_path: str
-    shm_host_id: str
+    offers: _containers.RepeatedCompositeFieldContainer[Offer]
+    deltas: _containers.RepeatedCompositeFieldContainer[Delta]
     announced_unix_ns: int
-    def __init__(self, run: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., buckets: _Optional[_Iterable[_Union[BucketEntry, _Mapping]]] = ..., digest: _Optional[str] = ..., shm_path: _Optional[str] = ..., shm_host_id: _Optional[str] = ..., announced_unix_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., buckets: _Optional[_Iterable[_Union[BucketEntry, _Mapping]]] = ..., digest: _Optional[str] = ..., offers: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., deltas: _Optional[_Iterable[_Union[Delta, _Mapping]]] = ..., announced_unix_ns: _Optional[int] = ...) -> None: ...
+
+class Offer(_message.Message):
+    __slots__ = ("transport", "address", "host_id")
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    transport: str
+    address: str
+    host_id: str
+    def __init__(self, transport: _Optional[str] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ...) -> None: ...
+
+class Delta(_message.Message):
+    __slots__ = ("base", "policy", "base_digest", "digest", "buckets")
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    BASE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    base: _trajectory_pb2.PolicyVersion
+    policy: _trajectory_pb2.PolicyVersion
+    base_digest: str
+    digest: str
+    buckets: _containers.RepeatedCompositeFieldContainer[BucketEntry]
+    def __init__(self, base: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., base_digest: _Optional[str] = ..., digest: _Optional[str] = ..., buckets: _Optional[_Iterable[_Union[BucketEntry, _Mapping]]] = ...) -> None: ...
 
 class TensorEntry(_message.Message):
     __slots__ = ("name", "dtype", "shape", "digest", "bucket", "offset", "nbytes", "tied_to")
@@ -76,14 +100,16 @@ class BucketEntry(_message.Message):
     def __init__(self, nbytes: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class FetchBucketRequest(_message.Message):
-    __slots__ = ("policy", "bucket", "offset")
+    __slots__ = ("policy", "bucket", "offset", "base")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     policy: _trajectory_pb2.PolicyVersion
     bucket: int
     offset: int
-    def __init__(self, policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+    base: _trajectory_pb2.PolicyVersion
+    def __init__(self, policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., bucket: _Optional[int] = ..., offset: _Optional[int] = ..., base: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ...) -> None: ...
 
 class BucketChunk(_message.Message):
     __slots__ = ("offset", "data")
@@ -93,8 +119,48 @@ class BucketChunk(_message.Message):
     data: bytes
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class RouteRequest(_message.Message):
+    __slots__ = ("member_id", "policy", "address", "failed")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    policy: _trajectory_pb2.PolicyVersion
+    address: str
+    failed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, member_id: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., address: _Optional[str] = ..., failed: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RouteResponse(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class JoinBroadcastRequest(_message.Message):
+    __slots__ = ("member_id", "policy", "transport")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    policy: _trajectory_pb2.PolicyVersion
+    transport: str
+    def __init__(self, member_id: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., transport: _Optional[str] = ...) -> None: ...
+
+class JoinBroadcastResponse(_message.Message):
+    __slots__ = ("address", "rank", "world_size", "group")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    rank: int
+    world_size: int
+    group: str
+    def __init__(self, address: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., group: _Optional[str] = ...) -> None: ...
+
 class SwapReport(_message.Message):
-    __slots__ = ("member_id", "policy", "error", "digest", "transport", "bytes", "first_byte_us", "last_byte_us", "pause_us", "total_us")
+    __slots__ = ("member_id", "policy", "error", "digest", "transport", "bytes", "first_byte_us", "last_byte_us", "pause_us", "total_us", "encoding", "source", "kept_bytes")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +171,9 @@ class SwapReport(_message.Message):
     LAST_BYTE_US_FIELD_NUMBER: _ClassVar[int]
     PAUSE_US_FIELD_NUMBER: _ClassVar[int]
     TOTAL_US_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     policy: _trajectory_pb2.PolicyVersion
     error: str
@@ -115,7 +184,10 @@ class SwapReport(_message.Message):
     last_byte_us: int
     pause_us: int
     total_us: int
-    def __init__(self, member_id: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., error: _Optional[str] = ..., digest: _Optional[str] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., first_byte_us: _Optional[int] = ..., last_byte_us: _Optional[int] = ..., pause_us: _Optional[int] = ..., total_us: _Optional[int] = ...) -> None: ...
+    encoding: str
+    source: str
+    kept_bytes: int
+    def __init__(self, member_id: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., error: _Optional[str] = ..., digest: _Optional[str] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., first_byte_us: _Optional[int] = ..., last_byte_us: _Optional[int] = ..., pause_us: _Optional[int] = ..., total_us: _Optional[int] = ..., encoding: _Optional[str] = ..., source: _Optional[str] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ()

@@ -49,6 +49,16 @@ class WeightsStub:
                 request_serializer=protos_dot_weights__pb2.FetchBucketRequest.SerializeToString,
                 response_deserializer=protos_dot_weights__pb2.BucketChunk.FromString,
                 _registered_method=True)
+        self.Route = channel.unary_unary(
+                '/rollmesh.v1.Weights/Route',
+                request_serializer=protos_dot_weights__pb2.RouteRequest.SerializeToString,
+                response_deserializer=protos_dot_weights__pb2.RouteResponse.FromString,
+                _registered_method=True)
+        self.JoinBroadcast = channel.unary_unary(
+                '/rollmesh.v1.Weights/JoinBroadcast',
+                request_serializer=protos_dot_weights__pb2.JoinBroadcastRequest.SerializeToString,
+                response_deserializer=protos_dot_weights__pb2.JoinBroadcastResponse.FromString,
+                _registered_method=True)
         self.Report = channel.unary_unary(
                 '/rollmesh.v1.Weights/Report',
                 request_serializer=protos_dot_weights__pb2.SwapReport.SerializeToString,
@@ -74,7 +84,22 @@ class WeightsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchBucket(self, request, context):
-        """Bytes of one bucket from an offset on; a broken transfer goes on where it stopped.
+        """Bytes of one bucket from an offset on; a broken transfer goes on where it stopped. Generators serve this too, for
+        what they have received themselves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Route(self, request, context):
+        """Whom to fetch a version from, so that the learner's link carries it a few times only, however many receive it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def JoinBroadcast(self, request, context):
+        """Takes part in the next broadcast of a version (transports gloo and nccl); answers when its members are settled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,6 +129,16 @@ def add_WeightsServicer_to_server(servicer, server):
                     servicer.FetchBucket,
                     request_deserializer=protos_dot_weights__pb2.FetchBucketRequest.FromString,
                     response_serializer=protos_dot_weights__pb2.BucketChunk.SerializeToString,
+            ),
+            'Route': grpc.unary_unary_rpc_method_handler(
+                    servicer.Route,
+                    request_deserializer=protos_dot_weights__pb2.RouteRequest.FromString,
+                    response_serializer=protos_dot_weights__pb2.RouteResponse.SerializeToString,
+            ),
+            'JoinBroadcast': grpc.unary_unary_rpc_method_handler(
+                    servicer.JoinBroadcast,
+                    request_deserializer=protos_dot_weights__pb2.JoinBroadcastRequest.FromString,
+                    response_serializer=protos_dot_weights__pb2.JoinBroadcastResponse.SerializeToString,
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
@@ -192,6 +227,60 @@ class Weights:
             '/rollmesh.v1.Weights/FetchBucket',
             protos_dot_weights__pb2.FetchBucketRequest.SerializeToString,
             protos_dot_weights__pb2.BucketChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Route(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollmesh.v1.Weights/Route',
+            protos_dot_weights__pb2.RouteRequest.SerializeToString,
+            protos_dot_weights__pb2.RouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def JoinBroadcast(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollmesh.v1.Weights/JoinBroadcast',
+            protos_dot_weights__pb2.JoinBroadcastRequest.SerializeToString,
+            protos_dot_weights__pb2.JoinBroadcastResponse.FromString,
             options,
             channel_credentials,
             insecure,

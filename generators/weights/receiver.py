@@ -19,10 +19,11 @@ import grpc
 from generators.engines.base import InferenceEngine, SwapTimings
 from generators.learner_link import LearnerConnection, LearnerLink
 from generators.together import run_together
-from generators.weights.transfer import ReceivedVersion, SharedFileGoneError, receive_over_grpc, receive_shared
+from generators.weights.transfer import Verified, receive
+from generators.weights.transports import Fetch, choose, transports
 from mesh.errors import WeightsError
 from mesh.versions import PolicyVersion
-from mesh.weights import check_manifest
+from mesh.weights import Wanted, check_manifest
 from protos import weights_pb2
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class WeightReceiver:
         self._member_id = member_id
         self._run_name = run
         self._host_id = host_id
+        self._transports = transports(host_id)
         self._transport = transport
         self._timeout_s = timeout_s
         self._before_swap = before_swap
@@ -183,7 +185,7 @@ class WeightReceiver:
                 continue
             self._say(f"receives version {announcement.policy}")
             try:
-                await self._apply(announcement, shared=failed != announcement.policy)
+                await self._apply(announcement)
             except WeightsError as error:
                 self._refuse(announcement, error)
                 pause = min(2 * pause, _LONGEST_RETRY_S) if failed == announcement.policy else _FIRST_RETRY_S
@@ -192,12 +194,18 @@ class WeightReceiver:
             else:
                 failed = None
 
-    async def _apply(self, announcement: _Announcement, *, shared: bool) -> None:
-        check_manifest(announcement.manifest)
-        received = await self._receive(announcement, shared=shared)
-        policy, digest = announcement.policy, announcement.manifest.digest
+    async def _apply(self, announcement: _Announcement) -> None:
+        """Receives a version and puts it into service."""
+        manifest = announcement.manifest
+        check_manifest(manifest)
+        received = await self._receive(announcement, Wanted.full(manifest))
+        policy, digest = announcement.policy, manifest.digest
         self._say(f"waits for the engine to swap to version {policy} (pinned evaluation requests finish first)")
-        timings = await asyncio.wrap_future(self._engine.update_weights(policy, received.tensors(), digest))
+        # Imported late: torch takes a second, and the learner is waited for meanwhile.
+        from mesh.weights.tensors import named_tensors
+
+        tensors = named_tensors(manifest, received.data)
+        timings = await asyncio.wrap_future(self._engine.update_weights(policy, tensors, digest))
         self.serving, self.digest = policy, digest
         self._say("")
         self.gate_open.set()
@@ -205,33 +213,21 @@ class WeightReceiver:
             self._on_serving(policy)
         self._report(announcement.connection, _success(self._member_id, announcement, received, timings))
 
-    async def _receive(self, announcement: _Announcement, *, shared: bool) -> ReceivedVersion:
-        """Chooses the transport.
-
-        Args:
-            announcement: what to receive.
-            shared: try shared memory first; after a failure of the same version grpc gets its turn.
-        """
-        manifest = announcement.manifest
-        same_host = bool(manifest.shm_path) and manifest.shm_host_id == self._host_id
-        if self._transport == "shm" or (self._transport == "auto" and same_host and shared):
-            if not same_host:
-                raise WeightsError(
-                    "weights.transport is shm, but the learner shares no memory with this generator",
-                    hint="set weights.transport: auto",
-                )
-            try:
-                return await receive_shared(manifest)
-            except SharedFileGoneError as error:
-                if self._transport == "shm":
-                    raise
-                log.info("%s: fetching version %s over grpc", error.message, announcement.policy)
-        return await receive_over_grpc(
+    async def _receive(self, announcement: _Announcement, wanted: Wanted) -> Verified:
+        """By the first transport that brings it; the error of the last one where none does."""
+        fetch = Fetch(
+            wanted,
             announcement.connection.weights,
-            manifest,
-            timeout_s=self._timeout_s,
+            self._timeout_s,
             superseded=lambda: self._pending is not None and self._pending.connection is not announcement.connection,
         )
+        *others, last = choose(self._transports, self._transport, wanted)
+        for transport in others:
+            try:
+                return await receive(transport, fetch)
+            except WeightsError as error:
+                log.info("version %s does not come over %s: %s", wanted.policy, transport.name, error.message)
+        return await receive(last, fetch)
 
     async def _retry_after(self, pause_s: float, announcement: _Announcement) -> None:
         """Tries the same version again after a pause, unless news come first."""
@@ -274,7 +270,7 @@ class WeightReceiver:
 
 
 def _success(
-    member_id: str, announcement: _Announcement, received: ReceivedVersion, timings: SwapTimings
+    member_id: str, announcement: _Announcement, received: Verified, timings: SwapTimings
 ) -> weights_pb2.SwapReport:
     def since_us(moment_ns: int) -> int:
         # Clocks of two hosts may differ; a negative time would be worse than none.
@@ -286,6 +282,8 @@ def _success(
         digest=timings.digest,
         transport=received.transport,
         bytes=len(received.data),
+        encoding="full",
+        source=received.source,
         first_byte_us=since_us(received.first_byte_ns),
         last_byte_us=since_us(received.last_byte_ns),
         pause_us=round(timings.pause_us),

@@ -140,8 +140,7 @@ class WeightPublisher:
         data = self._write(manifest, named_tensors, dtype)
         manifest.digest = manifest_digest(manifest.tensors)
         if data.path is not None:
-            manifest.shm_path = str(data.path)
-            manifest.shm_host_id = self._host_id
+            manifest.offers.add(transport="shm", address=str(data.path), host_id=self._host_id)
         manifest.announced_unix_ns = time.time_ns()
         published = PublishedVersion(manifest, data, bucket_offsets(manifest))
         with self._lock:

@@ -2,18 +2,19 @@
 
 from mesh.weights.digest import Digest, digest_of, manifest_digest
 from mesh.weights.layout import ALIGNMENT, DTYPE_BYTES, BucketLayout, Placement
-from mesh.weights.manifest import bucket_offsets, check_manifest, total_bytes, verify_bucket
+from mesh.weights.manifest import bucket_offsets, check_manifest
+from mesh.weights.wanted import Encoding, Wanted
 
 __all__ = [
     "ALIGNMENT",
     "DTYPE_BYTES",
     "BucketLayout",
     "Digest",
+    "Encoding",
     "Placement",
+    "Wanted",
     "bucket_offsets",
     "check_manifest",
     "digest_of",
     "manifest_digest",
-    "total_bytes",
-    "verify_bucket",
 ]

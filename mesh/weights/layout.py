@@ -78,11 +78,11 @@ class BucketLayout:
     @property
     def total_bytes(self) -> int:
         """Bytes of all buckets so far, the padding at the end included."""
-        return _aligned(self._end)
+        return aligned(self._end)
 
     def place(self, nbytes: int) -> Placement:
         """The place of the next tensor, which has `nbytes` bytes."""
-        start = _aligned(self._end)
+        start = aligned(self._end)
         opens = self._bucket < 0 or start + nbytes - self._bucket_start > self._bucket_bytes
         if opens:
             self._bucket += 1
@@ -92,5 +92,6 @@ class BucketLayout:
         return Placement(self._bucket, start - self._bucket_start, start, opens, padding)
 
 
-def _aligned(offset: int) -> int:
+def aligned(offset: int) -> int:
+    """The next multiple of `ALIGNMENT`."""
     return -(-offset // ALIGNMENT) * ALIGNMENT

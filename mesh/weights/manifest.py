@@ -1,4 +1,4 @@
-"""Checks of a manifest and of the bytes it announces.
+"""Checks of a manifest.
 
 Invariant: what `check_manifest` lets pass can be read without any further look at bounds: every tensor lies inside its
 bucket, has the length that its dtype and shape ask for, and the manifest's digest is that of its entries.
@@ -10,23 +10,14 @@ from itertools import accumulate
 
 from mesh.errors import WeightsError
 from mesh.versions import PolicyVersion
-from mesh.weights.digest import Buffer, digest_of, manifest_digest
-from mesh.weights.layout import ALIGNMENT, tensor_bytes
+from mesh.weights.digest import manifest_digest
+from mesh.weights.layout import ALIGNMENT, aligned, tensor_bytes
 from protos import weights_pb2
 
 
 def bucket_offsets(manifest: weights_pb2.Manifest) -> list[int]:
     """Start of each bucket in bytes, where all lie one behind the other."""
-    return list(accumulate((_padded(bucket.nbytes) for bucket in manifest.buckets), initial=0))[:-1]
-
-
-def total_bytes(manifest: weights_pb2.Manifest) -> int:
-    """Bytes of all buckets with their padding."""
-    return sum(_padded(bucket.nbytes) for bucket in manifest.buckets)
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+    return list(accumulate((aligned(bucket.nbytes) for bucket in manifest.buckets), initial=0))[:-1]
 
 
 def check_manifest(manifest: weights_pb2.Manifest) -> None:
@@ -63,18 +54,3 @@ def check_manifest(manifest: weights_pb2.Manifest) -> None:
     found = manifest_digest(manifest.tensors)
     if found != manifest.digest:
         raise WeightsError(f"manifest {policy}: its digest is {found}, {manifest.digest} was announced")
-
-
-def verify_bucket(manifest: weights_pb2.Manifest, index: int, data: Buffer) -> None:
-    """Compares a bucket's bytes with the digest that was announced.
-
-    Raises:
-        WeightsError: where they differ.
-    """
-    entry = manifest.buckets[index]
-    found = digest_of(data)
-    if len(data) != entry.nbytes or found != entry.digest:
-        raise WeightsError(
-            f"bucket {index} of version {PolicyVersion.from_proto(manifest.policy)} is damaged: "
-            f"{len(data)} bytes with digest {found}, announced were {entry.nbytes} with {entry.digest}"
-        )

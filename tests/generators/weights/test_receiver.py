@@ -201,7 +201,7 @@ async def test_a_damaged_shared_file_is_not_served(tmp_path: Path) -> None:
         def announce_damaged() -> None:
             manifest = learner.publisher.newest
             assert manifest is not None
-            with Path(manifest.shm_path).open("r+b") as file:
+            with Path(manifest.offers[0].address).open("r+b") as file:
                 file.seek(100)
                 byte = file.read(1)[0]
                 file.seek(100)
@@ -257,7 +257,7 @@ async def test_a_missing_shared_file_falls_back_to_grpc(tmp_path: Path) -> None:
     async with mesh(tmp_path) as world:
         learner = await world.learner()
         # Another mount of shared memory: same host, but the file is not there.
-        learner.publisher.subscribe(lambda: Path(learner.publisher.newest.shm_path).unlink())  # type: ignore[union-attr]
+        learner.publisher.subscribe(lambda: Path(learner.publisher.newest.offers[0].address).unlink())  # type: ignore[union-attr]
         learner.publisher._listeners.reverse()
         learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
         report = await learner.report()

@@ -40,8 +40,8 @@ def test_the_file_holds_what_the_manifest_says(shared: Path) -> None:
     manifest = publisher.publish(PolicyVersion(1, 0), weights(), "bfloat16")
     check_manifest(manifest)
     assert len(manifest.buckets) == 2
-    assert manifest.shm_host_id == host_id()
-    content = Path(manifest.shm_path).read_bytes()
+    assert manifest.offers[0].host_id == host_id()
+    content = Path(manifest.offers[0].address).read_bytes()
     version = publisher.version(PolicyVersion(1, 0))
     for start, bucket in zip(version.offsets, manifest.buckets, strict=True):
         assert digest_of(content[start : start + bucket.nbytes]) == bucket.digest
@@ -66,7 +66,7 @@ def test_old_versions_go_and_running_transfers_do_not_mind(shared: Path) -> None
 def test_without_shared_memory_the_bytes_stay_private(shared: Path) -> None:
     publisher = WeightPublisher("run", {}, transport="grpc", directory=shared)
     manifest = publisher.publish(PolicyVersion(1, 0), weights(), "float32")
-    assert manifest.shm_path == ""
+    assert not manifest.offers
     assert not list(shared.iterdir())
     assert digest_of(publisher.version(PolicyVersion(1, 0)).data.read(0, manifest.buckets[0].nbytes))
     publisher.close()
@@ -76,7 +76,7 @@ def test_shared_memory_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="no file can be created"):
         WeightPublisher("run", {}, transport="shm", directory=tmp_path / "missing")
     publisher = WeightPublisher("run", {}, transport="auto", directory=tmp_path / "missing")
-    assert publisher.publish(PolicyVersion(1, 0), weights(), "float32").shm_path == ""
+    assert not publisher.publish(PolicyVersion(1, 0), weights(), "float32").offers
 
 
 def test_a_full_tmpfs_is_left_for_anonymous_memory(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_a_full_tmpfs_is_left_for_anonymous_memory(shared: Path, monkeypatch: py
     publisher = WeightPublisher("run", {}, directory=shared)
     manifest = publisher.publish(PolicyVersion(1, 0), weights(), "float32")
     assert full
-    assert manifest.shm_path == ""
+    assert not manifest.offers
     data = publisher.version(PolicyVersion(1, 0)).data
     assert digest_of(data.read(0, manifest.buckets[0].nbytes)) == manifest.buckets[0].digest
     strict = VersionWriter(shared, fall_back=False)

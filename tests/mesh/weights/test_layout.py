@@ -11,12 +11,11 @@ from mesh.errors import WeightsError
 from mesh.weights import (
     ALIGNMENT,
     BucketLayout,
+    Wanted,
     bucket_offsets,
     check_manifest,
     digest_of,
     manifest_digest,
-    total_bytes,
-    verify_bucket,
 )
 from mesh.weights.layout import tensor_bytes
 from mesh.weights.tensors import bytes_of, dtype_name, dtype_of, named_tensors, to_wire
@@ -85,7 +84,7 @@ def test_tensors_survive_the_way_through_buckets(specs: list[tuple[tuple[int, ..
     tensors = {f"t{i}": (torch.randn(shape) * 5).to(dtype) for i, (shape, dtype) in enumerate(specs)}
     manifest, data = build(tensors, size)
     check_manifest(manifest)
-    assert total_bytes(manifest) == len(data)
+    assert Wanted.full(manifest).nbytes == len(data)
     back = dict(named_tensors(manifest, data))
     assert back.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -110,10 +109,10 @@ def test_wire_dtype_leaves_integers_alone() -> None:
 
 def test_a_flipped_bit_is_found() -> None:
     manifest, data = build({"a": torch.randn(10), "b": torch.randn(10)}, 1024)
-    verify_bucket(manifest, 0, data[: manifest.buckets[0].nbytes])
+    Wanted.full(manifest).verify(0, data[: manifest.buckets[0].nbytes])
     data[7] ^= 1
     with pytest.raises(WeightsError, match="bucket 0 of version 1:3 is damaged"):
-        verify_bucket(manifest, 0, data[: manifest.buckets[0].nbytes])
+        Wanted.full(manifest).verify(0, data[: manifest.buckets[0].nbytes])
 
 
 def _shape(m: weights_pb2.Manifest) -> None:

@@ -1,0 +1,39 @@
+"""How bytes get here: one module per transport, and which of them are tried in what order."""
+
+from __future__ import annotations
+
+from generators.weights.transports.base import Fetch, Received, Transport
+from generators.weights.transports.grpc import Grpc
+from generators.weights.transports.shm import SharedMemory
+from mesh.errors import WeightsError
+from mesh.weights import Wanted
+
+__all__ = ["Fetch", "Received", "Transport", "choose", "transports"]
+
+
+def transports(host_id: str) -> list[Transport]:
+    """All transports, the cheapest first; the last one works everywhere.
+
+    Args:
+        host_id: of this process (`mesh.hosts`).
+    """
+    return [SharedMemory(host_id), Grpc()]
+
+
+def choose(available: list[Transport], setting: str, wanted: Wanted) -> list[Transport]:
+    """The transports to be tried for these bytes, in this order.
+
+    Args:
+        available: the cheapest first.
+        setting: `weights.transport`: a name, or `auto`.
+        wanted: the bytes.
+
+    Raises:
+        WeightsError: the one that is asked for cannot bring them.
+    """
+    if setting == "auto":
+        return [transport for transport in available if not transport.refusal(wanted)]
+    asked = next(transport for transport in available if transport.name == setting)
+    if why := asked.refusal(wanted):
+        raise WeightsError(f"weights.transport is {setting}, but {why}", hint="set weights.transport: auto")
+    return [asked]
