@@ -7,7 +7,6 @@ embedded Redis is restarted with its data when it dies, and ends with this proce
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -29,7 +28,7 @@ from buffer.store import Store
 from mesh.config import Config
 from mesh.config.redis_url import without_login
 from mesh.errors import RollmeshError, StoreError
-from mesh.heap import keep_freed_memory
+from mesh.heap import keep_freed_memory, settle_heap
 from mesh.membership import new_member_id
 from mesh.metrics import metrics_server
 from mesh.rpc import bind, new_server
@@ -261,11 +260,7 @@ def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int
         keep_freed_memory()
         service = BufferService(config, host=host, port=port)
         await service.start()
-        # Modules and tables stay for good; the collector need not look at them again and again.
-        gc.collect()
-        gc.freeze()
-        # What requests leave behind dies by itself; looking for cycles so often took 3 % of a busy front's time.
-        gc.set_threshold(50_000, 50, 100)
+        settle_heap()
         write_ready_file(ready_file, service.address)
         try:
             return await _until_over(service, shutdown)

@@ -8,7 +8,6 @@ that error.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import tempfile
 from collections.abc import Coroutine
@@ -27,6 +26,7 @@ from generators.parts import Parts, ResultFeed, load_engine, load_libraries
 from generators.together import run_together
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import RollmeshError
+from mesh.heap import settle_heap
 from mesh.membership import MembershipAgent
 from mesh.service import Shutdown
 from protos import membership_pb2
@@ -123,9 +123,7 @@ class Generator:
     async def _work(self) -> None:
         async with AsyncExitStack() as stack:
             parts = await self._build(stack)
-            # Imported modules would be walked by every full collection for the rest of the process's life.
-            gc.collect()
-            gc.freeze()
+            settle_heap()
             self._parts = parts
             self._stage = ""
             await run_together(

@@ -27,7 +27,7 @@ from learner.team import Link, Team, follow
 from mesh.config import Config
 from mesh.errors import RollmeshError
 from mesh.fronts import MeshChannel, open_mesh
-from mesh.heap import TENSOR_BYTES, keep_freed_memory
+from mesh.heap import TENSOR_BYTES, keep_freed_memory, settle_heap
 from mesh.service import AsyncBridge
 from mesh.telemetry import setup_logging
 from mesh.threads import available_cores, plan_threads
@@ -95,6 +95,7 @@ def _run(
             client = _fetch_client(config, mesh, bridge, closers)
             payloads = FetchedPayloads(bridge, client, timeout_s=config.network.retry_s)
         worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
+        settle_heap()
         if link is None or rank == 0:
             team = Team(worker, link)
             leader = Leader(config, mesh, bridge, team, held, algorithm, controls, port=port)

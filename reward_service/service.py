@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mesh.config.models import Config
 from mesh.fronts import open_mesh
+from mesh.heap import settle_heap
 from mesh.membership import MembershipAgent, new_member_id
 from mesh.metrics import metrics_server
 from mesh.service import Shutdown, advertised_address, run_service, write_ready_file
@@ -64,6 +65,7 @@ async def serve(
         max_message_mb=config.network.max_message_mb,
     )
     bound = await server.start(host, port)
+    settle_heap()
     address = advertised_address(host, bound, config.network.advertise)
     try:
         with metrics_server(server.metrics.registry, host, enabled=config.network.metrics):

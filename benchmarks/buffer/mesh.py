@@ -193,7 +193,8 @@ class Mesh:
         span = inside[-1][0] - inside[0][0]
         rate = items / span
         expected = rate * (ended - began)
-        latencies = sorted(latency for at, latency in figures["latencies"] if began <= at < ended)
+        stamps = zip(figures["came"], figures["took"], strict=True)
+        latencies = sorted(latency for at, latency in stamps if began <= at < ended)
         redis_us = {
             name.removeprefix("cmdstat_"): round(stats["usec"] / expected, 2) for name, stats in commands.items()
         }

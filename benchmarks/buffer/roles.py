@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from array import array
 from collections import deque
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,7 +21,7 @@ from benchmarks.buffer.arrays import DISTINCT, make_arrays
 from benchmarks.buffer.plan import Plan
 from buffer.client import BufferClient, Writer
 from mesh.config.models import SecuritySection
-from mesh.heap import keep_freed_memory
+from mesh.heap import keep_freed_memory, settle_heap
 from mesh.membership import MembershipAgent
 from mesh.rpc import open_channel
 from mesh.trajectory import Trajectory, decode, encode
@@ -145,6 +146,7 @@ def writer(conn: Connection, address: str, plan: Plan, number: int) -> None:
 
     async def main() -> None:
         client, agent = await _join(address, membership_pb2.ROLE_GENERATOR, f"writer-{number}")
+        settle_heap()
         conn.send("up")
         producer = _Producer(plan, client, agent, await _told(conn))
         work = asyncio.create_task(producer.run())
@@ -169,7 +171,8 @@ class _Consumer:
         self._stream = client.sample(TABLE, incarnation)
         self._seeded = 0
         self.version = 1
-        self.latencies: list[tuple[float, float]] = []
+        # Per trajectory: when it came, and how long it took; arrays, since a million tuples would be seen in the rate.
+        self.came, self.took = array("d"), array("d")
         self.claims: list[tuple[float, int]] = []
         self.claimed = 0
         self.payload_bytes = 0
@@ -196,7 +199,8 @@ class _Consumer:
         for group in groups:
             for meta, payload in zip(group.members, group.payloads, strict=True):
                 assert len(decode(payload).response_ids) == self._plan.tokens
-                self.latencies.append((now, now - meta.finished_unix_ns * 1e-9))
+                self.came.append(now)
+                self.took.append(now - meta.finished_unix_ns * 1e-9)
             self.payload_bytes = len(group.payloads[0])
 
     async def fill(self) -> dict[str, float]:
@@ -254,6 +258,7 @@ def learner(conn: Connection, address: str, plan: Plan, claims: Any) -> None:
 
     async def main() -> None:
         client, agent = await _join(address, membership_pb2.ROLE_LEARNER, "learner")
+        settle_heap()
         resumed = await client.resume(TABLE, agent.member_id, 0)
         agent.set_status(incarnation=resumed.incarnation)
         await agent.beat()
@@ -274,7 +279,8 @@ def learner(conn: Connection, address: str, plan: Plan, claims: Any) -> None:
         conn.send(
             {
                 "claims": consumer.claims,
-                "latencies": consumer.latencies,
+                "came": consumer.came,
+                "took": consumer.took,
                 "claimed": consumer.claimed,
                 "payload_bytes": consumer.payload_bytes,
                 "discrepancies": list(ledger.discrepancies),
