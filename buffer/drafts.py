@@ -4,7 +4,7 @@ Invariants
   * A draft is a plain key beside the payloads, named by its attempt and its length. The first value of a name wins, so
     what the verb notes of a draft (its length, its versions) is always true of the bytes under its name.
   * The verb decides which draft counts: the longest of the latest attempt. What it replaces, refuses or drops is
-    removed; what nobody names has a time to live and is swept.
+    removed; what nobody names is swept.
   * A draft never counts in the ledger, in the bytes or in a deadline, until it is handed to a new holder: from then on
     the versions of its tokens are the group's.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from buffer.keys import Keys
-from buffer.payloads import PAYLOAD_TTL_S
 from buffer.redis_access import RedisAccess
 from buffer.wire import Argument
 
@@ -55,7 +54,7 @@ class Drafts:
 
     def set(self, table: str, group_id: str, place: DraftPlace, payload: bytes) -> tuple[Argument, ...]:
         """The command that stores a draft."""
-        return ("SET", self.key(table, group_id, place), payload, "EX", PAYLOAD_TTL_S, "NX")
+        return ("SET", self.key(table, group_id, place), payload, "NX")
 
     async def read(self, table: str, group_id: str, place: DraftPlace) -> bytes | None:
         """The payload of a draft; None where it is gone."""

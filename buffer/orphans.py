@@ -1,14 +1,16 @@
 """Stored values that no group owns: found by a slow walk over the keys, and removed.
 
 They come from a front that died between a SET and its verb, from writes that were superseded, from a removal that was
-lost. They have a time to live, but a month is long, and what a seal has made permanent has none.
+lost.
 
 Invariants
   * Only what no verb can ever accept any more is an orphan: its group has ended (ids are not used again), or the member
-    is stored under another name, or the attempt that wrote it is over. So a sweep cannot race with a write.
-  * An orphan is removed in two passes: the first shortens its time to live to `_MARK_S`, a later one removes what has
-    been marked for the wanted age. What the end of a group names for removal is thus left to the collector, and passes
-    of several fronts add up without any state but the keys'.
+    is stored under another name, or the attempt that wrote it is over (attempts only grow). That never changes back, so
+    a sweep cannot race with a write. In particular, what a dead front has SET for a member that its holder may still
+    write is none: the repeated write finds it, and it stays.
+  * An orphan is removed in two passes: the first lets it expire in `_MARK_S`, a later one removes what has been marked
+    for the wanted age. What the end of a group names for removal is thus left to the collector, and passes of several
+    fronts add up without any state but the keys'. No other value ever expires.
   * Redis looks at a bounded number of keys per call.
 """
 
@@ -26,7 +28,7 @@ from buffer.payloads import Place, places
 from buffer.redis_access import RedisAccess
 from buffer.wire import Argument
 
-# Time to live of what has been found to be an orphan; far below that of values that wait for their group.
+# After so long what was found to be an orphan is gone, even if no pass comes back to it.
 _MARK_S = 3600
 _PORTION = 500
 # Between two portions, so that the walk takes little of anybody's time.
@@ -100,7 +102,7 @@ async def sweep_orphans(access: RedisAccess, keys: Keys, table: str, *, age_s: f
         ages = await access.batch([("PTTL", key) for key in orphans])
         commands: list[tuple[Argument, ...]] = []
         for key, left_ms in zip(orphans, ages, strict=True):
-            if left_ms == -1 or left_ms > _MARK_S * 1000:
+            if left_ms == -1:
                 commands.append(("EXPIRE", key, _MARK_S))
             elif 0 <= left_ms <= (_MARK_S - age_s) * 1000:
                 commands.append(("UNLINK", key))

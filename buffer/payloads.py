@@ -1,10 +1,10 @@
 """Payloads in Redis: plain keys, spread over all slots, that never pass through Lua.
 
 Invariants
-  * A payload counts only through the write verb. Until its group is sealed its keys have a time to live, so that what
-    no verb ever names disappears by itself; sealing makes them permanent; the end of the group removes them.
-  * A small payload is one value, the first one wins. A large one is in pieces, a key each, uploaded before the write
-    that names their number; a piece that is uploaded again never gets a time to live back.
+  * A payload counts only through the write verb. The end of its group removes it; what no verb ever names, and none
+    can name any more, is swept (`buffer.orphans`).
+  * A small payload is one value. A large one is in pieces, a key each, uploaded before the write that names their
+    number. The first value under a key wins, so what is in use never changes, however late something is repeated.
   * Whatever is read is read in portions of bounded size.
 """
 
@@ -20,9 +20,6 @@ from buffer.limits import INLINE_BYTES
 from buffer.redis_access import RedisAccess
 from buffer.wire import Argument
 
-# Seconds for which a payload whose group is not sealed survives: longer than a run stands still. What nobody owns is
-# swept much earlier (`buffer.orphans`).
-PAYLOAD_TTL_S = 30 * 24 * 3600
 # Bytes read from Redis at once.
 _PORTION_BYTES = 512 << 10
 _KEYS_AT_ONCE = 1024
@@ -97,15 +94,12 @@ class Payloads:
     def set_whole(self, table: str, group_id: str, place: Place, payload: bytes) -> tuple[Argument, ...]:
         """The command that stores a small payload: the first value wins."""
         key = self._keys.payload(table, group_id, place.member, place.attempt)
-        return ("SET", key, payload, "EX", PAYLOAD_TTL_S, "NX")
+        return ("SET", key, payload, "NX")
 
     async def put_piece(self, table: str, group_id: str, place: Place, piece: int, data: bytes) -> None:
         """Stores one piece of a large payload; repeating it is harmless at any time."""
         key = f"{self._keys.payload(table, group_id, place.member, place.attempt)}:{piece}"
-        (new,) = await self._redis.batch([("SET", key, data, "EX", PAYLOAD_TTL_S, "NX")])
-        if new is None:
-            # Sealing may have made it permanent meanwhile: that must stay so.
-            await self._redis.batch([("SET", key, data, "XX", "KEEPTTL")])
+        await self._redis.batch([("SET", key, data, "NX")])
 
     async def sizes(self, keys: Sequence[str]) -> list[int]:
         """Bytes of each value; 0 where it is missing."""

@@ -180,7 +180,7 @@ class RedisAccess:
         if refused:
             names = ", ".join(name.decode() for name in refused)
             raise StoreError(f"Redis does not let our user run {names} in scripts", hint=_RIGHTS)
-        stored = [("SET", payload_key, "", "EX", 60, "NX"), ("PERSIST", payload_key)]
+        stored = [("SET", payload_key, "", "NX", "EX", 60)]
         await self.batch_behind(stored, [("MGET", payload_key), ("UNLINK", payload_key)])
 
     async def verb(self, name: str, *arguments: Argument) -> list[Any]:

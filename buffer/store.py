@@ -232,7 +232,7 @@ class Store:
         return [(group_id, lease_id) for group_id, _, lease_id in pairs]
 
     async def write(self, table: str, writes: Sequence[Write]) -> list[Written]:
-        """Stores outcomes: one round trip, and a second one where groups were sealed."""
+        """Stores outcomes: one round trip, and a second one where something stored is not needed (any more)."""
         commands: list[tuple[str | bytes | int, ...]] = []
         arguments: list[str | bytes | int] = []
         stored = [w for w in writes if w.draft or (w.scored and not w.pieces)]
@@ -258,7 +258,7 @@ class Store:
         sealed = tuple(w.group_id for w, result in zip(writes, answer[2], strict=True) if result[1])
         self.sealed[table] = Sealed(answer[1][0], sealed)
         results = [Written(int(status), bool(sealed)) for status, sealed, *_ in answer[2]]
-        await self._settle(table, writes, answer[2])
+        await self._drop_useless(table, writes, answer[2])
         return results
 
     async def member_state(self, table: str, group_id: str, lease_id: str, attempt: int, member: int) -> int:
@@ -277,16 +277,15 @@ class Store:
         commands = [("EXISTS", self.keys.table(table, f"g:{group_id}")) for group_id in group_ids]
         return [bool(found) for found in await self._redis.batch(commands)]
 
-    async def _settle(self, table: str, writes: Sequence[Write], answers: Sequence[Any]) -> None:
-        """Makes payloads of sealed groups permanent; removes superseded values and drafts that are no more needed."""
-        commands: dict[str, str] = {}
-        for w, (status, _, payloads, draft) in zip(writes, answers, strict=True):
-            for key in self.payloads.keys_of_groups(table, [(w.group_id, payloads)]):
-                commands[key] = "PERSIST"
-            commands.update(dict.fromkeys(self.drafts.keys_of(table, w.group_id, draft), "UNLINK"))
+    async def _drop_useless(self, table: str, writes: Sequence[Write], answers: Sequence[Any]) -> None:
+        """Removes superseded values, and drafts that are not needed (any more)."""
+        keys: list[str] = []
+        for w, (status, _, draft) in zip(writes, answers, strict=True):
+            if draft:
+                keys += self.drafts.keys_of(table, w.group_id, draft)
             if status >= 3 and w.scored:
-                commands.update(dict.fromkeys(self.payloads.keys_of(table, w.group_id, w.place), "UNLINK"))
-        await self._redis.batch([(command, key) for key, command in commands.items()])
+                keys += self.payloads.keys_of(table, w.group_id, w.place)
+        await self._redis.batch([("UNLINK", key) for key in keys])
 
     # ------------------------------------------------------------------------------------------------ learner
 

@@ -1,8 +1,8 @@
 -- Stores outcomes of members; payloads were SET before. Fenced by (lease, attempt); at most one value per member.
 -- ARGV per write: gid, lease, attempt, member, values of its payload (0 not scored, 1 whole, more: that many pieces,
 -- -1 a draft of a member that is not finished), payload bytes, ranges, meta, response tokens (not scored: the reason)
--- Answer per write: status (1 stored, 2 duplicate, 3 superseded, 4 no such member), sealed (1/0), payloads of the
--- group if it is sealed by now (to be made persistent), else '', name of the draft to be removed, else ''
+-- Answer per write: status (1 stored, 2 duplicate, 3 superseded, 4 no such member), whether it has sealed its group
+-- (1/0), name of the draft to be removed, else ''
 load_table(ARGV[1])
 load_run()
 local now = now_ms()
@@ -20,14 +20,13 @@ local function seal(gid, g)
   if g.scored < C.min_members then
     metas[gid] = nil
     finish(gid, g, 'failed', 'too_few_scored', false)
-    return ''
+    return
   end
   if C.order ~= IN_ORDER then
     add('seals', 1)
     g.seal, g.order = C.seals, C.seals
   end
   make_ready(gid, g)
-  return g.payloads
 end
 
 -- What members say of a failure, once each.
@@ -57,28 +56,28 @@ local function score(gid, g, member, attempt, values, bytes, ranges, tokens)
   end
 end
 
-local function duplicate(g)
+local function duplicate()
   add('duplicate_writes', 1)
-  return {2, 0, g.state ~= 'generating' and g.payloads or '', ''}
+  return {2, 0, ''}
 end
 
 -- What was sampled so far of a member: it replaces shorter drafts, and those of earlier attempts.
 local function draft(gid, lease, attempt, member, ranges, tokens)
   local own = member .. ':' .. attempt .. ':' .. tokens
   local g = fetch(gid)
-  if not g or g.n == 0 then return {3, 0, '', own} end
+  if not g or g.n == 0 then return {3, 0, own} end
   local position = tonumber(member) + 1
-  if position > g.n then return {4, 0, '', own} end
+  if position > g.n then return {4, 0, own} end
   local known = g.drafts and read_draft(gid, member)
   local useless = not (known and known.name == own) and own or ''
-  if not holds(g, lease, attempt) then return {3, 0, '', useless} end
-  if is_done(g, position) then return {2, 0, '', own} end
+  if not holds(g, lease, attempt) then return {3, 0, useless} end
+  if is_done(g, position) then return {2, 0, own} end
   if known and known.attempt == tonumber(attempt) and known.tokens >= tonumber(tokens) then
-    return {2, 0, '', useless}
+    return {2, 0, useless}
   end
   redis.call('HSET', group_key(gid), 'd' .. member, attempt .. ' ' .. tokens .. ' ' .. ranges)
   if not known then g.drafts = (g.drafts or 0) + 1 end
-  return {1, 0, '', known and known.name or ''}
+  return {1, 0, known and known.name or ''}
 end
 
 local function write(gid, lease, attempt, member, values, bytes, ranges, meta, detail)
@@ -86,17 +85,17 @@ local function write(gid, lease, attempt, member, values, bytes, ranges, meta, d
   local g = fetch(gid)
   if not g or g.n == 0 then
     add('superseded_writes', 1)
-    return {3, 0, '', ''}
+    return {3, 0, ''}
   end
   local position = tonumber(member) + 1
-  if position > g.n then return {4, 0, '', ''} end
+  if position > g.n then return {4, 0, ''} end
   if not holds(g, lease, attempt) then
     -- A late repetition of what an earlier attempt has stored: that value is in use.
-    if has_stored(g, member, attempt) then return duplicate(g) end
+    if has_stored(g, member, attempt) then return duplicate() end
     add('superseded_writes', 1)
-    return {3, 0, '', ''}
+    return {3, 0, ''}
   end
-  if is_done(g, position) then return duplicate(g) end
+  if is_done(g, position) then return duplicate() end
   local known = g.drafts and read_draft(gid, member)
   if known then drop_draft(gid, g, member) end
   g.done = string.sub(g.done, 1, position - 1) .. '1' .. string.sub(g.done, position + 1)
@@ -109,7 +108,8 @@ local function write(gid, lease, attempt, member, values, bytes, ranges, meta, d
     score(gid, g, member, attempt, values, tonumber(bytes), ranges, tonumber(detail))
   end
   local sealed = string.find(g.done, '0', 1, true) == nil
-  return {1, sealed and 1 or 0, sealed and seal(gid, g) or '', known and known.name or ''}
+  if sealed then seal(gid, g) end
+  return {1, sealed and 1 or 0, known and known.name or ''}
 end
 
 for i = 2, #ARGV, 9 do

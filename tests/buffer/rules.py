@@ -49,7 +49,7 @@ COMPARED = (
     Rule("who lost a group is told", "admit", "if g.attempt > 0 then cancel(gid, g) end"),
     Rule("writes are fenced by the lease", "write", "(g.state ~= 'generating' or g.lease == lease)", "true"),
     Rule("writes are fenced by the attempt", "write", "g.attempt == tonumber(attempt) and", ""),
-    Rule("one value per member", "write", "if is_done(g, position) then return duplicate(g) end"),
+    Rule("one value per member", "write", "if is_done(g, position) then return duplicate() end"),
     Rule("sealed when all members have an outcome", "write", "string.find(g.done, '0', 1, true) == nil", "true"),
     Rule("too few scored members fail", "write", "if g.scored < C.min_members then", "if false then"),
     Rule(

@@ -13,12 +13,12 @@ from buffer.orphans import Owner, sweep_orphans
 from buffer.payloads import Place
 from buffer.service import BufferService
 from mesh.versions import PolicyVersion
+from protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_write
 from tests.buffer.test_drafts import make_draft, values
 from tests.buffer.test_flow import balanced
 
 V0 = PolicyVersion(1, 0)
-DAY_S = 24 * 3600
 
 
 async def swept(front: BufferService, age_s: float = 0) -> int:
@@ -43,7 +43,6 @@ async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> No
     name = Keys(front.run_name).payload
     orphans = {
         "the group has ended": name("train", "train-99", 0, 1),
-        "permanent, the group has ended": name("train", "train-98", 0, 1),
         "the attempt is over": name("train", gid, 1, 1),
         "stored by an earlier attempt": name("train", gid, 0, 2),
         "replaced draft": name("train", gid, 1, "d1-3"),
@@ -52,15 +51,16 @@ async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> No
     }
     in_flight = [name("train", gid, 1, place) for place in ("2", "2:7", "d2-1")]
     for key in (*orphans.values(), *in_flight):
-        ttl = () if "train-98" in key else ("EX", DAY_S)
-        await front.access.batch([("SET", key, b"value", *ttl)])
+        await front.access.batch([("SET", key, b"value")])
 
     assert await swept(front) == 0, "the first pass finds them and gives them little time"
+    assert min(await front.access.batch([("TTL", key) for key in orphans.values()])) > 60
     assert await swept(front, age_s=60) == 0
     assert await swept(front) == len(orphans)
     left = await values(front)
     assert left == kept | {key.partition(":v:")[2] for key in in_flight}
-    assert min(await front.access.batch([("TTL", key) for key in in_flight])) > DAY_S - 60
+    never = [name("train", *key.split(":", 2)) for key in left]
+    assert set(await front.access.batch([("TTL", key) for key in never])) == {-1}
     assert (await learner.client.describe("train")).orphans_swept == len(orphans)
     # What was left alone is what the group goes on from.
     await second.finish(second.writer(), [again], V0)
@@ -69,27 +69,68 @@ async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> No
     await balanced(learner)
 
 
-async def test_a_front_that_dies_between_value_and_verb_leaves_nothing_that_a_repeated_write_misses(mesh: Mesh) -> None:
+async def test_what_a_dead_front_has_set_before_its_verb_stays_for_the_repeated_write(mesh: Mesh) -> None:
+    """A value that was marked as an orphan would expire under the group that comes to own it."""
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.seed(1, 1)
     admission = generator.admission()
     admission.update(1, V0)
     (grant,) = await generator.grants(admission, 1)
+    writes = [make_write(grant, 0, [V0]), make_draft(grant, 1, [V0] * 3), make_write(grant, 1, [V0])]
+    name = Keys(front.run_name).payload
+    keys = [name("train", grant.group_id, *place) for place in ((0, 1), (1, "d1-3"), (1, 1))]
+    set_alone = [("SET", key, write.payload, "NX") for key, write in zip(keys, writes, strict=True)]
+    assert await front.access.batch(set_alone) == [b"OK"] * 3
+
+    async def never_marked() -> None:
+        for _ in range(2):
+            assert await swept(front) == 0
+        assert [ttl for ttl in await front.access.batch([("TTL", key) for key in keys]) if ttl >= 0] == []
+
+    await never_marked()
+    writer = generator.writer()
+    for write in writes:
+        # The holder repeats what was not answered, through another front: that finds the values.
+        (result,) = await writer.write([write])
+        assert result.status == pb.WRITE_STATUS_STORED
+        await never_marked()
+    assert await values(front) == {f"{grant.group_id}:0:1", f"{grant.group_id}:1:1"}
+    (group,) = await learner.batch(learner.sampler(), 1, 0)
+    assert list(group.payloads) == [writes[0].payload, writes[2].payload]
+
+
+async def test_what_comes_back_after_a_pass_has_marked_it_is_not_used(mesh: Mesh) -> None:
+    """An orphan stays one: whoever writes it once more is told that it is superseded."""
+    front = await mesh.front()
+    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    admission, takeover = first.admission(), second.admission()
+    admission.update(1, V0)
+    (grant,) = await first.grants(admission, 1)
     write = make_write(grant, 0, [V0])
     key = Keys(front.run_name).payload("train", grant.group_id, 0, 1)
-    await front.access.batch([("SET", key, write.payload, "EX", DAY_S)])
-    for _ in range(3):
-        assert await swept(front) == 0
-    await generator.finish(generator.writer(), [grant], V0)
-    assert f"{grant.group_id}:0:1" in await values(front)
+    await front.access.batch([("SET", key, write.payload, "NX")])
+    assert await swept(front) == 0
+    assert await front.access.batch([("TTL", key)]) == [-1]
+    await first.kill()
+    takeover.update(1, V0)
+    (again,) = await second.grants(takeover, 1)
+    assert await swept(front) == 0
+    assert (await front.access.batch([("TTL", key)]))[0] > 0, "its attempt is over"
+    (late,) = await second.writer().write([write])
+    assert late.status == pb.WRITE_STATUS_SUPERSEDED
+    assert await values(front) == set()
+    await second.finish(second.writer(), [again], V0)
+    assert await values(front) == {f"{grant.group_id}:{member}:2" for member in range(2)}
+    await balanced(learner)
 
 
 async def test_the_service_sweeps_by_itself(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_ORPHAN_AGE_S", 0.1)
     front = await mesh.front()
     learner = await mesh.learner(front)
-    await front.access.client.set(Keys(front.run_name).payload("train", "train-99", 0, 1), b"value", ex=DAY_S)
+    await front.access.client.set(Keys(front.run_name).payload("train", "train-99", 0, 1), b"value")
     async with asyncio.timeout(TIMEOUT_S):
         while (await learner.client.describe("train")).orphans_swept != 1:
             await asyncio.sleep(0.05)
