@@ -57,7 +57,8 @@ class StepResult:
     """What one optimizer step did; the same on every rank.
 
     Attributes:
-        metrics: loss, gradient norm (before clipping), learning rate, and the algorithm's metrics over the whole batch.
+        metrics: loss, gradient norm (before clipping), learning rate, and the algorithm's metrics over the whole batch;
+            nothing where no token was to be trained, and then weights and optimizer are unchanged.
         skipped: True where the gradient was not finite: weights and optimizer are unchanged.
     """
 

@@ -110,7 +110,7 @@ class Fsdp2Engine(Engine):
         if before_update is not None:
             before_update()
         if not counts.tokens:
-            return StepResult({}, skipped=True)
+            return StepResult({}, skipped=False)
         if not real and not filling:
             # Nothing had an advantage on any rank: a gradient of zero, which the optimizer's moments still follow.
             for parameter in self._parameters:
