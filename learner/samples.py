@@ -72,7 +72,7 @@ class SampleLog:
             "components": dict(member.components),
             "ground_truth": json.loads(group.leased.task.ground_truth_json or "null"),
             "data_source": group.leased.task.data_source,
-            "versions": trajectory.versions.to_wire(),
+            "versions": trajectory.versions.to_lists(),
             "finish_reason": finish.removeprefix("FINISH_REASON_").lower(),
             "generator": member.generator,
         }

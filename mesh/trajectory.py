@@ -4,11 +4,12 @@ Layout (all little-endian)::
 
     b"RMT1" | uint32 header length | msgpack header | raw arrays, one behind the other
 
-The header is a map: `arrays` = [[name, dtype, count], ...] in the order of the raw bytes, `versions` = runs over the
-response tokens, `mask` = runs [[length, 0 or 1], ...] over the response tokens. Arrays: `response_ids` int32,
-`log_probs` float32 (natural log, of the sampled token under the distribution it was sampled from); both have one
-entry per response token. Tokens with mask 0 (tool output, later turns' prompts) are not trained; their log-prob is 0.
-The prompt is not in here: it is stored once per group.
+The header is a map: `tokens` = number of response tokens, `arrays` = [[name, dtype], ...] in the order of the raw
+bytes, `versions` = runs over the tokens as uint32 triples (length, incarnation, version), `mask` = lengths of runs over
+the tokens as uint32, of mask 1 and 0 in turn, where the first alone may be 0. Arrays: `response_ids` int32, `log_probs`
+float32 (natural log, of the sampled token under the distribution it was sampled from); both have one entry per token.
+Tokens with mask 0 (tool output, later turns' prompts) are not trained; their log-prob is 0. The prompt is not in here:
+it is stored once per group.
 
 With `codec` = "zstd" in the header each array is a compressed frame instead (`mesh.compression`), and `stored` has
 their sizes in bytes; the header itself is never compressed. Payloads are packed where they are made and opened where
@@ -22,9 +23,10 @@ Bounds: at most `MAX_TOKENS` tokens; a frame is opened only if it states exactly
 from __future__ import annotations
 
 import itertools
+import operator
 import struct
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgpack
 import numpy as np
@@ -36,12 +38,14 @@ from mesh.versions import VersionRuns
 
 MAGIC = b"RMT1"
 _PREFIX = struct.Struct("<4sI")
+_LENGTH = struct.Struct("<I")
 _MAX_HEADER_BYTES = 1 << 20
 # Far above any response; bounds what a payload can make its reader allocate.
 MAX_TOKENS = 1 << 26
 Codec = Literal["none", "zstd"]
 # Required arrays and their dtypes; both have one entry per response token.
 ARRAYS: dict[str, str] = {"response_ids": "int32", "log_probs": "float32"}
+_DECLARED = [[name, dtype] for name, dtype in ARRAYS.items()]
 # As they are stored.
 _IDS, _LOG_PROBS = np.dtype("<i4"), np.dtype("<f4")
 _MASKED, _SAMPLED = b"\0", b"\1"
@@ -64,17 +68,15 @@ class Trajectory:
     versions: VersionRuns
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadInfo:
-    """What `inspect` finds without touching the arrays."""
+class PayloadInfo(NamedTuple):
+    """What `inspect` finds without touching the arrays: `mask` has lengths of runs of 1 and 0 in turn."""
 
     response_tokens: int
     versions: VersionRuns
-    mask_runs: tuple[tuple[int, int], ...]
+    mask: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
+class _Layout(NamedTuple):
     """Where the arrays are: the head ends at `start`; `stored` has the bytes of each frame, none where plain."""
 
     info: PayloadInfo
@@ -98,9 +100,10 @@ def encode(trajectory: Trajectory, *, codec: Codec = "none", level: int = 1) -> 
         if len(getattr(trajectory, field)) != count:
             raise PayloadError(field, f"{len(getattr(trajectory, field))} entries for {count} response tokens")
     header: dict[str, Any] = {
-        "arrays": [[name, dtype, count] for name, dtype in ARRAYS.items()],
+        "tokens": count,
+        "arrays": _DECLARED,
         "versions": trajectory.versions.to_wire(),
-        "mask": _runs(trajectory.response_mask),
+        "mask": _mask_to_wire(trajectory.response_mask),
     }
     ids = np.ascontiguousarray(trajectory.response_ids, dtype=_IDS)
     log_probs = np.ascontiguousarray(trajectory.log_probs, dtype=_LOG_PROBS)
@@ -156,9 +159,7 @@ def decode(payload: bytes, *, tokens: int | None = None) -> Trajectory:
     if tokens is not None and tokens != info.response_tokens:
         raise PayloadError("response_tokens", f"expected {tokens}, the payload has {info.response_tokens}")
     count = info.response_tokens
-    mask = np.frombuffer(
-        bytearray().join([(_SAMPLED if value else _MASKED) * length for length, value in info.mask_runs]), np.uint8
-    )
+    mask = np.frombuffer(bytearray().join(map(operator.mul, itertools.cycle((_SAMPLED, _MASKED)), info.mask)), np.uint8)
     arrays: list[Any]
     if layout.stored is None:
         arrays = [
@@ -176,16 +177,14 @@ def decode(payload: bytes, *, tokens: int | None = None) -> Trajectory:
     )
 
 
-def _runs(mask: NDArray[np.uint8]) -> list[list[int]]:
-    if len(mask) == 0:
-        return []
-    mask = np.ascontiguousarray(mask, dtype=np.uint8)
-    values = mask.tobytes()
-    if _MASKED not in values:  # single-turn responses, by far the most
-        return [[len(values), 1]]
-    edges = (mask[1:] != mask[:-1]).nonzero()[0] + 1
-    bounds = [0, *edges.tolist(), len(values)]
-    return [[end - begin, values[begin]] for begin, end in itertools.pairwise(bounds)]
+def _mask_to_wire(mask: NDArray[np.uint8]) -> bytes:
+    if _MASKED not in mask.tobytes():  # single-turn responses, by far the most
+        return _LENGTH.pack(len(mask)) if len(mask) else b""
+    sampled = mask != 0
+    edges = (sampled[1:] != sampled[:-1]).nonzero()[0] + 1
+    bounds = [0, *edges.tolist(), len(mask)]
+    lengths = [end - begin for begin, end in itertools.pairwise(bounds)]
+    return np.array(lengths if sampled[0] else [0, *lengths], "<u4").tobytes()
 
 
 def _frames(payload: bytes, layout: _Layout) -> tuple[memoryview, memoryview]:
@@ -214,19 +213,17 @@ def _parse(payload: bytes, total: int) -> _Layout:
         raise PayloadError("payload.header", f"not msgpack: {error}") from error
     if not isinstance(header, dict):
         raise PayloadError("payload.header", "expected a map")
-    count = _check_arrays(header.get("arrays"))
+    count = header.get("tokens")
+    if type(count) is not int or not 1 <= count <= MAX_TOKENS:
+        raise PayloadError("tokens", f"expected 1 to {MAX_TOKENS}, got {count!r}")
+    if header.get("arrays") != _DECLARED:
+        raise _other_arrays(header.get("arrays"))
     stored = _check_codec(header.get("codec", "none"), header.get("stored"))
     declared = 8 * count if stored is None else sum(stored)
     if total != start + declared:
         raise PayloadError("payload", f"{total - start} bytes of arrays, {declared} declared")
-    wire_versions = header.get("versions")
-    if not isinstance(wire_versions, list):
-        raise PayloadError("versions", "expected a list of runs")
-    versions = VersionRuns.from_wire(wire_versions)
-    if len(versions) != count:
-        raise PayloadError("versions", f"runs cover {len(versions)} of {count} response tokens")
-    mask_runs = _check_mask(header.get("mask"), count)
-    return _Layout(PayloadInfo(count, versions, mask_runs), start, stored)
+    versions = VersionRuns.from_wire(header.get("versions"), count)
+    return _Layout(PayloadInfo(count, versions, _check_mask(header.get("mask"), count)), start, stored)
 
 
 def _check_codec(codec: Any, stored: Any) -> tuple[int, int] | None:
@@ -240,32 +237,25 @@ def _check_codec(codec: Any, stored: Any) -> tuple[int, int] | None:
     return stored[0], stored[1]
 
 
-def _check_arrays(declared: Any) -> int:
+def _other_arrays(declared: Any) -> PayloadError:
+    """What to say of arrays that are not the expected ones."""
     if not isinstance(declared, list) or len(declared) != len(ARRAYS):
-        raise PayloadError("arrays", f"expected {list(ARRAYS)}, got {declared!r}")
+        return PayloadError("arrays", f"expected {_DECLARED}, got {declared!r}")
     for item, (name, dtype) in zip(declared, ARRAYS.items(), strict=True):
-        if not isinstance(item, list) or len(item) != 3 or item[0] != name:
-            raise PayloadError(f"arrays.{name}", f"expected [{name!r}, {dtype!r}, count], got {item!r}")
+        if not isinstance(item, list) or len(item) != 2 or item[0] != name:
+            return PayloadError(f"arrays.{name}", f"expected {[name, dtype]}, got {item!r}")
         if item[1] != dtype:
-            raise PayloadError(f"arrays.{name}.dtype", f"expected {dtype}, got {item[1]!r}")
-        if type(item[2]) is not int or not 1 <= item[2] <= MAX_TOKENS:
-            raise PayloadError(f"arrays.{name}.count", f"expected 1 to {MAX_TOKENS} tokens, got {item[2]!r}")
-    count = declared[0][2]
-    if declared[1][2] != count:
-        raise PayloadError("arrays", f"lengths differ: {sorted({item[2] for item in declared})}")
-    return int(count)
+            return PayloadError(f"arrays.{name}.dtype", f"expected {dtype}, got {item[1]!r}")
+    return PayloadError("arrays", f"expected {_DECLARED}, got {declared!r}")
 
 
-def _check_mask(wire: Any, count: int) -> tuple[tuple[int, int], ...]:
-    if not isinstance(wire, list):
-        raise PayloadError("mask", "expected a list of runs")
-    runs = []
-    for index, item in enumerate(wire):
-        whole = type(item) is list and len(item) == 2 and type(item[0]) is int and type(item[1]) is int
-        if not whole or item[0] < 1 or item[1] not in (0, 1):
-            raise PayloadError(f"mask[{index}]", f"expected [length >= 1, 0 or 1], got {item!r}")
-        runs.append((item[0], item[1]))
-    covered = sum([length for length, _ in runs])
-    if covered != count:
-        raise PayloadError("mask", f"runs cover {covered} of {count} response tokens")
-    return tuple(runs)
+def _check_mask(wire: Any, count: int) -> tuple[int, ...]:
+    try:
+        lengths = struct.unpack(f"<{len(wire) // 4}I", wire)
+    except (TypeError, struct.error) as error:
+        raise PayloadError("mask", f"expected lengths of runs as uint32: {error}") from error
+    if 0 in lengths[1:]:
+        raise PayloadError(f"mask[{lengths.index(0, 1)}]", "a run of no tokens")
+    if sum(lengths) != count:
+        raise PayloadError("mask", f"runs cover {sum(lengths)} of {count} response tokens")
+    return lengths

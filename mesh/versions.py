@@ -6,15 +6,17 @@ kept as runs (length, incarnation, version); `VersionRuns` is that run-length co
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mesh.errors import PayloadError
 from protos import trajectory_pb2
 
 # The largest version and incarnation: far beyond any run, and exact wherever numbers are doubles (Redis' scripts).
 MAX_VERSION = 2**31 - 1
+_RUN = struct.Struct("<III")
 
 
 def checked_version(field: str, value: int) -> int:
@@ -71,25 +73,39 @@ class VersionRuns:
         return cls(tuple(runs))
 
     @classmethod
-    def from_wire(cls, wire: list[list[int]]) -> VersionRuns:
-        """From [[length, incarnation, version], ...].
+    def from_wire(cls, wire: Any, tokens: int) -> VersionRuns:
+        """Inverse of `to_wire`; the runs cover `tokens`.
 
         Raises:
-            PayloadError: where a run is not three non-negative integers with a positive length.
+            PayloadError: it is not bytes of whole runs that cover the tokens, or names a version that no run reaches.
         """
-        runs = []
-        for index, item in enumerate(wire):
-            whole = isinstance(item, list | tuple) and len(item) == 3
-            # Spelled out: generators cost more than what they check.
-            if not whole or not (type(item[0]) is type(item[1]) is type(item[2]) is int):
-                raise PayloadError(f"versions[{index}]", f"expected [length >= 1, incarnation, version], got {item!r}")
-            length, incarnation, version = item
-            if length < 1 or incarnation < 0 or version < 0:
-                raise PayloadError(f"versions[{index}]", f"expected [length >= 1, incarnation, version], got {item!r}")
-            runs.append((length, PolicyVersion(incarnation, version)))
+        runs: list[tuple[int, PolicyVersion]] = []
+        covered = 0
+        try:
+            for length, incarnation, version in _RUN.iter_unpack(wire):
+                if not length or incarnation > MAX_VERSION or version > MAX_VERSION:
+                    raise PayloadError(f"versions[{len(runs)}]", f"{length} tokens of version {incarnation}:{version}")
+                runs.append((length, PolicyVersion(incarnation, version)))
+                covered += length
+        except (TypeError, struct.error) as error:
+            raise PayloadError("versions", f"expected runs of three uint32: {error}") from error
+        if covered != tokens:
+            raise PayloadError("versions", f"runs cover {covered} of {tokens} response tokens")
         return cls(tuple(runs))
 
-    def to_wire(self) -> list[list[int]]:
+    def to_wire(self) -> bytes:
+        """Runs as little-endian uint32 triples (length, incarnation, version).
+
+        Raises:
+            PayloadError: a number that is none of them.
+        """
+        try:
+            return b"".join([_RUN.pack(length, *version) for length, version in self.runs])
+        except struct.error as error:
+            raise PayloadError("versions", f"not runs of three uint32: {error}") from error
+
+    def to_lists(self) -> list[list[int]]:
+        """[[length, incarnation, version], ...], for a reader."""
         return [[length, v.incarnation, v.version] for length, v in self.runs]
 
     @property

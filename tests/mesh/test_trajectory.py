@@ -103,9 +103,10 @@ def _frame(content: bytes, **options: bool) -> bytes:
 
 def _compressed(*frames: bytes, count: int = 2) -> bytes:
     header = {
-        "arrays": [["response_ids", "int32", count], ["log_probs", "float32", count]],
-        "versions": [[count, 1, 0]],
-        "mask": [[count, 1]],
+        "tokens": count,
+        "arrays": [["response_ids", "int32"], ["log_probs", "float32"]],
+        "versions": struct.pack("<III", count, 1, 0),
+        "mask": struct.pack("<I", count),
         "codec": "zstd",
         "stored": [len(frame) for frame in frames],
     }
@@ -135,7 +136,7 @@ def test_nothing_is_decompressed_into_more_than_the_tokens_need() -> None:
     # Two frames in the place of one.
     with pytest.raises(PayloadError, match="damaged"):
         decode(_compressed(good, good + good))
-    with pytest.raises(PayloadError, match="count"):
+    with pytest.raises(PayloadError, match="tokens"):
         decode(_compressed(good, good, count=MAX_TOKENS + 1))
     with pytest.raises(PayloadError, match="expected 3"):
         decode(_compressed(bomb, bomb, count=16 << 20), tokens=3)
@@ -155,11 +156,12 @@ def _payload(header: dict, arrays: bytes = b"\0" * 16) -> bytes:
     return struct.pack("<4sI", b"RMT1", len(packed)) + packed + arrays
 
 
-IDS, LOG_PROBS = ["response_ids", "int32", 2], ["log_probs", "float32", 2]
+IDS, LOG_PROBS = ["response_ids", "int32"], ["log_probs", "float32"]
 GOOD = {
+    "tokens": 2,
     "arrays": [IDS, LOG_PROBS],
-    "versions": [[2, 1, 0]],
-    "mask": [[2, 1]],
+    "versions": struct.pack("<III", 2, 1, 0),
+    "mask": struct.pack("<I", 2),
 }
 
 
@@ -175,25 +177,29 @@ def test_the_good_header_is_good() -> None:
         (b"RMT1" + struct.pack("<I", 1 << 30), "payload.header"),
         (struct.pack("<4sI", b"RMT1", 1) + b"\xc1", "payload.header"),
         (_payload([1]), "payload.header"),  # type: ignore[arg-type]  # on purpose
-        (
-            _payload({**GOOD, "arrays": [["response_ids", "int64", 2], LOG_PROBS]}),
-            "response_ids.dtype",
-        ),
-        (_payload({**GOOD, "arrays": [IDS, ["log_probs", "float32", 3]]}), "arrays"),
-        (
-            _payload({**GOOD, "arrays": [["response_ids", "int32", 0], ["log_probs", "float32", 0]]}),
-            "response_ids.count",
-        ),
-        (
-            _payload({**GOOD, "arrays": [LOG_PROBS, IDS]}),
-            "arrays.response_ids",
-        ),
+        (_payload({**GOOD, "tokens": 0}), "tokens"),
+        (_payload({**GOOD, "tokens": True}), "tokens"),
+        (_payload({**GOOD, "tokens": 2.0}), "tokens"),
+        (_payload({**GOOD, "tokens": "2"}), "tokens"),
+        (_payload({**GOOD, "tokens": 3}), "payload"),
+        (_payload({k: v for k, v in GOOD.items() if k != "arrays"}), "arrays"),
+        (_payload({**GOOD, "arrays": [IDS]}), "arrays"),
+        (_payload({**GOOD, "arrays": [["response_ids", "int64"], LOG_PROBS]}), "arrays.response_ids.dtype"),
+        (_payload({**GOOD, "arrays": [IDS, [*LOG_PROBS, 2]]}), "arrays.log_probs"),
+        (_payload({**GOOD, "arrays": [LOG_PROBS, IDS]}), "arrays.response_ids"),
         (_payload(GOOD, b"\0" * 15), "payload"),
-        (_payload({**GOOD, "versions": [[1, 1, 0]]}), "versions"),
-        (_payload({**GOOD, "versions": [[2, 1, -1]]}), "versions[0]"),
+        (_payload({**GOOD, "versions": struct.pack("<III", 1, 1, 0)}), "versions"),
+        (_payload({**GOOD, "versions": struct.pack("<6I", 2, 1, 0, 0, 1, 1)}), "versions[1]"),
+        (_payload({**GOOD, "versions": struct.pack("<III", 2, 1, 1 << 31)}), "versions[0]"),
+        (_payload({**GOOD, "versions": struct.pack("<III", 2, 1 << 31, 0)}), "versions[0]"),
+        (_payload({**GOOD, "versions": bytes(11)}), "versions"),
+        (_payload({**GOOD, "versions": [[2, 1, 0]]}), "versions"),
         (_payload({**GOOD, "versions": 3}), "versions"),
-        (_payload({**GOOD, "mask": [[1, 1]]}), "mask"),
-        (_payload({**GOOD, "mask": [[2, 7]]}), "mask[0]"),
+        (_payload({**GOOD, "mask": struct.pack("<I", 1)}), "mask"),
+        (_payload({**GOOD, "mask": struct.pack("<4I", 1, 0, 0, 1)}), "mask[1]"),
+        (_payload({**GOOD, "mask": bytes(3)}), "mask"),
+        (_payload({**GOOD, "mask": [[2, 1]]}), "mask"),
+        (_payload({**GOOD, "mask": 2}), "mask"),
         (_payload({**GOOD, "codec": "gzip"}), "codec"),
         (_payload({**GOOD, "codec": ["zstd"]}), "codec"),
         (_payload({**GOOD, "codec": "zstd"}), "stored"),
@@ -206,7 +212,7 @@ def test_the_good_header_is_good() -> None:
 def test_a_malformed_payload_is_refused_by_field(payload: bytes, field: str) -> None:
     with pytest.raises(PayloadError) as caught:
         decode(payload)
-    assert field in caught.value.field
+    assert caught.value.field == field
 
 
 @given(st.binary(max_size=200))
@@ -221,6 +227,20 @@ def test_lengths_must_agree_when_encoding() -> None:
     runs = VersionRuns.from_tokens([PolicyVersion(1, 0)] * 2)
     with pytest.raises(PayloadError, match="log_probs"):
         encode(Trajectory(np.zeros(2, "<i4"), np.zeros(3, "<f4"), np.ones(2, "u1"), runs))
+
+
+def test_versions_that_do_not_fit_are_refused_when_encoding() -> None:
+    runs = VersionRuns.from_tokens([PolicyVersion(1, 1 << 32)] * 2)
+    with pytest.raises(PayloadError, match="versions"):
+        encode(Trajectory(np.zeros(2, "<i4"), np.zeros(2, "<f4"), np.ones(2, "u1"), runs))
+
+
+def test_masks_are_runs_in_turn() -> None:
+    for mask in ([1, 1, 1], [0, 0, 1], [0, 1, 0], [1, 0, 0]):
+        runs = VersionRuns.from_tokens([PolicyVersion(1, 0)] * 3)
+        payload = encode(Trajectory(np.zeros(3, "<i4"), np.zeros(3, "<f4"), np.array(mask, "u1"), runs))
+        assert decode(payload).response_mask.tolist() == mask
+        assert inspect(payload).mask[0] == mask.index(0) if 0 in mask else 3
 
 
 def test_oldest_and_newest() -> None:
