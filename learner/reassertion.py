@@ -127,9 +127,7 @@ async def assert_history(client: BufferClient, member_id: str, history: History,
 
 def _asserted(uses: Sequence[Use], since: int) -> list[buffer_pb2.AssertedUse]:
     return [
-        buffer_pb2.AssertedUse(
-            group_id=group.group_id, train_version=use.train_version, use=group.use, ordinal=group.ordinal
-        )
+        buffer_pb2.AssertedUse(group_id=group.group_id, train_version=use.train_version, ordinal=group.ordinal)
         for use in uses
         if use.train_version >= since
         for group in use.groups

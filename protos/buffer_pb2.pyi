@@ -455,16 +455,14 @@ class Takeover(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., resumed_at: _Optional[int] = ...) -> None: ...
 
 class AssertedUse(_message.Message):
-    __slots__ = ("group_id", "train_version", "use", "ordinal")
+    __slots__ = ("group_id", "train_version", "ordinal")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TRAIN_VERSION_FIELD_NUMBER: _ClassVar[int]
-    USE_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     train_version: int
-    use: int
     ordinal: int
-    def __init__(self, group_id: _Optional[str] = ..., train_version: _Optional[int] = ..., use: _Optional[int] = ..., ordinal: _Optional[int] = ...) -> None: ...
+    def __init__(self, group_id: _Optional[str] = ..., train_version: _Optional[int] = ..., ordinal: _Optional[int] = ...) -> None: ...
 
 class ReassertResponse(_message.Message):
     __slots__ = ("corrected", "unknown")

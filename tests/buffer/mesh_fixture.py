@@ -99,8 +99,7 @@ class Log:
 
     def used(self, groups: list[pb.LeasedGroup], version: int) -> None:
         self.uses += [
-            pb.AssertedUse(group_id=g.group_id, train_version=version, use=max(1, g.use), ordinal=g.task.ordinal)
-            for g in groups
+            pb.AssertedUse(group_id=g.group_id, train_version=version, ordinal=g.task.ordinal) for g in groups
         ]
 
 
