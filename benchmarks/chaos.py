@@ -1,6 +1,7 @@
 """The mesh under faults by seed: what is lost, what is trained twice, how soon it trains again.
 
     python -m benchmarks.chaos --minutes 10 --seed 1 --json chaos-1.json
+    python -m benchmarks.chaos --minutes 10 --seed 2 --max-reuse 2 --json chaos-2.json
     python -m benchmarks.chaos --merge chaos-1.json chaos-2.json
 
 Needs nothing beyond the development environment: Redis is the one that the package brings. The folder of a run that
@@ -25,13 +26,14 @@ from tests.faults.schedule import schedule
 from tests.faults.world import Settings, prepare_data
 
 
-def measure(seed: int, minutes: float, folder: Path, kinds: frozenset[str] | None) -> dict[str, Any]:
+def measure(
+    seed: int, minutes: float, folder: Path, kinds: frozenset[str] | None, settings: Settings
+) -> dict[str, Any]:
     """One run, as JSON has it."""
-    settings = Settings()
     host = machine()
     chaos = Chaos(folder, prepare_data(folder / "data"), settings, lambda line: print(line, flush=True))
     outcome = chaos.run(schedule(seed, lease_s=settings.lease_s, kinds=kinds), seed=seed, seconds=minutes * 60)
-    return {"machine": host, **outcome.as_json()}
+    return {"machine": host, "max_reuse": settings.max_reuse, **outcome.as_json()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kinds", nargs="+", help="only these kinds of faults")
+    parser.add_argument("--max-reuse", type=int, default=1, help="steps that may use a group")
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--folder", type=Path, help="work here, and keep it")
     parser.add_argument("--merge", type=Path, nargs="+", help="sum earlier runs instead of running")
@@ -49,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         folder = options.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
         folder.mkdir(parents=True, exist_ok=True)
-        runs = [measure(options.seed, options.minutes, folder, frozenset(options.kinds) if options.kinds else None)]
+        kinds = frozenset(options.kinds) if options.kinds else None
+        runs = [measure(options.seed, options.minutes, folder, kinds, Settings(max_reuse=options.max_reuse))]
         if runs[0]["sound"] and options.folder is None:
             shutil.rmtree(folder)
         else:

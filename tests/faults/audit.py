@@ -148,6 +148,7 @@ def audit(
     stored: Sequence[Stored],
     steps: Sequence[Step],
     bound: int,
+    max_reuse: int,
 ) -> Audit:
     """Compares the books; the mesh is at rest.
 
@@ -158,13 +159,15 @@ def audit(
         stored: what fronts stored.
         steps: as recorded by the learner.
         bound: the greatest staleness allowed.
+        max_reuse: steps that may use a group.
     """
     uses = list(read_log(consumption)) if consumption.exists() else []
     lineage = surviving(uses)
     taken = {(use.incarnation, use.train_version) for use in uses}
     found = Audit(steps=len(lineage), discarded_steps=len(taken) - len(lineage))
     used = {group.group_id: set(group.members) for use in lineage for group in use.groups}
-    _groups(found, lineage, used, counters, live, {entry.group for entry in stored})
+    _uses(found, lineage, live, max_reuse)
+    _groups(found, used, counters, live, {entry.group for entry in stored})
     _trajectories(found, used, live, stored)
     if unlogged := {(step.incarnation, step.version - 1) for step in steps} - taken:
         found.problems.append(f"trained without a line in the consumption log: {sorted(unlogged)[:5]}")
@@ -177,28 +180,31 @@ def audit(
     return found
 
 
-def _groups(
-    found: Audit,
-    lineage: Sequence[Use],
-    used: dict[str, set[int]],
-    counters: dict[str, int],
-    live: Live,
-    written: set[str],
-) -> None:
+def _uses(found: Audit, lineage: Sequence[Use], live: Live, max_reuse: int) -> None:
     twice = doubled(lineage)
     found.duplicated = len(twice)
     if twice:
         found.problems.append(f"trained twice: {twice[:5]}")
-    admitted = counters["admitted"]
+    times: dict[str, list[int]] = defaultdict(list)
+    for group, use in (key for step in lineage for key in key_of(step)):
+        times[group].append(use)
+    if holes := [group for group, uses in times.items() if not twice and uses != list(range(1, len(uses) + 1))]:
+        found.problems.append(f"uses that do not follow one another: {holes[:5]}")
+    if over := [group for group, uses in times.items() if len(uses) > max_reuse]:
+        found.problems.append(f"used more than {max_reuse} times: {over[:5]}")
     waiting = {group for group, state in live.states.items() if state != "consumed"}
-    consumed = set(live.states) - waiting
+    if again := {group for group in waiting if len(times[group]) >= max_reuse}:
+        found.problems.append(f"trained, and about to be trained again: {sorted(again)[:5]}")
+
+
+def _groups(found: Audit, used: dict[str, set[int]], counters: dict[str, int], live: Live, written: set[str]) -> None:
+    admitted = counters["admitted"]
+    consumed = {group for group, state in live.states.items() if state == "consumed"}
     if strange := {group for group in set(used) | set(live.states) | written if _number(group) > live.last}:
         found.problems.append(f"never admitted: {sorted(strange)[:5]}")
-    if again := set(used) & waiting:
-        found.problems.append(f"trained, and about to be trained again: {sorted(again)[:5]}")
     if unused := consumed - set(used):
         found.problems.append(f"consumed by a step that the consumption log does not have: {sorted(unused)[:5]}")
-    committed = set(used) - consumed
+    committed = set(used) - set(live.states)
     if len(committed) != counters["trained"]:
         found.problems.append(f"{len(committed)} groups were trained for good, the ledger has {counters['trained']}")
     other = {fate: counters[fate] for fate in _OTHER_FATES}

@@ -215,6 +215,7 @@ class Chaos:
             stored=self._writes.stored,
             steps=self._steps.steps,
             bound=self._settings.staleness,
+            max_reuse=self._settings.max_reuse,
         )
 
     def _exits(self) -> dict[str, dict[str, int]]:

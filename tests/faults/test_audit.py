@@ -34,8 +34,14 @@ USES = [
 @pytest.fixture
 def look(tmp_path: Path) -> Callable[..., Audit]:
     def compare(
-        uses: list[Use] = USES, live: Live = LIVE, stored: list[Stored] = STORED, oldest: int = 2, **counters: int
+        uses: list[Use] = USES,
+        live: Live = LIVE,
+        stored: list[Stored] = STORED,
+        oldest: int = 2,
+        max_reuse: int = 1,
+        **counters: int,
     ) -> Audit:
+        (tmp_path / "consumption.jsonl").unlink(missing_ok=True)
         log = ConsumptionLog(tmp_path / "consumption.jsonl")
         for entry in uses:
             log.append(entry)
@@ -47,6 +53,7 @@ def look(tmp_path: Path) -> Callable[..., Audit]:
             stored=stored,
             steps=[Step(0.0, 1, 1, oldest)],
             bound=2,
+            max_reuse=max_reuse,
         )
 
     return compare
@@ -79,6 +86,17 @@ def test_a_group_that_is_used_twice_on_the_surviving_lineage_is_doubled(look: Ca
 def test_a_trained_group_that_waits_again_is_found(look: Callable[..., Audit]) -> None:
     live = Live(LIVE.states | {"train-1": "ready"}, LIVE.members, 6)
     assert any("about to be trained again" in line for line in look(live=live).problems)
+
+
+def test_a_group_may_be_used_as_often_as_allowed_and_wait_for_its_next_use(look: Callable[..., Audit]) -> None:
+    again = Use(2, 3, 1, [UsedGroup("train-1", [0, 1], 1, 2)])
+    assert look([*USES, again], max_reuse=2).problems == []
+    assert any("more than 1 times" in line for line in look([*USES, again]).problems)
+    live = Live(LIVE.states | {"train-1": "ready"}, LIVE.members | {"train-1": {0, 1}}, 6)
+    assert look(live=live, max_reuse=2, admitted=6, trained=1).problems == []
+    assert any("to be trained again" in line for line in look([*USES, again], live=live, max_reuse=2).problems)
+    third = Use(2, 3, 1, [UsedGroup("train-1", [0, 1], 1, 3)])
+    assert any("do not follow" in line for line in look([*USES, third], max_reuse=3).problems)
 
 
 @pytest.mark.parametrize("group", ["train-1", "train-5"])

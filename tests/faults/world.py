@@ -48,12 +48,14 @@ class Settings:
     Attributes:
         lease_s: term of every lease.
         staleness: the bound.
+        max_reuse: steps that may use a group.
         groups, n: groups per batch, members per group.
         steps: batches after which the run ends; more than will be trained.
     """
 
     lease_s: float = 4.0
     staleness: int = 2
+    max_reuse: int = 1
     groups: int = 8
     n: int = 4
     steps: int = 1_000_000
@@ -88,6 +90,7 @@ class Settings:
             },
             "buffer": {
                 "max_staleness": self.staleness,
+                "max_reuse": self.max_reuse,
                 "lease_s": self.lease_s,
                 "reconnect_grace_s": 0.5,
             },
