@@ -115,8 +115,8 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             result = response.results.add(group_id=write.group_id, member=write.meta.member)
             try:
                 checked = check_write(write)
-                if checked.pieces or write.meta.side:
-                    await self._uploads.check(table, checked, write.meta.side)
+                if checked.pieces or checked.side:
+                    await self._uploads.check(table, checked)
                 good.append(checked)
                 places.append(result)
             except PayloadError as error:

@@ -28,13 +28,14 @@ class Grant:
     drafts: tuple[DraftPlace, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that doubles the time of making one
 class Write:
     """A member's outcome, checked.
 
     `meta` is the serialized MemberMeta; `ranges` the versions of its tokens; `size` the payload's bytes. A payload in
     `pieces` was uploaded before, and `payload` is empty. `tokens` are those of the response, where there is a payload;
-    else `reason` says why not. A `draft` is the payload so far of a member that is not finished.
+    else `reason` says why not. `side` names large data beside it. A `draft` is the payload so far of a member that is
+    not finished.
     """
 
     group_id: str
@@ -50,6 +51,7 @@ class Write:
     tokens: int = 0
     reason: str = ""
     draft: bool = False
+    side: Sequence[trajectory.SideData] = ()
 
     @property
     def place(self) -> Place:

@@ -9,7 +9,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 from buffer.context import FrontContext
 from buffer.limits import MAX_PIECES, PIECE_BYTES
@@ -18,7 +18,6 @@ from buffer.records import Write
 from buffer.side_data import check_name
 from mesh.errors import PayloadError
 from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
 
 _IN_FLIGHT = 4
 _OPEN = 1
@@ -84,21 +83,21 @@ class Uploads:
                 storing.cancel()
                 await asyncio.gather(storing, return_exceptions=True)
 
-    async def check(self, table: str, write: Write, side: Sequence[trajectory.SideData]) -> None:
+    async def check(self, table: str, write: Write) -> None:
         """Sees that everything is there which a member says it has uploaded.
 
         Raises:
             PayloadError: naming the field that is wrong. Not where the member may not be written any more: then the
                 uploads may be gone, and the verb says what became of it.
         """
-        wrong = await self._wrong(table, write, side)
+        wrong = await self._wrong(table, write)
         if wrong is None:
             return
         store = self._front.store
         if await store.member_state(table, write.group_id, write.lease_id, write.attempt, write.member) == _OPEN:
             raise wrong
 
-    async def _wrong(self, table: str, write: Write, side: Sequence[trajectory.SideData]) -> PayloadError | None:
+    async def _wrong(self, table: str, write: Write) -> PayloadError | None:
         store = self._front.store
         if write.pieces:
             keys = store.payloads.keys_of(table, write.group_id, write.place)
@@ -109,8 +108,8 @@ class Uploads:
                 return PayloadError("uploaded_bytes", f"{write.size}, but the pieces have {sum(sizes)}")
             if not await store.payloads.begins_with(keys[0], write.payload):
                 return PayloadError("payload", "is not what the uploaded pieces begin with")
-        if side:
-            missing = await store.side.has(table, write.group_id, write.member, side)
+        if write.side:
+            missing = await store.side.has(table, write.group_id, write.member, write.side)
             if missing:
                 return PayloadError(f"meta.side.{missing}", f"no such file: {store.side.hint}")
         return None

@@ -26,22 +26,28 @@ def check_write(write: pb.MemberWrite) -> Write:
     Raises:
         PayloadError: naming the field that is wrong.
     """
-    meta = write.meta
-    if not write.group_id or "|" in write.group_id:
-        raise PayloadError("group_id", f"not a group id: {write.group_id!r}")
+    group_id, meta = write.group_id, write.meta  # once: every look at a field costs as much as a check
+    if not group_id or "|" in group_id:
+        raise PayloadError("group_id", f"not a group id: {group_id!r}")
     if write.draft:
         return _draft(write)
-    if meta.outcome not in _OUTCOMES:
-        raise PayloadError("meta.outcome", f"expected scored, unscorable or error, got {meta.outcome}")
-    scored = meta.outcome == trajectory.OUTCOME_SCORED
-    payload = write.payload  # once: every look at it is a copy
-    ranges = _check_scored(meta, write, payload) if scored else _check_unscored(write)
-    if meta.side:
-        check_side(meta.side)
+    outcome = meta.outcome
+    if outcome not in _OUTCOMES:
+        raise PayloadError("meta.outcome", f"expected scored, unscorable or error, got {outcome}")
+    payload, pieces = write.payload, write.pieces
+    size, tokens, ranges, reason = len(payload), 0, "", ""
+    if scored := outcome == trajectory.OUTCOME_SCORED:
+        if pieces:
+            size = write.uploaded_bytes
+        tokens, ranges = _check_scored(meta, payload, pieces, size)
+    else:
+        _check_unscored(payload, pieces)
+        reason = meta.reason[:REASON_CHARACTERS]
+    if side := meta.side:
+        check_side(side)
     return Write(
-        write.group_id, write.lease_id, write.attempt, meta.member, scored, payload, ranges,
-        meta.SerializeToString(), write.uploaded_bytes if write.pieces else len(payload), write.pieces,
-        meta.response_tokens if scored else 0, meta.reason[:REASON_CHARACTERS],
+        group_id, write.lease_id, write.attempt, meta.member, scored, payload, ranges,
+        meta.SerializeToString(), size, pieces, tokens, reason, side=side,
     )  # fmt: skip
 
 
@@ -73,42 +79,44 @@ def _span(versions: tuple[PolicyVersion, ...]) -> tuple[str, PolicyVersion, Poli
     return str(VersionRanges.of(versions)), runs.oldest, runs.newest
 
 
-def _check_unscored(write: pb.MemberWrite) -> str:
-    if write.payload:
+def _check_unscored(payload: bytes, pieces: int) -> None:
+    if payload:
         raise PayloadError("payload", "must be empty unless the outcome is scored")
-    if write.pieces:
+    if pieces:
         raise PayloadError("pieces", "must be 0 unless the outcome is scored")
-    return ""
 
 
-def _inspect(write: pb.MemberWrite, payload: bytes) -> PayloadInfo:
-    pieces = write.pieces
+def _inspect(payload: bytes, pieces: int, size: int) -> PayloadInfo:
     if not pieces:
-        if len(payload) > MAX_WHOLE_BYTES:
+        if size > MAX_WHOLE_BYTES:
             raise PayloadError(
-                "payload", f"{len(payload)} bytes, over {MAX_WHOLE_BYTES}", hint="upload it in pieces before the write"
+                "payload", f"{size} bytes, over {MAX_WHOLE_BYTES}", hint="upload it in pieces before the write"
             )
         return inspect(payload)
     if not 2 <= pieces <= MAX_PIECES:
         raise PayloadError("pieces", f"expected 2 to {MAX_PIECES}, got {pieces}")
-    return inspect(payload, write.uploaded_bytes)
+    return inspect(payload, size)
 
 
-def _check_scored(meta: trajectory.MemberMeta, write: pb.MemberWrite, payload: bytes) -> str:
-    info = _inspect(write, payload)
-    if meta.response_tokens != info.response_tokens:
-        raise PayloadError(
-            "meta.response_tokens", f"{meta.response_tokens}, but the payload holds {info.response_tokens}"
-        )
+def _check_scored(meta: trajectory.MemberMeta, payload: bytes, pieces: int, size: int) -> tuple[int, str]:
+    """Response tokens and version ranges; `size` is that of the whole payload."""
+    tokens, versions, _ = _inspect(payload, pieces, size)
+    if meta.response_tokens != tokens:
+        raise PayloadError("meta.response_tokens", f"{meta.response_tokens}, but the payload holds {tokens}")
     if meta.prompt_tokens == 0:
         raise PayloadError("meta.prompt_tokens", "must be at least 1")
     if not math.isfinite(meta.reward):
         raise PayloadError("meta.reward", f"must be finite, got {meta.reward}")
-    for name, value in meta.components.items():
-        if not math.isfinite(value):
-            raise PayloadError(f"meta.components.{name}", f"must be finite, got {value}")
-    ranges, oldest, newest = _span(info.versions.versions)
-    for name, wire, true in (("oldest", meta.oldest, oldest), ("newest", meta.newest, newest)):
-        if wire.incarnation != true.incarnation or wire.version != true.version:
-            raise PayloadError(f"meta.{name}", f"{PolicyVersion.from_proto(wire)}, but the payload says {true}")
-    return ranges
+    if components := meta.components:
+        for name, value in components.items():
+            if not math.isfinite(value):
+                raise PayloadError(f"meta.components.{name}", f"must be finite, got {value}")
+    ranges, oldest, newest = _span(versions.versions)
+    _check_version("oldest", meta.oldest, oldest)
+    _check_version("newest", meta.newest, newest)
+    return tokens, ranges
+
+
+def _check_version(name: str, claimed: trajectory.PolicyVersion, true: PolicyVersion) -> None:
+    if (claimed.incarnation, claimed.version) != true:
+        raise PayloadError(f"meta.{name}", f"{PolicyVersion.from_proto(claimed)}, but the payload says {true}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from typing import Any
 
 import grpc
@@ -206,7 +207,7 @@ async def test_the_head_must_be_what_the_pieces_begin_with(mesh: Mesh) -> None:
     await upload(generator, requests_of(write))
     other = named(write)
     # Other versions, in a head of the same length.
-    other.payload = other.payload.replace(b"\x01\x00\xa4mask", b"\x01\x07\xa4mask")
+    other.payload = other.payload.replace(struct.pack("<III", LARGE, 1, 0), struct.pack("<III", LARGE, 1, 7))
     assert other.payload != head_of(write.payload)
     other.meta.oldest.version = other.meta.newest.version = 7
     (result,) = await generator.writer().write([other])
