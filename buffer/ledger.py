@@ -73,12 +73,12 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
     counters, _, reasons, _ = await _read(front, table, 0)
     view = front.store.views[table]
     keys = front.store.keys
-    _, generating_age, ready_age, leases, dead, consumed_bytes, reserved = await access.verb("ages", table)
-    (latest, committed, until), flat, (seeded, swept), lengths, (seconds, micros), memory = await access.batch(
+    _, generating_age, ready_age, leases, dead, consumed_bytes, reserved, seeded = await access.verb("ages", table)
+    (latest, committed, until), flat, swept, lengths, (seconds, micros), memory = await access.batch(
         [
             ("HMGET", keys.run, "latest", "committed", "learner_until"),
             ("HGETALL", keys.table(table, "waits")),
-            ("HMGET", keys.table(table), "seeded", "orphans_swept"),
+            ("HGET", keys.table(table), "orphans_swept"),
             ("HGETALL", keys.table(table, "evicted_tokens")),
             ("TIME",),
             ("INFO", "memory"),
@@ -106,7 +106,7 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
         generators_wait=reason(b"samples"),
         learner_lease_ms=max(0, int(float(until or 0)) - (int(seconds) * 1000 + int(micros) // 1000)),
         committed_version=int(committed or 0),
-        seeded=int(seeded or 0),
+        seeded=seeded,
         end_of_data=bool(view.end_of_data),
         evicted_by_tokens={int(bound): count for bound, count in _pairs(lengths).items()},
         orphans_swept=int(swept or 0),

@@ -143,13 +143,13 @@ class Store:
         A prompt is stored before its task counts, so it is seen first whether the task can: prompts in use are not
         for a learner of the past to replace, and those whose group has ended are not to come back.
         """
-        if (await self.refresh(table)).incarnation > incarnation:
+        present = await self._table_verb("look", table)
+        if self.views[table].incarnation > incarnation:
             raise fenced()
-        (seeded,) = await self._redis.batch([("HGET", self.keys.table(table), "seeded")])
         commands: list[tuple[str | bytes, ...]] = []
         arguments: list[str | int] = []
         for task in tasks:
-            if task.ordinal > int(seeded or 0):
+            if task.ordinal > present[2]:
                 blob = task.SerializeToString()
                 self._remember(table, task.ordinal, blob)
                 commands.append(("SET", self.keys.prompt(table, task.ordinal), blob))

@@ -1,5 +1,6 @@
 -- How long groups wait: ages in ms of the oldest group being generated, and of the oldest of the ready groups that are
--- next in order; groups that leases hold; failed groups kept. Changes nothing, reads a bounded number of groups.
+-- next in order; groups that leases hold; failed groups kept; bytes that wait for a commit, bytes
+-- set aside, greatest ordinal seeded. Changes nothing, reads a bounded number of groups.
 load_table(ARGV[1])
 local now = now_ms()
 local function oldest(state, field, count)
@@ -13,5 +14,5 @@ end
 -- Those being generated are in the order of their admission, those that are ready may be in any.
 return {
   'ok', oldest('generating', 'admitted_ms', 1), oldest('ready', 'sealed_ms', 16),
-  C.generating - C.orphaned + C.leased, redis.call('LLEN', T .. ':failures'), C.consumed_bytes, C.reserved
+  C.generating - C.orphaned + C.leased, redis.call('LLEN', T .. ':failures'), C.consumed_bytes, C.reserved, C.seeded
 }

@@ -9,22 +9,19 @@ local others = {}
 for _, other in ipairs(redis.call('SMEMBERS', fronts)) do
   local beat = tonumber(redis.call('ZSCORE', RUN .. ':heartbeats', other) or -1)
   if beat + tonumber(ARGV[3]) < now then
-    redis.call('SREM', fronts, other)
+    list_fronts('SREM', other)
   elseif other ~= front then
     others[#others + 1] = other
   end
 end
-local differing = {}
-if #others > 0 then
-  for i = 5, #ARGV, 2 do
-    local present = redis.call('HGET', T, ARGV[i])
-    if present and present ~= ARGV[i + 1] then differing[#differing + 1] = {ARGV[i], present, ARGV[i + 1]} end
-  end
+local rules, differing = {}, {}
+for i = 5, #ARGV, 2 do
+  local name, value = ARGV[i], tonumber(ARGV[i + 1])
+  rules[name] = value
+  if #others > 0 and C[name] ~= value then differing[#differing + 1] = {name, tostring(C[name]), ARGV[i + 1]} end
 end
 if #differing > 0 then return {'differs', others, differing} end
-for i = 5, #ARGV, 2 do redis.call('HSET', T, ARGV[i], ARGV[i + 1]) end
--- A value over 64 bytes makes Redis keep the hash as a dictionary: as a list, reading all figures costs their square.
-redis.call('HSET', T, 'about', 'figures and rules of a table; this text is here to be long, see buffer/lua/bootstrap.lua')
-redis.call('SADD', fronts, front)
+redis.call('HSET', T, 'rules', cmsgpack.pack(rules))
+list_fronts('SADD', front)
 redis.call('ZADD', RUN .. ':heartbeats', now, front)
 return {'ok', others}

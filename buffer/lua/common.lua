@@ -4,37 +4,46 @@
 -- ARGV[1]  the table (`train`, `eval`), or '' where a verb concerns the run alone
 --
 -- Invariants (of all verbs)
---   * A group is in exactly one of the sets generating, ready, leased, consumed; the counter of the same name in
---     the table's hash moves in the same script. A fate removes the group and counts it, once.
+--   * A group is in exactly one of the sets generating, ready, leased, consumed; the figure of the same name
+--     moves in the same script. A fate removes the group and counts it, once.
 --   * `deadline` holds the groups that are generating or ready and wait for their first use, scored by the last version
 --     that may train them; ready groups that have been used before are in `reuse` instead, scored alike.
 --   * Keys of payloads and prompts live in other slots: scripts only note them in `trash`, a front removes them.
 --   * `rev` grows with every change, so that a front can tell which of two answers is newer.
 local RUN = KEYS[1]
 local NO_BOUND = 10000000000000
-local FIGURES = {
-  'rev', 'seq', 'leases', 'seals', 'u', 'admitted', 'trained', 'evicted_stale', 'filtered', 'failed', 'generating',
-  'ready', 'leased', 'consumed', 'seeded', 'seeded_tasks', 'pending', 'withdrawn', 'first_admissions',
-  'readmissions', 'superseded_writes', 'duplicate_writes', 'end_of_data', 'bytes', 'reserved', 'orphaned',
-  'uses', 'spent', 'race', 'weight', 'cancelled', 'redriven', 'skipped', 'consumed_bytes',
-  -- The rules.
-  'groups_per_step', 'max_staleness', 'bounded', 'order', 'max_reuse', 'samples_per_insert', 'seed', 'min_members',
-  'lease_ms', 'grace_ms', 'max_bytes', 'max_attempts'
-}
--- `dirty`, `ended` (fates by reason) and `trash` are written by `flush`.
-local T, C, dirty, ended, trash, R
+local FIGURES = [[
+  rev seq leases seals u admitted trained evicted_stale filtered failed generating ready leased consumed seeded
+  seeded_tasks pending withdrawn first_admissions readmissions superseded_writes duplicate_writes end_of_data bytes
+  reserved orphaned uses spent race weight cancelled redriven skipped consumed_bytes
+]]
+local RULES = [[
+  groups_per_step max_staleness bounded order max_reuse samples_per_insert seed min_members lease_ms grace_ms max_bytes
+  max_attempts failed_kept
+]]
+-- `C`: the table's figures, and behind them its rules. `ended` (fates by reason) and `trash` are written by `flush`.
+local TABLE, T, C, changed, ended, trash, R
+
+-- Packed into one field each: reading and writing them one by one would cost more than most verbs do else. Where Redis
+-- has lost them, all are 0.
+local function unpacked(packed, names)
+  if packed then return cmsgpack.unpack(packed) end
+  local zeros = {}
+  for name in string.gmatch(names, '%S+') do zeros[name] = 0 end
+  return zeros
+end
 
 local function load_table(name)
-  T, C, dirty, ended, trash = RUN .. ':' .. name, {}, {}, {}, {}
-  local values = redis.call('HMGET', T, unpack(FIGURES))
-  for i = 1, #FIGURES do C[FIGURES[i]] = tonumber(values[i] or 0) end
+  TABLE, T, changed, ended, trash = name, RUN .. ':' .. name, false, {}, {}
+  local packed = redis.call('HMGET', T, 'figures', 'rules')
+  C = setmetatable(unpacked(packed[1], FIGURES), {__index = unpacked(packed[2], RULES)})
 end
 
 local function load_run()
   R = {}
   local flat = redis.call('HGETALL', RUN)
   for i = 1, #flat, 2 do R[flat[i]] = flat[i + 1] end
-  for _, field in ipairs({'incarnation', 'version', 'learner_until', 'committed', 'finished'}) do
+  for _, field in ipairs({'incarnation', 'version', 'learner_until', 'committed', 'finished', 'fronts'}) do
     R[field] = tonumber(R[field] or 0)
   end
   R.learner = R.learner or ''
@@ -43,38 +52,34 @@ end
 local function add(field, by)
   if by == 0 then return end
   C[field] = C[field] + by
-  dirty[field] = true
+  changed = true
 end
 
 local function put(field, value)
   if C[field] ~= value then
     C[field] = value
-    dirty[field] = true
+    changed = true
   end
 end
 
 -- Has the waiters look again although no figure of this table changed.
-local function touch() dirty.rev = true end
+local function touch() changed = true end
 
 -- Runs a command over many members of one key (or score, member pairs): far cheaper than a command for each.
 local function over(command, key, members)
   for i = 1, #members, 1000 do redis.call(command, key, unpack(members, i, math.min(i + 999, #members))) end
 end
 
--- Writes the changed figures and hints to all fronts that there is something new.
+-- Writes the figures where they have changed, and hints to the other fronts that there is something new: who is alone
+-- has it in the answer.
 local function flush()
-  local flat = {}
-  if next(dirty) == nil then return end
-  add('rev', 1)
+  if not changed then return end
+  C.rev = C.rev + 1
   for reason, count in pairs(ended) do redis.call('HINCRBY', T .. ':reasons', reason, count) end
   over('SADD', T .. ':trash', trash)
-  for field in pairs(dirty) do
-    flat[#flat + 1] = field
-    flat[#flat + 1] = C[field]
-  end
-  redis.call('HSET', T, unpack(flat))
-  redis.call('PUBLISH', RUN .. ':wake', string.match(T, '[^:]*$') .. ' ' .. C.rev)
-  dirty, ended, trash = {}, {}, {}
+  redis.call('HSET', T, 'figures', cmsgpack.pack(C))
+  if R.fronts > 1 then redis.call('PUBLISH', RUN .. ':wake', TABLE .. ' ' .. C.rev) end
+  changed, ended, trash = false, {}, {}
 end
 
 -- Uses that the unclaimed groups demand: what the gate counts. Their number, where each is used once.
@@ -128,8 +133,17 @@ local function generation_of(member)
   return tonumber(redis.call('HGET', RUN .. ':generations', member) or -1)
 end
 
+-- Fronts that may be alive are listed; the run knows their number.
+local function list_fronts(command, front)
+  if redis.call(command, RUN .. ':fronts', front) == 1 then
+    R.fronts = redis.call('SCARD', RUN .. ':fronts')
+    redis.call('HSET', RUN, 'fronts', R.fronts)
+  end
+end
+
 -- A member is gone: what it would have been told goes with it, and the stream that a dead front has left open.
 local function forget(member)
+  list_fronts('SREM', member)
   redis.call('ZREM', RUN .. ':heartbeats', member)
   for _, part in ipairs({':members', ':status', ':generations'}) do redis.call('HDEL', RUN .. part, member) end
   for _, name in ipairs({'train', 'eval'}) do

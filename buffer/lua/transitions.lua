@@ -93,7 +93,7 @@ local function bury(gid, g, reason)
     ordinal = g.ordinal, n = g.n, pin = g.pin, reserve = g.reserve, kept = kept, redriven = false
   }))
   redis.call('LPUSH', T .. ':failures', gid)
-  while redis.call('LLEN', T .. ':failures') > tonumber(redis.call('HGET', T, 'failed_kept')) do
+  while redis.call('LLEN', T .. ':failures') > C.failed_kept do
     local oldest = redis.call('RPOP', T .. ':failures')
     local note = cjson.decode(redis.call('HGET', T .. ':dead', oldest))
     redis.call('HDEL', T .. ':dead', oldest)

@@ -13,6 +13,7 @@ from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config
+from tests.buffer.packed import figure, set_figure, set_rule
 from tests.buffer.test_flow import balanced
 
 V0 = PolicyVersion(1, 0)
@@ -90,7 +91,7 @@ async def test_a_failed_group_keeps_its_causes_and_its_prompt_and_is_trained_onc
 async def test_notes_are_bounded_and_the_prompt_of_what_made_room_is_removed(mesh: Mesh) -> None:
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
-    await front.access.client.hset(Keys(front.run_name).table("train"), "failed_kept", 2)
+    await set_rule(front, "train", "failed_kept", 2)
     await learner.seed(1, 3)
     admission = generator.admission()
     for _ in range(3):
@@ -170,6 +171,6 @@ async def test_the_ledger_command_lists_failures_and_drives_them_again(mesh: Mes
 async def test_the_ledger_command_fails_where_the_books_do_not_balance(mesh: Mesh) -> None:
     front = await mesh.front()
     await mesh.learner(front)
-    await front.access.client.hincrby(Keys(front.run_name).table("train"), "admitted", 1)
+    await set_figure(front, "train", "admitted", 1 + await figure(front, "train", "admitted"))
     code, out, _ = await ledger_command(front)
     assert (code, "DIFFERS: admitted" in out) == (1, True)

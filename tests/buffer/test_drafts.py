@@ -7,13 +7,13 @@ import asyncio
 import numpy as np
 import pytest
 
-from buffer.keys import Keys
 from buffer.service import BufferService
 from mesh.trajectory import Trajectory, decode, encode
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_task, make_write
+from tests.buffer.packed import figure
 from tests.buffer.test_flow import balanced
 from tests.buffer.test_leases import revived
 
@@ -91,7 +91,7 @@ async def test_a_draft_over_the_bound_is_not_handed_out_and_its_member_begins_an
     takeover = second.admission()
     takeover.update(0, V1)
     async with asyncio.timeout(TIMEOUT_S):
-        while int(await front.access.client.hget(Keys(front.run_name).table("train"), "orphaned") or 0) == 0:
+        while await figure(front, "train", "orphaned") == 0:
             await asyncio.sleep(0.02)
     await learner.client.set_policy_version(learner.incarnation, 2)
     takeover.update(1, PolicyVersion(1, 2))

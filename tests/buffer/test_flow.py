@@ -20,6 +20,7 @@ from tests.buffer.mesh_fixture import (
     nothing_within,
     refs,
 )
+from tests.buffer.packed import figure, set_figure
 from tests.buffer.redis_cluster import single_and_cluster
 
 V0 = PolicyVersion(1, 0)
@@ -368,8 +369,8 @@ async def test_tampering_with_a_counter_shows_in_the_ledger(mesh: Mesh) -> None:
     front = await mesh.front()
     learner = await mesh.learner(front)
     await learner.seed(1, 3)
-    await front.access.client.hincrby(f"{{rollmesh:{front.run_name}}}:train", "pending", 1)
-    await front.access.client.hincrby(f"{{rollmesh:{front.run_name}}}:train", "trained", 2)
+    await set_figure(front, "train", "pending", 1 + await figure(front, "train", "pending"))
+    await set_figure(front, "train", "trained", 2 + await figure(front, "train", "trained"))
     found = (await learner.client.ledger("train")).discrepancies
     assert "pending: the counter says 4, the recount 3" in found
     assert any(line.startswith("trained") for line in found)

@@ -18,6 +18,7 @@ from mesh.fronts import MeshChannel, open_mesh
 from mesh.versions import PolicyVersion
 from protos import membership_pb2, membership_pb2_grpc
 from tests.buffer.mesh_fixture import Mesh, make_config, make_write
+from tests.buffer.packed import set_rule
 from tests.buffer.redis_cluster import single_and_cluster
 from tests.buffer.test_flow import balanced
 
@@ -114,6 +115,29 @@ async def test_a_write_at_one_front_wakes_the_sampler_at_another(mesh: Mesh, mon
     assert len(await learner.collect(sampler, 2)) == 2
 
 
+async def test_hints_are_given_where_another_front_may_wait(mesh: Mesh) -> None:
+    config = make_config(mesh.folder, mesh.redis_url)
+    left = await mesh.front(config)
+    learner = await mesh.learner(left)
+    wake, redis = Keys(left.run_name).wake, left.access.client
+    async with left.access.subscribed(wake) as subscription, asyncio.timeout(20):
+        hints = (message["data"] async for message in subscription.listen())
+
+        async def heard(ordinal: int) -> bool:
+            await learner.seed(ordinal, ordinal)
+            await redis.publish(wake, "end")
+            return (await anext(hints)) != b"end"
+
+        assert not await heard(1), "nobody else is there to be told of the task"
+        right = await mesh.front(config)
+        assert await heard(2)
+        await mesh.stop_front(right)
+        await redis.publish(wake, "gone")
+        while await anext(hints) != b"gone":
+            pass
+        assert not await heard(3)
+
+
 async def test_a_front_with_other_rules_is_refused_while_one_is_alive(mesh: Mesh) -> None:
     config = make_config(mesh.folder, mesh.redis_url)
     other = load_config({**config.model_dump(), "buffer": {**config.buffer.model_dump(), "max_staleness": 7}})
@@ -148,7 +172,7 @@ async def test_a_front_that_the_run_forgot_enters_again_or_ends(mesh: Mesh) -> N
     # Another has begun under other rules while this one was away.
     await front.access.client.sadd(f"{keys.run}:fronts", "another")
     await front.access.client.zadd(f"{keys.run}:heartbeats", {"another": 1 << 50})
-    await front.access.client.hset(keys.table("train"), "max_staleness", 3)
+    await set_rule(front, "train", "max_staleness", 3)
     await front.access.client.hdel(f"{keys.run}:generations", member)
     async with asyncio.timeout(10):
         assert isinstance(await front.failed(), ConfigError)

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from buffer.keys import Keys
 from buffer.limits import PIECE_BYTES
 from buffer.redis_server import RedisServer
 from buffer.service import BufferService
@@ -20,6 +19,7 @@ from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_failure, refs
+from tests.buffer.packed import set_rule
 from tests.buffer.test_flow import balanced
 
 TRAINED, TOKENS = 500, 256
@@ -150,7 +150,7 @@ class Rounds:
 async def test_rounds_of_groups_leave_nothing(own_mesh: Mesh) -> None:
     size = TRAINED + 3
     front = await own_mesh.front(learner={"batch": {"groups": size}})
-    await front.access.client.hset(Keys(front.run_name).table("train"), "failed_kept", FAILED_KEPT)
+    await set_rule(front, "train", "failed_kept", FAILED_KEPT)
     learner, generator = await own_mesh.learner(front), await own_mesh.generator(front)
     rounds = Rounds(front, learner, generator, own_mesh.folder)
     seen = []

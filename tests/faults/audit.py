@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import msgpack
 import redis
 
 from learner.consumption import Use, read_log, surviving
@@ -133,7 +134,7 @@ class Live:
                 pipe.hkeys(f"{prefix}:g:{group}")
             found = zip(states, pipe.execute(), strict=True)
             members = {group: {int(name) for name in fields if name.isdigit()} for group, fields in found}
-        return cls(states, members, int(cast("bytes", client.hget(prefix, "seq"))))
+        return cls(states, members, int(msgpack.unpackb(cast("bytes", client.hget(prefix, "figures")))["seq"]))
 
     def has(self, group: str, member: int) -> bool:
         """Whether a member of a live group is stored."""
