@@ -1,0 +1,217 @@
+"""A learner to receive weights from, in this process or in one that can be stopped and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import torch
+
+from generators.weights.transports import Fetch, Received, Transport
+from learner.weights import WeightPublisher, WeightsService
+from mesh.config.models import SecuritySection
+from mesh.rpc import bind, new_server, open_channel
+from mesh.versions import PolicyVersion
+from mesh.weights import Wanted
+from protos import weights_pb2, weights_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[4]
+SECURITY = SecuritySection()
+RUN = "run"
+# Of the small versions that most tests send; several to a version.
+BUCKET_BYTES = 40_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """One transport under contract.
+
+    Attributes:
+        name: of the transport.
+        receiver: makes a receiver's side; of several receivers each has its own.
+        publisher: makes the learner's side, given a folder that stands in for /dev/shm.
+        needs_publisher: bytes stop coming when the publisher stops (not so where they lie in a file).
+        at_once: receivers that can receive at the same time.
+    """
+
+    name: str
+    receiver: Callable[[], Transport]
+    publisher: Callable[[Path, int], WeightPublisher]
+    needs_publisher: bool = True
+    at_once: int = 3
+
+
+def default_publisher(folder: Path, bucket_bytes: int) -> WeightPublisher:
+    """A publisher whose bytes lie in a file in `folder`."""
+    return WeightPublisher(RUN, {"config.json": b"{}"}, bucket_bytes=bucket_bytes, directory=folder)
+
+
+def tensors(seed: int, rows: int = 40) -> dict[str, torch.Tensor]:
+    """Eight tensors of `rows` x 64 float32 each: 80 KB at the default."""
+    generator = torch.Generator().manual_seed(seed)
+    return {f"layer.{i}.weight": torch.randn(rows, 64, generator=generator) for i in range(8)}
+
+
+class Learner:
+    """What a receiver sees of a learner."""
+
+    def __init__(self, case: Case, channel: grpc.aio.Channel) -> None:
+        self._case = case
+        self._receivers: list[Transport] = []
+        self.stub = weights_pb2_grpc.WeightsStub(channel)
+
+    def receiver(self) -> Transport:
+        """A new receiver's side of the transport; closed with the learner."""
+        made = self._case.receiver()
+        self._receivers.append(made)
+        return made
+
+    def fetch(self, wanted: Wanted, timeout_s: float = 10.0) -> Fetch:
+        """A transfer from this learner."""
+        return Fetch(wanted, self.stub, timeout_s, superseded=lambda: False)
+
+    async def close(self) -> None:
+        for made in self._receivers:
+            await made.close()
+
+
+class LocalLearner(Learner):
+    """A learner in this process.
+
+    Attributes:
+        publisher: holds the versions.
+    """
+
+    def __init__(self, case: Case, channel: grpc.aio.Channel, publisher: WeightPublisher) -> None:
+        super().__init__(case, channel)
+        self.publisher = publisher
+
+    def publish(self, version: int, rows: int = 40) -> weights_pb2.Manifest:
+        """Publishes `tensors(version, rows)`."""
+        return self.publisher.publish(PolicyVersion(1, version), tensors(version, rows).items(), "float32")
+
+    def damage(self, manifest: weights_pb2.Manifest, name: str) -> None:
+        """Flips a bit in the last bucket, where this transport reads it."""
+        offer = next((o for o in manifest.offers if o.transport == name and Path(o.address).is_file()), None)
+        path = Path((offer or manifest.offers[0]).address)
+        with path.open("r+b") as file:
+            file.seek(-100, os.SEEK_END)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 4]))
+
+
+class RemoteLearner(Learner):
+    """A learner in a process of its own, with one version of 32 MB in 16 buckets.
+
+    Attributes:
+        manifest: of that version.
+    """
+
+    def __init__(self, case: Case, channel: grpc.aio.Channel, process: Process, manifest: bytes) -> None:
+        super().__init__(case, channel)
+        self._process = process
+        self.manifest = weights_pb2.Manifest.FromString(manifest)
+
+    def freeze(self) -> None:
+        """It hangs, its connections stay open."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        self._process.kill()
+        await self._process.wait()
+
+
+@asynccontextmanager
+async def local_learner(case: Case, folder: Path) -> AsyncIterator[LocalLearner]:
+    publisher = case.publisher(folder, BUCKET_BYTES)
+    server = new_server(SECURITY)
+    weights_pb2_grpc.add_WeightsServicer_to_server(WeightsService(publisher), server)
+    port = bind(server, "127.0.0.1", 0, SECURITY)
+    await server.start()
+    async with AsyncExitStack() as stack:
+        stack.callback(publisher.close)
+        stack.push_async_callback(server.stop, 0)
+        channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{port}", SECURITY))
+        learner = LocalLearner(case, channel, publisher)
+        stack.push_async_callback(learner.close)
+        yield learner
+
+
+@asynccontextmanager
+async def remote_learner(case: Case, folder: Path) -> AsyncIterator[RemoteLearner]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.generators.weights.transports.world", case.name, folder, cwd=ROOT, stdout=PIPE
+    )
+    assert process.stdout is not None
+    async with AsyncExitStack() as stack:
+
+        async def end() -> None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+        stack.push_async_callback(end)
+        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
+        channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{ready['port']}", SECURITY))
+        learner = RemoteLearner(case, channel, process, bytes.fromhex(ready["manifest"]))
+        stack.push_async_callback(learner.close)
+        yield learner
+
+
+class Arrivals:
+    """The `arrived` of a transfer; keeps a copy of every bucket as it was when it was announced."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._first: list[Callable[[], object]] = []
+        self.copies: dict[int, bytes] = {}
+        self.some = asyncio.Event()
+
+    def at_first(self, action: Callable[[], object]) -> None:
+        """Does something when the first bucket is there."""
+        self._first.append(action)
+
+    def __call__(self, data: memoryview, index: int) -> None:
+        assert index not in self.copies, f"bucket {index} arrived twice"
+        self.copies[index] = bytes(self._wanted.part(data, index))
+        self.some.set()
+        while self._first:
+            self._first.pop()()
+
+    def check(self, received: Received) -> None:
+        """All came, each was whole when it was announced, and is so in what was returned."""
+        assert sorted(self.copies) == list(range(len(self._wanted.buckets)))
+        for index, copy in self.copies.items():
+            self._wanted.verify(index, copy)
+            assert self._wanted.part(received.data, index) == copy
+
+
+async def _serve(case: Case, folder: Path) -> None:
+    publisher = case.publisher(folder, 2 << 20)
+    server = new_server(SECURITY)
+    weights_pb2_grpc.add_WeightsServicer_to_server(WeightsService(publisher), server)
+    port = bind(server, "127.0.0.1", 0, SECURITY)
+    await server.start()
+    policy = PolicyVersion(1, 0)
+    manifest = publisher.publish(policy, {f"{i}": torch.full((1 << 19,), i) for i in range(16)}.items(), "float32")
+    print(json.dumps({"port": port, "manifest": manifest.SerializeToString().hex()}), flush=True)
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    from tests.generators.weights.transports.cases import CASES
+
+    asyncio.run(_serve(next(case for case in CASES if case.name == sys.argv[1]), Path(sys.argv[2])))
