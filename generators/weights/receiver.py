@@ -12,7 +12,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import grpc
 
@@ -21,6 +20,7 @@ from generators.learner_link import LearnerConnection, LearnerLink
 from generators.together import run_together
 from generators.weights.transfer import Verified, receive
 from generators.weights.transports import Fetch, choose, transports
+from mesh.config.models import TransportName
 from mesh.errors import WeightsError
 from mesh.versions import PolicyVersion
 from mesh.weights import Wanted, check_manifest
@@ -72,7 +72,7 @@ class WeightReceiver:
         member_id: str,
         run: str,
         host_id: str,
-        transport: Literal["auto", "grpc", "shm"] = "auto",
+        transport: TransportName = "auto",
         timeout_s: float = 120.0,
         before_swap: Callable[[], Awaitable[None]] | None = None,
         on_serving: Callable[[PolicyVersion], None] | None = None,

@@ -12,40 +12,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 
+from learner.weights.offers import SHARED_MEMORY, Offer, shared_memory
+from learner.weights.published import PublishedVersion
 from learner.weights.pushes import PushStatistics
-from learner.weights.storage import VersionBytes, VersionWriter, sweep, usable_directory
+from learner.weights.storage import VersionBytes, VersionWriter
+from mesh.config.models import TransportName
 from mesh.errors import WeightsError
-from mesh.hosts import host_id
 from mesh.versions import PolicyVersion
 from mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_offsets, digest_of, manifest_digest
 from mesh.weights.tensors import bytes_of, dtype_name, dtype_of, to_wire
 from protos import weights_pb2
 
 log = logging.getLogger(__name__)
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  meant to be shared; files are created unnamed and readable by the owner only
 _PADDING = bytes(ALIGNMENT)
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedVersion:
-    """A version that can be fetched.
-
-    Attributes:
-        manifest: as announced; never changed.
-        data: its buckets, one behind the other.
-        offsets: start of each bucket in `data`, in bytes.
-    """
-
-    manifest: weights_pb2.Manifest
-    data: VersionBytes
-    offsets: list[int]
 
 
 class WeightPublisher:
@@ -56,8 +40,9 @@ class WeightPublisher:
         model_bundle: files from which model and tokenizer are built (`read_model_bundle`).
         keep_versions: versions that stay fetchable.
         bucket_bytes: size of a bucket, the unit of transfer and of digests.
-        transport: `shm` (must work), `grpc` (no shared file), `auto` (shared file where possible).
+        transport: `weights.transport`; `shm`: shared memory must work; `auto`: it is used where possible; others: not.
         directory: the tmpfs for shared files.
+        offers: further ways by which versions are made available; the publisher closes them.
 
     Raises:
         WeightsError: `shm` was asked for and the directory is not usable.
@@ -70,8 +55,9 @@ class WeightPublisher:
         *,
         keep_versions: int = 2,
         bucket_bytes: int = 64 << 20,
-        transport: Literal["auto", "grpc", "shm"] = "auto",
+        transport: TransportName = "auto",
         directory: Path = SHARED_MEMORY,
+        offers: Sequence[Offer] = (),
     ) -> None:
         self.run = run
         self.model_bundle = dict(model_bundle)
@@ -79,8 +65,8 @@ class WeightPublisher:
         self._keep_versions = keep_versions
         self._bucket_bytes = bucket_bytes
         self._required = transport == "shm"
-        self._directory = _choose_directory(transport, directory)
-        self._host_id = host_id()
+        shared = shared_memory(directory, required=self._required) if transport in ("auto", "shm") else None
+        self.offers: tuple[Offer, ...] = (*([shared] if shared else []), *offers)
         self._lock = threading.Lock()
         self._versions: dict[PolicyVersion, PublishedVersion] = {}
         self._newest: PublishedVersion | None = None
@@ -139,17 +125,15 @@ class WeightPublisher:
         dtype = dtype_of(wire_dtype) if isinstance(wire_dtype, str) else wire_dtype
         data = self._write(manifest, named_tensors, dtype)
         manifest.digest = manifest_digest(manifest.tensors)
-        if data.path is not None:
-            manifest.offers.add(transport="shm", address=str(data.path), host_id=self._host_id)
-        manifest.announced_unix_ns = time.time_ns()
         published = PublishedVersion(manifest, data, bucket_offsets(manifest))
+        manifest.offers.extend(found for found in (offer.offer(published) for offer in self.offers) if found)
+        manifest.announced_unix_ns = time.time_ns()
         with self._lock:
             self._versions[policy] = published
             self._newest = published
             retired = [self._versions.pop(old) for old in sorted(self._versions)[: -self._keep_versions]]
             listeners = list(self._listeners)
-        for old in retired:
-            old.data.retire()
+        self._retire(retired)
         for listener in listeners:
             listener()
         return manifest
@@ -159,8 +143,14 @@ class WeightPublisher:
         with self._lock:
             retired = list(self._versions.values())
             self._versions.clear()
-        for version in retired:
-            version.data.retire()
+        self._retire(retired)
+        for offer in self.offers:
+            offer.close()
+
+    def _retire(self, versions: Iterable[PublishedVersion]) -> None:
+        for version in versions:
+            for offer in self.offers:
+                offer.retire(version)
 
     def _write(
         self,
@@ -168,7 +158,8 @@ class WeightPublisher:
         named_tensors: Iterable[tuple[str, torch.Tensor]],
         dtype: torch.dtype,
     ) -> VersionBytes:
-        writer = VersionWriter(self._directory, fall_back=not self._required)
+        directory = next((offer.directory for offer in self.offers if offer.directory), None)
+        writer = VersionWriter(directory, fall_back=not self._required)
         try:
             total = _fill(writer, manifest, named_tensors, dtype, BucketLayout(self._bucket_bytes))
             if total == 0:
@@ -176,8 +167,6 @@ class WeightPublisher:
         except BaseException:
             writer.abandon()
             raise
-        if not writer.in_shared_memory:
-            self._directory = None
         return writer.seal(f"{self.run}-{manifest.policy.incarnation}-{manifest.policy.version}", total)
 
 
@@ -230,19 +219,3 @@ def _fill(
 
 def _wire_name(tensor: torch.Tensor, dtype: torch.dtype) -> str:
     return dtype_name(dtype if tensor.is_floating_point() else tensor.dtype)
-
-
-def _choose_directory(transport: str, directory: Path) -> Path | None:
-    if transport == "grpc":
-        return None
-    if usable_directory(directory):
-        for path in sweep(directory):
-            log.info("removed %s, left behind by a publisher that was killed", path)
-        return directory
-    if transport == "shm":
-        raise WeightsError(
-            f"weights.transport is shm, but no file can be created in {directory}",
-            hint="mount a tmpfs there, or set weights.transport: auto",
-        )
-    log.info("%s is not usable: weights travel over grpc", directory)
-    return None

@@ -41,7 +41,11 @@ class VersionBytes:
         """A copy of a part."""
         return self._map[offset : offset + length]
 
-    def retire(self) -> None:
+    def view(self) -> memoryview:
+        """All bytes, read-only and not copied; they stay as long as a view of them."""
+        return memoryview(self._map)
+
+    def unlink(self) -> None:
         """Takes the name away; transfers that run go on, the memory is freed with the last reader."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
@@ -60,10 +64,6 @@ class VersionWriter:
         self._fall_back = fall_back
         self._descriptor = _open_unnamed(directory)
         self._end = 0
-
-    @property
-    def in_shared_memory(self) -> bool:
-        return self._directory is not None
 
     def write(self, data: Buffer, offset: int) -> None:
         """Writes `data` at `offset` bytes; gaps read as zeros.

@@ -282,12 +282,26 @@ class BufferSection(Section):
         return self
 
 
+TransportName = Literal["auto", "grpc", "shm", "gloo", "nccl", "cuda_ipc", "disk"]
+
+
 class WeightsSection(Section):
-    transport: Literal["auto", "grpc", "shm"] = Field("auto", description="auto: shm on the same host, else grpc.")
+    transport: TransportName = Field(
+        "auto",
+        description="auto: shm on the same host, else grpc; shm, grpc: that one only; "
+        "gloo, nccl (broadcast), cuda_ipc (same GPU), disk: that one, and grpc where it fails.",
+    )
+    dir: Path | None = Field(None, description="Folder for transport disk; shared by all hosts of the run.")
     kv: Literal["keep", "recompute"] = Field("keep", description="KV cache of running sequences at a swap.")
     bucket_bytes: PositiveInt = Field(64 << 20, description="Bytes per bucket.")
     keep_versions: PositiveInt = Field(2, description="Published versions that stay fetchable.")
     timeout_s: PositiveFloat = Field(120.0, description="Deadline of one bucket's transfer, in seconds.")
+
+    @model_validator(mode="after")
+    def _disk_has_a_folder(self) -> WeightsSection:
+        if self.transport == "disk" and self.dir is None:
+            raise ValueError("transport disk needs dir, a folder that learner and generators share")
+        return self
 
 
 class CheckpointSection(Section):

@@ -29,11 +29,14 @@ def choose(available: list[Transport], setting: str, wanted: Wanted) -> list[Tra
         wanted: the bytes.
 
     Raises:
-        WeightsError: the one that is asked for cannot bring them.
+        WeightsError: the one that is asked for cannot bring them, and allows no other.
     """
     if setting == "auto":
         return [transport for transport in available if not transport.refusal(wanted)]
     asked = next(transport for transport in available if transport.name == setting)
-    if why := asked.refusal(wanted):
+    why = asked.refusal(wanted)
+    if not asked.alone:
+        return [*([] if why else [asked]), available[-1]]
+    if why:
         raise WeightsError(f"weights.transport is {setting}, but {why}", hint="set weights.transport: auto")
     return [asked]

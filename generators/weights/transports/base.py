@@ -50,9 +50,14 @@ class Received:
 
 
 class Transport(ABC):
-    """Receives with one technique. Used in one event loop, for one transfer at a time."""
+    """Receives with one technique. Used in one event loop, for one transfer at a time.
+
+    Attributes:
+        alone: where it is the one that is asked for, what it cannot bring does not come any other way either.
+    """
 
     name: ClassVar[str]
+    alone: ClassVar[bool] = False
 
     @abstractmethod
     def refusal(self, wanted: Wanted) -> str:

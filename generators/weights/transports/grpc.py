@@ -22,6 +22,7 @@ class Grpc(Transport):
     """Fetches from the learner's Weights service."""
 
     name = "grpc"
+    alone = True
 
     def refusal(self, wanted: Wanted) -> str:  # noqa: ARG002  it can always
         """See Transport: the service has every version that is kept."""

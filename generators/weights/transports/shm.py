@@ -19,6 +19,7 @@ class SharedMemory(Transport):
     """
 
     name = "shm"
+    alone = True
 
     def __init__(self, host_id: str) -> None:
         self._host_id = host_id
