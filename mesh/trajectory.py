@@ -180,11 +180,16 @@ def decode(payload: bytes, *, tokens: int | None = None) -> Trajectory:
 def _mask_to_wire(mask: NDArray[np.uint8]) -> bytes:
     if _MASKED not in mask.tobytes():  # single-turn responses, by far the most
         return _LENGTH.pack(len(mask)) if len(mask) else b""
-    sampled = mask != 0
-    edges = (sampled[1:] != sampled[:-1]).nonzero()[0] + 1
-    bounds = [0, *edges.tolist(), len(mask)]
-    lengths = [end - begin for begin, end in itertools.pairwise(bounds)]
-    return np.array(lengths if sampled[0] else [0, *lengths], "<u4").tobytes()
+    values = (mask != 0).tobytes()
+    lengths: list[int] = []
+    begin = 0
+    for following in itertools.cycle((_MASKED, _SAMPLED)):
+        end = values.find(following, begin)
+        if end < 0:
+            break
+        lengths.append(end - begin)
+        begin = end
+    return struct.pack(f"<{len(lengths) + 1}I", *lengths, len(values) - begin)
 
 
 def _frames(payload: bytes, layout: _Layout) -> tuple[memoryview, memoryview]:
