@@ -102,6 +102,7 @@ class Parts:
             run=config.run.name,
             host_id=host_id(),
             transport=config.weights.transport,
+            folder=config.weights.dir,
             timeout_s=config.weights.timeout_s,
             before_swap=self.rollout.pinned_done,
             on_serving=self.admission.serve,

@@ -37,6 +37,7 @@ from learner.session import Session
 from learner.state import LearnerState
 from learner.team import Team
 from learner.weights import WeightPublisher, read_model_bundle
+from learner.weights.offers import further_offers
 from mesh.config import Config
 from mesh.errors import ConfigError, DataError, LostStateError, UnreachableError
 from mesh.service import AsyncBridge
@@ -101,6 +102,7 @@ class Leader:
             keep_versions=weights.keep_versions,
             bucket_bytes=weights.bucket_bytes,
             transport=weights.transport,
+            offers=further_offers(config),
         )
         self._session = Session(config, mesh, self._publisher, self._state, controls, port=port)
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 
@@ -54,6 +55,7 @@ class WeightReceiver:
         run: name of the run; weights of another are refused.
         host_id: of this process (`mesh.hosts`).
         transport: `weights.transport`.
+        folder: `weights.dir`.
         timeout_s: `weights.timeout_s`.
         before_swap: awaited before the newest weights are fetched; returns when they may come.
         on_serving: called after each swap, in the event loop.
@@ -73,6 +75,7 @@ class WeightReceiver:
         run: str,
         host_id: str,
         transport: TransportName = "auto",
+        folder: Path | None = None,
         timeout_s: float = 120.0,
         before_swap: Callable[[], Awaitable[None]] | None = None,
         on_serving: Callable[[PolicyVersion], None] | None = None,
@@ -82,7 +85,7 @@ class WeightReceiver:
         self._member_id = member_id
         self._run_name = run
         self._host_id = host_id
-        self._transports = transports(host_id)
+        self._transports = transports(host_id, folder=folder)
         self._transport = transport
         self._timeout_s = timeout_s
         self._before_swap = before_swap
@@ -205,7 +208,8 @@ class WeightReceiver:
         from mesh.weights.tensors import named_tensors
 
         tensors = named_tensors(manifest, received.data)
-        timings = await asyncio.wrap_future(self._engine.update_weights(policy, tensors, digest))
+        swapped = await asyncio.to_thread(self._engine.update_weights, policy, tensors, digest)
+        timings = await asyncio.wrap_future(swapped)
         self.serving, self.digest = policy, digest
         self._say("")
         self.gate_open.set()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from generators.weights.transports.base import Fetch, Received, Transport
+from generators.weights.transports.disk import Disk
 from generators.weights.transports.grpc import Grpc
 from generators.weights.transports.shm import SharedMemory
 from mesh.errors import WeightsError
@@ -11,13 +14,14 @@ from mesh.weights import Wanted
 __all__ = ["Fetch", "Received", "Transport", "choose", "transports"]
 
 
-def transports(host_id: str) -> list[Transport]:
+def transports(host_id: str, *, folder: Path | None = None) -> list[Transport]:
     """All transports, the cheapest first; the last one works everywhere.
 
     Args:
         host_id: of this process (`mesh.hosts`).
+        folder: `weights.dir`.
     """
-    return [SharedMemory(host_id), Grpc()]
+    return [SharedMemory(host_id), Disk(folder), Grpc()]
 
 
 def choose(available: list[Transport], setting: str, wanted: Wanted) -> list[Transport]:

@@ -1,8 +1,29 @@
-"""How published versions are made available besides the Weights service: one module per transport."""
+"""How published versions are made available besides the Weights service: one module per transport.
+
+Which ones a learner makes follows `weights.transport`. `auto` makes those that cost nothing: shared memory, into which
+versions are written anyhow. All others cost time, device memory or disk for every version, and are made when asked for.
+"""
 
 from __future__ import annotations
 
 from learner.weights.offers.base import Offer
+from learner.weights.offers.disk import Disk
 from learner.weights.offers.shm import SHARED_MEMORY, SharedMemory, shared_memory
+from mesh.config import Config
 
-__all__ = ["SHARED_MEMORY", "Offer", "SharedMemory", "shared_memory"]
+__all__ = ["SHARED_MEMORY", "Disk", "Offer", "SharedMemory", "further_offers", "shared_memory"]
+
+
+def further_offers(config: Config) -> list[Offer]:
+    """What is offered besides shared memory, which belongs to the publisher's own bytes.
+
+    Raises:
+        WeightsError, ConfigError: what is asked for cannot be had here.
+    """
+    weights = config.weights
+    match weights.transport:
+        case "disk":
+            assert weights.dir is not None, "checked with the configuration"
+            return [Disk(weights.dir, config.run.name)]
+        case _:
+            return []

@@ -1,0 +1,87 @@
+"""A folder that learner and generator share: safetensors files, read bucket by bucket.
+
+Files are read, not mapped: one that is cut short or removed meanwhile is an error, not a signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+
+from generators.weights.transports.base import Fetch, Received, Transport
+from mesh.errors import WeightsError
+from mesh.weights import Wanted
+from mesh.weights.files import LENGTH_BYTES, bucket_file, header_length, parse_header
+
+
+class Disk(Transport):
+    """Reads what the learner wrote.
+
+    Args:
+        folder: `weights.dir` as this host sees it; None: there is none.
+    """
+
+    name = "disk"
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def refusal(self, wanted: Wanted) -> str:
+        """See Transport."""
+        offer = wanted.offer(self.name)
+        if offer is None:
+            return "the learner offers no files"
+        if self._folder is None:
+            return "weights.dir is not set here"
+        if PurePosixPath(offer.address).is_absolute() or ".." in PurePosixPath(offer.address).parts:
+            return f"{offer.address} lies outside weights.dir"
+        return "" if self._folder.is_dir() else f"weights.dir {self._folder} is no folder here"
+
+    async def receive(self, fetch: Fetch, arrived: Callable[[memoryview, int], None]) -> Received:
+        """See Transport; a file system that hangs is left to itself when the deadline has passed."""
+        wanted = fetch.wanted
+        offer = wanted.offer(self.name)
+        assert offer is not None and self._folder is not None, "refusal() was asked before"  # noqa: PT018
+        data = memoryview(bytearray(wanted.nbytes))
+        for index in range(len(wanted.buckets)):
+            if fetch.superseded():
+                raise WeightsError(f"{wanted.name(index)}: given up, another learner has announced its own weights")
+            path = self._folder / offer.address / bucket_file(index, len(wanted.buckets))
+            reading = asyncio.to_thread(_read, path, wanted, index, wanted.part(data, index))
+            try:
+                await asyncio.wait_for(reading, fetch.timeout_s)
+            except TimeoutError:
+                raise WeightsError(
+                    f"{wanted.name(index)}: {path} could not be read within {fetch.timeout_s:.0f} s",
+                    hint="raise weights.timeout_s if the file system is slow",
+                ) from None
+            arrived(data, index)
+        return Received(data)
+
+
+def _read(path: Path, wanted: Wanted, index: int, target: memoryview) -> None:
+    """Reads one file into its bucket, which is all zeros before."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            length = header_length(os.pread(descriptor, LENGTH_BYTES, 0))
+            tensors = parse_header(os.pread(descriptor, length, LENGTH_BYTES), wanted.policy, len(target))
+            for tensor in tensors:
+                _fill(descriptor, tensor.position, target[tensor.offset : tensor.offset + tensor.nbytes])
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise WeightsError(f"{wanted.name(index)}: cannot read {path}: {error.strerror}") from error
+    except WeightsError as error:
+        raise WeightsError(f"{wanted.name(index)}: {path}: {error.message}") from error
+
+
+def _fill(descriptor: int, position: int, target: memoryview) -> None:
+    done = 0
+    while done < len(target):
+        read = os.preadv(descriptor, [target[done:]], position + done)
+        if read == 0:
+            raise WeightsError(f"it ends {len(target) - done} bytes early")
+        done += read
