@@ -7,6 +7,7 @@ Invariants every engine keeps (the contract suite in `tests/generators/engines/c
 - A sampled token carries the version of the weights whose forward pass produced its logits.
 - Tokens that a request brings with it (`prefix`) stand in its result as they came, and are never sampled again.
 - Weights change between two decode steps only, all tensors at once, and never while a pinned request is running.
+  A swap that fails, wherever it fails, leaves the former weights in service, whole.
 - A bad request or a bad set of weights is refused by a typed error and changes nothing.
 """
 
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
     import torch
 
 FinishReason = Literal["stop", "length", "aborted"]
-KvPolicy = Literal["keep", "recompute"]
+# What becomes of running sequences at a swap. `keep`: they go on with the keys and values that older weights made.
+# `recompute`: all are prefilled anew, together, before the next step. `interrupt`: all are stopped and put back at the
+# head of the line, in the order in which they started; they go on as requests with their tokens as prefix, prefilled
+# anew a bounded number of tokens per step, while those that are ready decode.
+KvPolicy = Literal["keep", "recompute", "interrupt"]
 
 
 class EngineError(RollmeshError):
@@ -146,18 +151,18 @@ class SwapTimings:
     Attributes:
         version: now served.
         digest: of the manifest, as given to `update_weights`.
-        wait_us: from the call to the start of the swap (a decode step, or pinned requests, to finish).
-        pause_us: for which decoding stood still; includes the two below.
-        copy_us: checking and copying the tensors.
+        stage_us: checking the tensors and copying those that cannot serve as they are, beside decoding.
+        wait_us: from then to the start of the swap (a decode step, or pinned requests, to finish).
+        pause_us: for which decoding stood still; includes `recompute_us`.
         recompute_us: re-prefilling running sequences (KV policy `recompute`), else 0.
         in_flight: sequences that went on under the new weights.
     """
 
     version: PolicyVersion
     digest: str
+    stage_us: float
     wait_us: float
     pause_us: float
-    copy_us: float
     recompute_us: float
     in_flight: int
 
@@ -242,7 +247,7 @@ class InferenceEngine(ABC):
 
         Returns:
             A future of the responses that are running and have that many tokens, in no order; ids that are unknown,
-            queued or finished are left out. It fails with EngineError where the engine does.
+            finished or waiting for their first slot are left out. It fails with EngineError where the engine does.
 
         Raises:
             EngineError: the engine is not running.
@@ -254,15 +259,19 @@ class InferenceEngine(ABC):
     ) -> Future[SwapTimings]:
         """Swaps the weights between two decode steps.
 
+        The call itself checks the tensors, and copies those whose dtype or device is not the engine's; it takes as
+        long as that, and decoding goes on meanwhile: no place for an event loop.
+
         Args:
             version: name of the new weights; every token drawn after the swap carries it.
-            tensors: (Hugging Face name, tensor) of all parameters; tied ones at least once. They must stay unchanged
-                until the future is done.
+            tensors: (Hugging Face name, tensor) of all parameters; tied ones at least once. Nobody may ever write to
+                their memory again: an engine may serve from it.
             digest: manifest digest, reported back.
 
         Returns:
             A future; it waits for pinned requests (only such start meanwhile), and fails with
-            WeightsError where a tensor is missing, unknown or of another shape: then the old weights stay in use.
+            WeightsError where a tensor is missing, unknown or of another shape, or where there is no memory for it:
+            then the old weights stay in use.
 
         Raises:
             EngineError: the engine is not running.

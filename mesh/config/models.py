@@ -292,7 +292,11 @@ class WeightsSection(Section):
         "gloo, nccl (broadcast), cuda_ipc (same GPU), disk: that one, and grpc where it fails.",
     )
     dir: Path | None = Field(None, description="Folder for transport disk; shared by all hosts of the run.")
-    kv: Literal["keep", "recompute"] = Field("keep", description="KV cache of running sequences at a swap.")
+    kv: Literal["keep", "recompute", "interrupt"] = Field(
+        "keep",
+        description="Running sequences at a swap: keep their KV cache; recompute it, all at once; or interrupt them: "
+        "they go on from their tokens, prefilled anew over several steps.",
+    )
     bucket_bytes: PositiveInt = Field(64 << 20, description="Bytes per bucket.")
     keep_versions: PositiveInt = Field(2, description="Published versions that stay fetchable.")
     timeout_s: PositiveFloat = Field(120.0, description="Deadline of one bucket's transfer, in seconds.")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import torch
-
 from generators.engines.base import GenerationRequest, PartialResponse, SwapTimings
+from generators.engines.hf.weights import Staged
 from mesh.versions import PolicyVersion
 
 
@@ -36,12 +35,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """Weights to be swapped in; `asked` is the performance counter's time of the call."""
+    """Weights to be swapped in; `staging_s` is what it took to stage them, which was done at `staged_at` (performance
+    counter)."""
 
     version: PolicyVersion
-    tensors: Iterable[tuple[str, torch.Tensor]]
+    weights: Staged
     digest: str
-    asked: float
+    staging_s: float
+    staged_at: float
     done: Future[SwapTimings]
 
 

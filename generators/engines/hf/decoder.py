@@ -7,20 +7,22 @@ row, and closes the rows that have ended. A new row's first token is drawn from 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 import torch
 
-from generators.engines.base import FinishReason, GenerationRequest, GenerationResult
+from generators.engines.base import FinishReason, GenerationRequest, GenerationResult, SampledTokens
 from generators.engines.hf.cache import SlotCache
 from generators.engines.hf.loading import LoadedModel
 from generators.engines.hf.masks import MaskBuilder
 from generators.engines.hf.prefill import Prefiller, Prefix, PrefixBatch
 from generators.engines.hf.recording import DirectForward, ForwardPass, record
 from generators.engines.hf.sampling import draw, next_uniform, state_after
-from generators.engines.hf.scheduling import Prompt, Waiting
+from generators.engines.hf.scheduling import Prompt, Waiting, interrupted
 from generators.engines.hf.stopping import StopMatcher
 from generators.engines.hf.table import Running, SlotTable
 from mesh.versions import PolicyVersion, VersionRuns
@@ -87,6 +89,15 @@ class Decoder:
             if running is not None and running.request.request_id in request_ids
         ]
 
+    def interrupt(self) -> list[Waiting]:
+        """Stops all running sequences without a result; they can go on from their tokens.
+
+        Returns:
+            Them, in the order in which they started.
+        """
+        rows = [(running.started, row) for row, running in enumerate(self.table.running) if running is not None]
+        return [self._interrupted(row) for _, row in sorted(rows)]
+
     def prepare(self) -> None:
         """Settles how decode steps run the model; to be called once, when it holds its first weights."""
         self._forward_pass = record(self._loaded, self._masks, self._prefiller)
@@ -128,7 +139,15 @@ class Decoder:
         seed = request.sampling.seed or int(self._seeds.integers(1, 2**63))
         # Draws depend on the position alone: behind a prefix none is used a second time.
         state = state_after(seed, drawn)
-        return self.table.open(Running(request, marks, matcher), waiting.prompt.ids, self._limit(request), state)
+        running = Running(request, marks, matcher, started=waiting.started or time.monotonic())
+        return self.table.open(running, waiting.prompt.ids, self._limit(request), state)
+
+    def _interrupted(self, row: int) -> Waiting:
+        running = self.table.running[row]
+        assert running is not None
+        partial = self.table.close(row, "aborted")
+        prefix = SampledTokens(partial.response_ids, partial.log_probs, partial.versions)
+        return interrupted(replace(running.request, prefix=prefix), running.started)
 
     def _limit(self, request: GenerationRequest) -> int:
         """Most tokens of its response."""

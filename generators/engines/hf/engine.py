@@ -35,7 +35,7 @@ from generators.engines.hf.commands import Abort, Command, Progress, Submit, Upd
 from generators.engines.hf.decoder import Decoder
 from generators.engines.hf.loading import LoadedModel, load_model
 from generators.engines.hf.scheduling import WaitingLine
-from generators.engines.hf.weights import InPlaceWeights
+from generators.engines.hf.weights import ModelWeights, Staged
 from mesh.errors import PayloadError, WeightsError
 from mesh.versions import PolicyVersion, VersionRuns
 
@@ -44,10 +44,10 @@ class HfEngine(InferenceEngine):
     """Continuous batching over a Hugging Face model's own forward pass.
 
     Args:
-        loaded: the model; its parameters are overwritten by `update_weights`.
+        loaded: the model; its parameters are replaced by `update_weights`.
         slots: sequences decoded together.
         on_results, on_failure: see `InferenceEngine`.
-        kv: what becomes of the KV cache of running sequences at a swap.
+        kv: what becomes of running sequences at a swap.
         seed: of the draws of requests that bring none.
     """
 
@@ -67,7 +67,7 @@ class HfEngine(InferenceEngine):
         self._on_results = on_results
         self._on_failure = on_failure
         self._kv = kv
-        self._weights = InPlaceWeights(loaded.model)
+        self._weights = ModelWeights(loaded.model)
         self._decoder = Decoder(loaded, slots, seed)
         self._line = WaitingLine()
         self._taken: deque[Command] = deque()
@@ -132,9 +132,17 @@ class HfEngine(InferenceEngine):
         self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
     ) -> Future[SwapTimings]:
         done: Future[SwapTimings] = Future()
+        self._check_running()
+        asked = time.perf_counter()
+        try:
+            staged = self._weights.stage(tensors)
+        except WeightsError as error:
+            done.set_exception(error)
+            return done
+        staged_at = time.perf_counter()
         with self._wake:
             self._check_running()
-            self._inbox.append(Update(version, tensors, digest, time.perf_counter(), done))
+            self._inbox.append(Update(version, staged, digest, staged_at - asked, staged_at, done))
             self._wake.notify_all()
         return done
 
@@ -211,7 +219,8 @@ class HfEngine(InferenceEngine):
                 case Abort():
                     self._deliver(self._withdraw(command.request_ids))
                 case Progress():
-                    _answer(command.done, self._decoder.table.progress(command.at_least))
+                    waiting = self._line.progress(command.at_least)
+                    _answer(command.done, waiting + self._decoder.table.progress(command.at_least))
                 case Update():
                     self._updates.append(command)
 
@@ -231,18 +240,16 @@ class HfEngine(InferenceEngine):
         if not update.done.set_running_or_notify_cancel():
             return
         begin = time.perf_counter()
+        in_flight = self._decoder.table.active
+        first = self._decoder.serving is None
         try:
-            pairs = self._weights.check(update.tensors)
+            pointed = self._put_in_place(update.weights)
         except WeightsError as error:
             update.done.set_exception(error)
             return
-        self._weights.copy(pairs)
-        copied = time.perf_counter()
-        self._line.drop_prefixes()
-        first = self._decoder.serving is None
+        if self._kv == "interrupt":
+            self._line.put_back(self._decoder.interrupt())
         self._decoder.served(update.version)
-        if self._kv == "recompute":
-            self._decoder.recompute()
         end = time.perf_counter()
         if first:
             self._decoder.prepare()
@@ -252,13 +259,36 @@ class HfEngine(InferenceEngine):
             SwapTimings(
                 version=update.version,
                 digest=update.digest,
-                wait_us=(begin - update.asked) * 1e6,
+                stage_us=update.staging_s * 1e6,
+                wait_us=(begin - update.staged_at) * 1e6,
                 pause_us=(end - begin) * 1e6,
-                copy_us=(copied - begin) * 1e6,
-                recompute_us=(end - copied) * 1e6 if self._kv == "recompute" else 0.0,
-                in_flight=self._decoder.table.active,
+                recompute_us=(end - pointed) * 1e6 if self._kv == "recompute" else 0.0,
+                in_flight=in_flight,
             )
         )
+
+    def _put_in_place(self, weights: Staged) -> float:
+        """Lets the model have these weights, and running sequences keys and values that fit the KV policy.
+
+        Returns:
+            The performance counter's time at which the weights were in place.
+
+        Raises:
+            WeightsError: neither happened; all is as before.
+        """
+        former = self._weights.swap(weights)
+        pointed = time.perf_counter()
+        self._line.drop_prefixes()
+        if self._kv != "recompute":
+            return pointed
+        try:
+            self._decoder.recompute()
+        except (RuntimeError, MemoryError) as error:
+            self._weights.swap(former)
+            # Some may have keys and values of weights that are gone again: all go on from their tokens.
+            self._line.put_back(self._decoder.interrupt())
+            raise WeightsError(f"keys and values of running sequences could not be recomputed: {error}") from error
+        return pointed
 
     def _deliver(self, results: list[GenerationResult]) -> None:
         if not results:

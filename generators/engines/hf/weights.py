@@ -1,12 +1,16 @@
-"""Putting new weights into a model in place.
+"""The weights of a model: new ones are staged beside decoding and put in place by pointing at them.
 
-Invariant: a set of tensors is checked as a whole before the first byte is copied, so that a model never holds a
-mixture of two versions.
+Invariants: a set of tensors is complete, checked and where the model can use it before anything of the model changes;
+the swap copies nothing, so that it takes microseconds per tensor whatever their size; a swap that fails halfway points
+back, so that a model never holds a mixture of two versions. Tensors that are what the model needs (dtype, device,
+contiguous) are served from the memory in which they came; nobody writes to it again. So the tensors of a version stay
+as they are for as long as anybody holds them, whatever is swapped in meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -14,8 +18,19 @@ from torch import nn
 from mesh.errors import WeightsError
 
 
-class InPlaceWeights:
-    """The parameters and persistent buffers of a model as copy targets; tied names share one."""
+class Staged:
+    """A complete set of weights, ready to be swapped in.
+
+    Attributes:
+        pairs: (parameter, tensor of its dtype, device and shape), each parameter once.
+    """
+
+    def __init__(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self.pairs = pairs
+
+
+class ModelWeights:
+    """The parameters and persistent buffers of a model; tied names share one."""
 
     def __init__(self, model: nn.Module) -> None:
         self._targets: dict[str, torch.Tensor] = dict(model.state_dict(keep_vars=True))
@@ -23,30 +38,73 @@ class InPlaceWeights:
         for name, target in self._targets.items():
             self._names.setdefault(id(target), []).append(name)
 
-    def check(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Pairs of (target, source) for a complete set of tensors.
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Staged:
+        """Checks a complete set of tensors and brings it to where it can serve; for any thread.
 
         Raises:
-            WeightsError: a tensor is unknown, has another shape, or is missing; names it.
+            WeightsError: a tensor is unknown, has another shape, or is missing; names it. Or there is no memory.
         """
-        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        missing = dict(self._names)
-        for name, source in tensors:
-            target = self._targets.get(name)
-            if target is None:
-                raise WeightsError(f"tensor {name!r} is not part of the model", hint="send Hugging Face names")
-            if source.shape != target.shape:
-                raise WeightsError(f"tensor {name!r} has shape {list(source.shape)}, expected {list(target.shape)}")
-            missing.pop(id(target), None)
-            pairs.append((target, source))
+        placed: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        try:
+            with self._beside_decoding():
+                for name, source in tensors:
+                    target = self._targets.get(name)
+                    if target is None:
+                        raise WeightsError(f"tensor {name!r} is not part of the model", hint="send Hugging Face names")
+                    if source.shape != target.shape:
+                        shapes = f"{list(source.shape)}, expected {list(target.shape)}"
+                        raise WeightsError(f"tensor {name!r} has shape {shapes}")
+                    if id(target) not in placed:
+                        placed[id(target)] = (target, _usable(source, target))
+        except (RuntimeError, MemoryError) as error:
+            raise WeightsError(
+                f"no place for new weights beside those in service: {error}", hint="the old ones stay in service"
+            ) from error
+        missing = sorted(names[0] for target, names in self._names.items() if target not in placed)
         if missing:
-            names = sorted(names[0] for names in missing.values())
-            raise WeightsError(f"{len(names)} tensors are missing, the first is {names[0]!r}")
-        return pairs
+            raise WeightsError(f"{len(missing)} tensors are missing, the first is {missing[0]!r}")
+        return Staged(list(placed.values()))
 
-    @staticmethod
-    def copy(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copies checked pairs, converting the dtype where needed."""
-        with torch.no_grad():
-            for target, source in pairs:
-                target.copy_(source)
+    def swap(self, staged: Staged) -> Staged:
+        """Puts staged weights in place, between two steps, and returns those that were there.
+
+        Raises:
+            WeightsError: it failed; the former weights are in place, all of them.
+        """
+        former = Staged([(target, target.data) for target, _ in staged.pairs])
+        try:
+            for target, tensor in staged.pairs:
+                _point(target, tensor)
+        except (RuntimeError, MemoryError) as error:
+            for target, tensor in former.pairs:
+                target.data = tensor
+            raise WeightsError(f"the swap failed, the former weights are back in place: {error}") from error
+        return former
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """What is in place now, by name; stays as it is through later swaps."""
+        return {name: target.data for name, target in self._targets.items()}
+
+    @contextmanager
+    def _beside_decoding(self) -> Iterator[None]:
+        """On a GPU, copies run on a stream of their own and are complete at the end."""
+        device = next(iter(self._targets.values())).device
+        if device.type != "cuda":
+            yield
+            return
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            yield
+        stream.synchronize()
+
+
+def _usable(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where the model can use it as it is, else a copy."""
+    return source.detach().to(device=target.device, dtype=target.dtype).contiguous()
+
+
+def _point(target: torch.Tensor, tensor: torch.Tensor) -> None:
+    if tensor.is_cuda:
+        # It was made on another stream: its memory must not be given out again while this one still reads it.
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    target.data = tensor

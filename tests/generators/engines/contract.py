@@ -102,6 +102,10 @@ class EngineHarness:
         """Float32 [len(ids) - 1]: log-prob of each next token, from an independent forward pass."""
         raise NotImplementedError
 
+    def text(self, ids: Sequence[int]) -> str:
+        """What the engine's tokenizer makes of tokens."""
+        raise NotImplementedError
+
     def update(self, version: PolicyVersion, weights: dict[str, torch.Tensor]) -> SwapTimings:
         return self.engine.update_weights(version, weights.items(), str(version)).result(DEADLINE_S)
 
@@ -230,6 +234,63 @@ class EngineContract:
         assert swaps[0].result().pause_us > 0
         status = harness.engine.status()
         assert (status.serving, status.digest, status.swaps) == (V3, "in flight", 3)
+
+    def test_swap_after_swap_loses_nothing(self, harness: EngineHarness) -> None:
+        """Each result brings the next version: every response keeps its length and says which version drew what."""
+        emitted = {PolicyVersion(1, number): 10 + number for number in range(1, 60)}
+        waiting = [version for version in emitted if version != V1]
+        harness.update(V1, harness.constant_weights(emitted[V1]))
+        swaps: list[Future[SwapTimings]] = []
+
+        def swap(_: list[GenerationResult]) -> None:
+            version = waiting.pop(0)
+            weights = harness.constant_weights(emitted[version])
+            swaps.append(harness.engine.update_weights(version, weights.items(), ""))
+
+        harness.collector.hook = swap
+        requests = [request(str(index), max_tokens=5 + 7 * index % 60) for index in range(4 * harness.slots)]
+        results = harness.run(requests)
+        for asked, result in zip(requests, results, strict=True):
+            assert len(result.response_ids) == len(result.log_probs) == asked.sampling.max_tokens
+            assert [emitted[version] for version in result.versions] == result.response_ids.tolist()
+            assert result.finish_reason == "length"
+        assert max(len(result.versions.runs) for result in results) > 3
+        assert harness.engine.drain(DEADLINE_S)
+        assert sum(swap.result(DEADLINE_S).in_flight > 0 for swap in swaps) > 3
+        tokens = sum(len(result.response_ids) for result in results)
+        assert harness.engine.status().tokens_generated == tokens, "tokens were sampled twice"
+
+    def test_a_stop_string_is_found_across_a_swap(self, harness: EngineHarness) -> None:
+        harness.update(V1, harness.constant_weights(10))
+        swaps: list[Future[SwapTimings]] = []
+
+        def swap_once(_: list[GenerationResult]) -> None:
+            if not swaps:
+                swaps.append(harness.engine.update_weights(V2, harness.constant_weights(11).items(), ""))
+
+        harness.collector.hook = swap_once
+        stop = (harness.text([10, 11]),)
+        _, crossing = harness.run([request("filler", max_tokens=6), request("crossing", max_tokens=200, stop=stop)])
+        assert crossing.finish_reason == "stop"
+        assert crossing.response_ids.tolist() == [10] * (len(crossing.response_ids) - 1) + [11]
+        assert crossing.versions.runs == ((len(crossing.response_ids) - 1, V1), (1, V2))
+
+    def test_a_resumed_learner_rolls_the_engine_back(self, harness: EngineHarness) -> None:
+        """A lower version under a higher incarnation replaces what is in service, in flight as any other."""
+        ahead, resumed = PolicyVersion(1, 9), PolicyVersion(2, 4)
+        harness.update(ahead, harness.constant_weights(10))
+        swaps: list[Future[SwapTimings]] = []
+
+        def roll_back(_: list[GenerationResult]) -> None:
+            if not swaps:
+                swaps.append(harness.engine.update_weights(resumed, harness.constant_weights(11).items(), "resumed"))
+
+        harness.collector.hook = roll_back
+        _, result = harness.run([request("filler", max_tokens=5), request("long", max_tokens=100)])
+        assert [version for _, version in result.versions.runs] == [ahead, resumed]
+        assert [{ahead: 10, resumed: 11}[version] for version in result.versions] == result.response_ids.tolist()
+        status = harness.engine.status()
+        assert (status.serving, status.digest) == (resumed, "resumed")
 
     def test_pinned_requests_finish_before_a_swap(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.constant_weights(10))

@@ -1,8 +1,8 @@
-"""The `hf` engine under the contract of all engines, with both KV policies."""
+"""The `hf` engine under the contract of all engines, with each KV policy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,8 @@ class HfHarness(EngineHarness):
         config.tie_word_embeddings = False
         config.eos_token_id = tiny.EOS
         self._model = tiny.build_model(config)
-        tiny.save_folder(folder, self._model, tiny.train_tokenizer())
+        self._tokenizer = tiny.train_tokenizer()
+        tiny.save_folder(folder, self._model, self._tokenizer)
         self.collector = Collector()
         self.engine = create_engine(
             "hf",
@@ -41,6 +42,11 @@ class HfHarness(EngineHarness):
             device=device,
         )
         self.engine.start()
+
+    def text(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(ids)
+        assert isinstance(text, str)
+        return text
 
     def random_weights(self, seed: int) -> dict[str, torch.Tensor]:
         state = tiny.build_model(self._model.config, seed).state_dict()
@@ -63,7 +69,7 @@ class HfHarness(EngineHarness):
 
 
 class TestHfEngine(EngineContract):
-    @pytest.fixture(params=["keep", "recompute"])
+    @pytest.fixture(params=["keep", "recompute", "interrupt"])
     def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EngineHarness]:
         harness = HfHarness(tmp_path, request.param)
         yield harness
@@ -72,7 +78,7 @@ class TestHfEngine(EngineContract):
 
 @pytest.mark.gpu
 class TestHfEngineOnCuda(EngineContract):
-    @pytest.fixture(params=["keep", "recompute"])
+    @pytest.fixture(params=["keep", "recompute", "interrupt"])
     def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EngineHarness]:
         harness = HfHarness(tmp_path, request.param, device="cuda")
         yield harness

@@ -139,11 +139,14 @@ def test_bfloat16(name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast)
     assert np.quantile(differences, 0.95) < 0.3
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
-def test_recompute_continues_as_the_new_weights_would(
-    name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+@pytest.mark.parametrize(
+    ("name", "kv"),
+    [("qwen3", "recompute"), ("gemma2", "recompute"), ("gpt2", "recompute"), ("qwen3", "interrupt")],
+)
+def test_without_old_keys_a_response_continues_as_the_new_weights_would(
+    name: str, kv: KvPolicy, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    """After a swap with `recompute`, log-probs are those of a full forward pass under each token's own version."""
+    """Unless they are kept, log-probs are those of a full forward pass under each token's own version."""
     old, new = tiny.build_model(tiny.configs()[name], 0), tiny.build_model(tiny.configs()[name], 1)
     prompts = [tokenizer(text)["input_ids"] for text in ("to be", "the lazy dog jumps", "7 + 35 =")]
     requests = [GenerationRequest("first", prompts[0], SamplingParams(max_tokens=4, seed=1))]
@@ -151,7 +154,7 @@ def test_recompute_continues_as_the_new_weights_would(
         GenerationRequest(str(index), prompts[index % 3], SamplingParams(max_tokens=60, seed=index + 2))
         for index in range(2 * SLOTS)
     ]
-    with serving(tmp_path, old, tokenizer, kv="recompute") as (engine, collector):
+    with serving(tmp_path, old, tokenizer, kv=kv) as (engine, collector):
         swaps = []
 
         def swap(_: list[GenerationResult]) -> None:
@@ -160,7 +163,7 @@ def test_recompute_continues_as_the_new_weights_would(
 
         collector.hook = swap
         results = run(engine, collector, requests)
-        assert swaps[0].result(DEADLINE_S).recompute_us > 0
+        assert (swaps[0].result(DEADLINE_S).recompute_us > 0) == (kv == "recompute")
     crossed = 0
     for request, result in zip(requests, results, strict=True):
         prompt, response = list(request.prompt_ids), result.response_ids.tolist()
