@@ -7,6 +7,7 @@ original. A cache and nothing more: what is not here is in Redis.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 # What a front keeps at most; the oldest goes first.
 KEPT_BYTES = 64 << 20
@@ -24,10 +25,11 @@ class AtHand:
         self._values: OrderedDict[str, bytes] = OrderedDict()
         self.bytes = 0
 
-    def keep(self, key: str, value: bytes) -> None:
-        """Redis has just stored this value under this key."""
-        self._values[key] = value
-        self.bytes += len(value)
+    def keep(self, stored: Iterable[tuple[str, bytes]]) -> None:
+        """Redis has just stored these values under these keys, which had none before."""
+        for key, value in stored:
+            self.bytes += len(value) - len(self._values.get(key, b""))
+            self._values[key] = value
         while self.bytes > self._limit:
             self.bytes -= len(self._values.popitem(last=False)[1])
 

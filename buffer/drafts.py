@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from buffer.keys import Keys
+from buffer.payloads import SetValue, set_whole
 from buffer.redis_access import RedisAccess
-from buffer.wire import Argument
 
 
 class DraftPlace(NamedTuple):
@@ -52,9 +52,9 @@ class Drafts:
         """Keys of what the verbs noted of a group's drafts."""
         return [self.key(table, group_id, place) for place in draft_places(text)]
 
-    def set(self, table: str, group_id: str, place: DraftPlace, payload: bytes) -> tuple[Argument, ...]:
+    def set(self, table: str, group_id: str, place: DraftPlace, payload: bytes) -> SetValue:
         """The command that stores a draft."""
-        return ("SET", self.key(table, group_id, place), payload, "NX")
+        return set_whole(self.key(table, group_id, place), payload)
 
     async def read(self, table: str, group_id: str, place: DraftPlace) -> bytes | None:
         """The payload of a draft; None where it is gone."""

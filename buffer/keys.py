@@ -40,6 +40,10 @@ class Keys:
     def prompt(self, table: str, ordinal: int | str) -> str:
         return f"rollmesh:{self.run_name}:{table}:p:{ordinal}"
 
+    def payloads(self, table: str, group_id: str) -> str:
+        """What the keys of a group's payloads begin with."""
+        return f"rollmesh:{self.run_name}:{table}:v:{group_id}:"
+
     def payload(self, table: str, group_id: str, member: int | str, attempt: int | str) -> str:
         """The attempt is part of the name, so that a late attempt cannot touch what the valid one stored."""
-        return f"rollmesh:{self.run_name}:{table}:v:{group_id}:{member}:{attempt}"
+        return f"{self.payloads(table, group_id)}{member}:{attempt}"

@@ -18,7 +18,6 @@ from buffer.at_hand import AtHand
 from buffer.keys import Keys
 from buffer.limits import INLINE_BYTES
 from buffer.redis_access import RedisAccess
-from buffer.wire import Argument
 
 # Bytes read from Redis at once.
 _PORTION_BYTES = 512 << 10
@@ -63,6 +62,15 @@ class PayloadMissing(Exception):  # noqa: N818  an answer: the caller knows what
         self.index = index
 
 
+# The command that stores a value: the first one wins.
+SetValue = tuple[str, str, bytes, str]
+
+
+def set_whole(key: str, value: bytes) -> SetValue:
+    """Stores a whole value under a key, unless there is one."""
+    return ("SET", key, value, "NX")
+
+
 def places(text: bytes | str) -> tuple[Place, ...]:
     """Parses what the verbs note of a group's payloads: `member:attempt[:pieces],...`."""
     plain = text.decode() if isinstance(text, bytes) else text
@@ -91,10 +99,10 @@ class Payloads:
         """Keys of all payloads of groups, given as (group id, what the verbs noted)."""
         return [key for gid, text in groups for place in places(text) for key in self.keys_of(table, gid, place)]
 
-    def set_whole(self, table: str, group_id: str, place: Place, payload: bytes) -> tuple[Argument, ...]:
-        """The command that stores a small payload: the first value wins."""
-        key = self._keys.payload(table, group_id, place.member, place.attempt)
-        return ("SET", key, payload, "NX")
+    def keep(self, commands: Sequence[SetValue], replies: Iterable[bytes | None]) -> None:
+        """Keeps at hand what has just been stored: where a SET found none before it."""
+        done = zip(commands, replies, strict=True)
+        self.at_hand.keep([(key, value) for (_, key, value, _), reply in done if reply is not None])
 
     async def put_piece(self, table: str, group_id: str, place: Place, piece: int, data: bytes) -> None:
         """Stores one piece of a large payload; repeating it is harmless at any time."""

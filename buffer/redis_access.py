@@ -68,13 +68,15 @@ def store_error(error: Exception, command: str = "") -> StoreError:
     return StoreError(f"Redis failed: {text}", hint="see the log of Redis")
 
 
-@asynccontextmanager
-async def translated() -> AsyncIterator[None]:
+class translated:  # noqa: N801  reads like the statement that it is
     """Turns failures of Redis into `StoreError`."""
-    try:
-        yield
-    except (rex.RedisError, hiredis.HiredisError, OSError) as error:
-        raise store_error(error) from error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, (rex.RedisError, hiredis.HiredisError, OSError)):
+            raise store_error(error) from error
 
 
 class RedisAccess:
@@ -142,15 +144,16 @@ class RedisAccess:
         Raises:
             StoreError: the connection broke, or one of the commands failed.
         """
-        commands = [*first, *then]
-        if not commands:
+        if not first and not then:
             return []
-        async with translated():
+        with translated():
             replies = await (self._wire.send_behind(first, then) if first else self._wire.send(then))
-        self._check(commands, replies)
+        self._check([*first, *then], replies)
         return replies
 
     def _check(self, commands: Sequence[Sequence[Argument]], replies: Sequence[Any]) -> None:
+        if hiredis.ReplyError not in map(type, replies):
+            return
         for command, reply in zip(commands, replies, strict=True):
             if isinstance(reply, hiredis.ReplyError):
                 raise store_error(reply, self._name(command, str(reply))) from reply
@@ -200,11 +203,11 @@ class RedisAccess:
         """As `after`; the replies to the plain commands stand before the verb's answer."""
         verb = ("EVALSHA", self._scripts[name].digest, 1, self._run_key, *arguments)
         send = self._wire.send
-        async with translated():
+        with translated():
             replies = await (self._wire.send_behind(commands, (verb,)) if commands else send((verb,)))
         if isinstance(replies[-1], hiredis.ReplyError) and str(replies[-1]).startswith("NOSCRIPT"):
             await self.load()
-            async with translated():
+            with translated():
                 replies = await (self._wire.send_behind(commands, (verb,)) if commands else send((verb,)))
         self._check([*commands, verb], replies)
         return replies
@@ -226,12 +229,12 @@ class RedisAccess:
             match: pattern as of SCAN.
             count: keys looked at per call; Redis answers nobody else meanwhile.
         """
-        async with translated():
+        with translated():
             primaries = await self._wire.primaries()
         for wire in primaries:
             cursor = b"0"
             while True:
-                async with translated():
+                with translated():
                     command = ("SCAN", cursor, "MATCH", match, "COUNT", count)
                     (reply,) = await wire.send([command])
                 self._check([command], [reply])
@@ -248,7 +251,7 @@ class RedisAccess:
         Raises:
             StoreError: it ended, or could not begin.
         """
-        async with translated():
+        with translated():
             address = await self._wire.home()
             async with (
                 aclosing(redis.asyncio.Redis(**self._client_options(address))) as client,

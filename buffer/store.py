@@ -12,11 +12,15 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
+
+import msgpack
 
 from buffer.drafts import DraftPlace, Drafts
 from buffer.keys import Keys
-from buffer.payloads import Payloads, Place, places
+from buffer.payloads import Payloads, Place, SetValue, places, set_whole
 from buffer.policy.order import Candidate, GroupFacts
 from buffer.policy.rules import TABLES, TableRules
 from buffer.records import Grant, Leased, Outlook, Sealed, Write, Written, facts_of, grant_of, leased_of
@@ -32,6 +36,14 @@ _PORTION = 256
 # Verbs whose answer must not be used where it comes from a state that has gone back.
 _GIVING = frozenset({"attach", "sample", "claim", "nack", "commit", "reassert"})
 _PROMPTS_CACHED = 4096
+# What writes of one lease share.
+_LEASE = attrgetter("group_id", "lease_id", "attempt", "ranges")
+# By the character with which the verb answers; from `_SUPERSEDED` on the value is of no use.
+_SUPERSEDED = 3
+_WRITTEN = {
+    ord("0"): Written(1, sealed=True),
+    **{ord(str(status)): Written(status, sealed=False) for status in (1, 2, _SUPERSEDED, 4)},
+}
 
 
 class Store:
@@ -54,6 +66,8 @@ class Store:
         self.sealed: dict[str, Sealed] = {}
         self._listeners: list[Callable[[str], None]] = []
         self._prompts: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        # Raw strings alone: older Redis do not know those of bytes.
+        self._pack = msgpack.Packer(use_bin_type=False).pack
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Calls `listener(table)` whenever newer figures of a table are known."""
@@ -233,32 +247,36 @@ class Store:
 
     async def write(self, table: str, writes: Sequence[Write]) -> list[Written]:
         """Stores outcomes: one round trip, and a second one where something stored is not needed (any more)."""
-        commands: list[tuple[str | bytes | int, ...]] = []
-        arguments: list[str | bytes | int] = []
-        stored = [w for w in writes if w.draft or (w.scored and not w.pieces)]
-        for w in writes:
-            if w.draft:
-                place = DraftPlace(w.member, w.attempt, w.tokens)
-                commands.append(self.drafts.set(table, w.group_id, place, w.payload))
-            elif w.scored and not w.pieces:
-                commands.append(self.payloads.set_whole(table, w.group_id, w.place, w.payload))
-            values = -1 if w.draft else max(1, w.pieces) if w.scored else 0
-            detail = w.tokens if values else w.reason
-            arguments += [w.group_id, w.lease_id, w.attempt, w.member, values, w.size, w.ranges, w.meta, detail]
+        values: list[SetValue] = []
+        drafts: list[SetValue] = []
+        arguments: list[bytes] = []
+        # What is equal is said once: of the members of one lease nearly all.
+        for (group_id, lease_id, attempt, ranges), members in groupby(writes, _LEASE):
+            outcomes: list[str | bytes | int] = [group_id, lease_id, attempt, ranges]
+            prefix = self.keys.payloads(table, group_id)
+            for w in members:
+                if w.draft:
+                    place = DraftPlace(w.member, attempt, w.tokens)
+                    drafts.append(self.drafts.set(table, group_id, place, w.payload))
+                    outcomes += (w.member, -1, w.size, w.tokens, w.meta)
+                elif w.scored:
+                    if not w.pieces:
+                        values.append(set_whole(f"{prefix}{w.member}:{attempt}", w.payload))
+                    outcomes += (w.member, w.pieces or 1, w.size, w.tokens, w.meta)
+                else:
+                    outcomes += (w.member, 0, 0, w.reason, w.meta)
+            arguments.append(self._pack(outcomes))
         self.writing += 1
         try:
-            *replies, answer = await self._redis.after_all(commands, "write", table, *arguments)
+            *replies, answer = await self._redis.after_all([*values, *drafts], "write", table, *arguments)
         finally:
             self.writing -= 1
         self._see(table, answer[1])
-        for w, (command, reply) in zip(stored, zip(commands, replies, strict=True), strict=True):
-            # The value is the stored one where its SET has found none before it.
-            if reply == b"OK" and not w.draft:
-                self.payloads.at_hand.keep(str(command[1]), w.payload)
-        sealed = tuple(w.group_id for w, result in zip(writes, answer[2], strict=True) if result[1])
+        self.payloads.keep(values, replies[: len(values)])
+        results = [_WRITTEN[status] for status in answer[2]]
+        sealed = tuple([w.group_id for w, result in zip(writes, results, strict=True) if result.sealed])
         self.sealed[table] = Sealed(answer[1][0], sealed)
-        results = [Written(int(status), bool(sealed)) for status, sealed, *_ in answer[2]]
-        await self._drop_useless(table, writes, answer[2])
+        await self._drop_useless(table, writes, results, answer[3])
         return results
 
     async def member_state(self, table: str, group_id: str, lease_id: str, attempt: int, member: int) -> int:
@@ -277,13 +295,15 @@ class Store:
         commands = [("EXISTS", self.keys.table(table, f"g:{group_id}")) for group_id in group_ids]
         return [bool(found) for found in await self._redis.batch(commands)]
 
-    async def _drop_useless(self, table: str, writes: Sequence[Write], answers: Sequence[Any]) -> None:
-        """Removes superseded values, and drafts that are not needed (any more)."""
-        keys: list[str] = []
-        for w, (status, _, draft) in zip(writes, answers, strict=True):
-            if draft:
-                keys += self.drafts.keys_of(table, w.group_id, draft)
-            if status >= 3 and w.scored:
+    async def _drop_useless(
+        self, table: str, writes: Sequence[Write], results: Sequence[Written], drafts: Sequence[Any]
+    ) -> None:
+        """Removes superseded values, and drafts that are not needed (any more): (index of the write, name), ..."""
+        keys = []
+        for index, name in zip(drafts[::2], drafts[1::2], strict=True):
+            keys += self.drafts.keys_of(table, writes[index].group_id, name)
+        for w, result in zip(writes, results, strict=True):
+            if result.status >= _SUPERSEDED and w.scored:
                 keys += self.payloads.keys_of(table, w.group_id, w.place)
         await self._redis.batch([("UNLINK", key) for key in keys])
 

@@ -1,7 +1,7 @@
 """One multiplexed connection to Redis for the hot path: many callers, one socket, one wake-up per batch of replies.
 
 redis-py hands out one connection per caller and awaits every reply by itself; at thousands of commands a second that
-is most of a front's CPU. Here a batch of commands is packed by hiredis, written at once, and its caller is woken once,
+is most of a front's CPU. Here a batch of commands is packed and written at once, and its caller is woken once,
 when the last of its replies has arrived.
 
 A batch is late when it took longer than `timeout_s` and the time that its bytes need on a slow link: those that had to
@@ -18,6 +18,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import hiredis
@@ -152,21 +153,29 @@ class _Connection(asyncio.Protocol):
 
 
 def _packed(commands: Sequence[Sequence[Argument]]) -> list[bytes]:
-    """Commands as they are sent. Large values stay what they are: each copy of one costs as much as ten commands."""
+    """Commands as they are sent. Values are copied once with what stands around them, large ones not at all."""
     parts: list[bytes] = []
     small: list[bytes] = []
     for command in commands:
-        if command[0] == "SET" and isinstance(command[2], bytes) and len(command[2]) >= _LARGE_BYTES:
+        if command[0] == "SET" and isinstance(command[2], bytes):
             key, value = str(command[1]).encode(), command[2]
-            options = b"".join([b"\r\n$%d\r\n%b" % (len(o), o) for o in (str(o).encode() for o in command[3:])])
             small.append(b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(command), len(key), key, len(value)))
-            parts += (b"".join(small), value)
-            small = [options, b"\r\n"]
+            if len(value) >= _LARGE_BYTES:
+                parts += (b"".join(small), value)
+                small = [_options(*command[3:])]
+            else:
+                small += (value, _options(*command[3:]))
         else:
             small.append(hiredis.pack_command(cast(Any, tuple(command))))
     if small:
         parts.append(b"".join(small))
     return parts
+
+
+@lru_cache(maxsize=16)
+def _options(*options: Argument) -> bytes:
+    """What follows a value, with its end: few are different."""
+    return b"".join([b"\r\n$%d\r\n%b" % (len(o), o) for o in (str(o).encode() for o in options)]) + b"\r\n"
 
 
 class Wire:

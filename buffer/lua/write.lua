@@ -1,13 +1,15 @@
 -- Stores outcomes of members; payloads were SET before. Fenced by (lease, attempt); at most one value per member.
--- ARGV per write: gid, lease, attempt, member, values of its payload (0 not scored, 1 whole, more: that many pieces,
--- -1 a draft of a member that is not finished), payload bytes, ranges, meta, response tokens (not scored: the reason)
--- Answer per write: status (1 stored, 2 duplicate, 3 superseded, 4 no such member), whether it has sealed its group
--- (1/0), name of the draft to be removed, else ''
+-- ARGV: per lease, packed: gid, lease, attempt, ranges of all tokens that follow, then per member: member, values of its
+-- payload (0 not scored, 1 whole, more: that many pieces, -1 a draft of a member that is not finished), payload bytes,
+-- response tokens (not scored: the reason), meta
+-- Answer: what became of each member, one character: 0 stored, and its group is sealed by it; 1 stored, 2 duplicate,
+-- 3 superseded, 4 no such member; then the drafts to be removed, each as position among the members (from 0) and name
 load_table(ARGV[1])
 load_run()
 local now = now_ms()
-local groups, results, metas = {}, {}, {}
+local groups, results, metas, useless = {}, {}, {}, {}
 local MAX_CAUSES = 8
+local SEALED, STORED, DUPLICATE, SUPERSEDED, NO_SUCH_MEMBER = '0', '1', '2', '3', '4'
 
 local function fetch(gid)
   if groups[gid] == nil then groups[gid] = read_group(gid) or false end
@@ -43,7 +45,7 @@ local function score(gid, g, member, attempt, values, bytes, ranges, tokens)
   g.tokens = (g.tokens or 0) + tokens
   g.bytes = g.bytes + bytes
   add('bytes', bytes)
-  local place = member .. ':' .. attempt .. (values == '1' and '' or ':' .. values)
+  local place = member .. ':' .. attempt .. (values == 1 and '' or ':' .. values)
   g.payloads = (g.payloads == '' and '' or g.payloads .. ',') .. place
   if g.ranges == ranges then return end
   g.ranges = merge_ranges(g.ranges, ranges)
@@ -58,65 +60,83 @@ end
 
 local function duplicate()
   add('duplicate_writes', 1)
-  return {2, 0, ''}
+  return DUPLICATE
+end
+
+local function superseded()
+  add('superseded_writes', 1)
+  return SUPERSEDED
+end
+
+-- Of the member that is next in the answer.
+local function remove_draft(name)
+  useless[#useless + 1], useless[#useless + 2] = #results, name
 end
 
 -- What was sampled so far of a member: it replaces shorter drafts, and those of earlier attempts.
-local function draft(gid, lease, attempt, member, ranges, tokens)
+local function draft(gid, lease, attempt, ranges, member, tokens)
   local own = member .. ':' .. attempt .. ':' .. tokens
   local g = fetch(gid)
-  if not g or g.n == 0 then return {3, 0, own} end
-  local position = tonumber(member) + 1
-  if position > g.n then return {4, 0, own} end
-  local known = g.drafts and read_draft(gid, member)
-  local useless = not (known and known.name == own) and own or ''
-  if not holds(g, lease, attempt) then return {3, 0, useless} end
-  if is_done(g, position) then return {2, 0, own} end
-  if known and known.attempt == tonumber(attempt) and known.tokens >= tonumber(tokens) then
-    return {2, 0, useless}
+  local known = g and g.drafts and read_draft(gid, member)
+  local status = STORED
+  if not g or g.n == 0 then
+    status = SUPERSEDED
+  elseif member >= g.n then
+    status = NO_SUCH_MEMBER
+  elseif not holds(g, lease, attempt) then
+    status = SUPERSEDED
+  elseif is_done(g, member + 1) or (known and known.attempt == attempt and known.tokens >= tokens) then
+    status = DUPLICATE
+  end
+  if status ~= STORED then
+    -- A repetition is what the group has.
+    if not (known and known.name == own) then remove_draft(own) end
+    return status
   end
   redis.call('HSET', group_key(gid), 'd' .. member, attempt .. ' ' .. tokens .. ' ' .. ranges)
-  if not known then g.drafts = (g.drafts or 0) + 1 end
-  return {1, 0, known and known.name or ''}
+  if known then remove_draft(known.name) else g.drafts = (g.drafts or 0) + 1 end
+  return STORED
 end
 
-local function write(gid, lease, attempt, member, values, bytes, ranges, meta, detail)
-  if values == '-1' then return draft(gid, lease, attempt, member, ranges, detail) end
+local function write(gid, lease, attempt, ranges, member, values, bytes, detail, meta)
+  if values == -1 then return draft(gid, lease, attempt, ranges, member, detail) end
   local g = fetch(gid)
-  if not g or g.n == 0 then
-    add('superseded_writes', 1)
-    return {3, 0, ''}
-  end
-  local position = tonumber(member) + 1
-  if position > g.n then return {4, 0, ''} end
+  if not g or g.n == 0 then return superseded() end
+  local position = member + 1
+  if position > g.n then return NO_SUCH_MEMBER end
   if not holds(g, lease, attempt) then
     -- A late repetition of what an earlier attempt has stored: that value is in use.
-    if has_stored(g, member, attempt) then return duplicate() end
-    add('superseded_writes', 1)
-    return {3, 0, ''}
+    return has_stored(g, member, attempt) and duplicate() or superseded()
   end
   if is_done(g, position) then return duplicate() end
   local known = g.drafts and read_draft(gid, member)
-  if known then drop_draft(gid, g, member) end
+  if known then
+    drop_draft(gid, g, member)
+    remove_draft(known.name)
+  end
   g.done = string.sub(g.done, 1, position - 1) .. '1' .. string.sub(g.done, position + 1)
-  metas[gid] = metas[gid] or {}
-  table.insert(metas[gid], member)
-  table.insert(metas[gid], meta)
-  if values == '0' then
+  local fields = metas[gid] or {}
+  metas[gid] = fields
+  fields[#fields + 1], fields[#fields + 2] = member, meta
+  if values == 0 then
     note_cause(g, detail)
   else
-    score(gid, g, member, attempt, values, tonumber(bytes), ranges, tonumber(detail))
+    score(gid, g, member, attempt, values, bytes, ranges, detail)
   end
-  local sealed = string.find(g.done, '0', 1, true) == nil
-  if sealed then seal(gid, g) end
-  return {1, sealed and 1 or 0, known and known.name or ''}
+  if string.find(g.done, '0', 1, true) then return STORED end
+  seal(gid, g)
+  return SEALED
 end
 
-for i = 2, #ARGV, 9 do
-  results[#results + 1] = write(unpack(ARGV, i, i + 8))
+for i = 2, #ARGV do
+  local packed = cmsgpack.unpack(ARGV[i])
+  local gid, lease, attempt, ranges = unpack(packed, 1, 4)
+  for at = 5, #packed, 5 do
+    results[#results + 1] = write(gid, lease, attempt, ranges, unpack(packed, at, at + 4))
+  end
 end
 for gid, fields in pairs(metas) do over('HSET', group_key(gid), fields) end
 for gid, g in pairs(groups) do
   if g then save_group(gid, g) end
 end
-return {'ok', view(), results}
+return {'ok', view(), table.concat(results), useless}

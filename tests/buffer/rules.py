@@ -50,13 +50,17 @@ COMPARED = (
     Rule("writes are fenced by the lease", "write", "(g.state ~= 'generating' or g.lease == lease)", "true"),
     Rule("writes are fenced by the attempt", "write", "g.attempt == tonumber(attempt) and", ""),
     Rule("one value per member", "write", "if is_done(g, position) then return duplicate() end"),
-    Rule("sealed when all members have an outcome", "write", "string.find(g.done, '0', 1, true) == nil", "true"),
+    Rule(
+        "sealed when all members have an outcome",
+        "write",
+        "if string.find(g.done, '0', 1, true) then return STORED end",
+    ),
     Rule("too few scored members fail", "write", "if g.scored < C.min_members then", "if false then"),
     Rule(
         "the oldest token makes the deadline", "write", "g.ranges = merge_ranges(g.ranges, ranges)", "g.ranges = ranges"
     ),
-    Rule("a stored member needs no draft", "write", "if known then drop_draft(gid, g, member) end"),
-    Rule("a shorter draft replaces none", "write", "known.tokens >= tonumber(tokens)", "false"),
+    Rule("a stored member needs no draft", "write", "drop_draft(gid, g, member)\n"),
+    Rule("a shorter draft replaces none", "write", "known.tokens >= tokens", "false"),
     Rule("drafts go on within the bound", "hand_out", "if deadline >= C.u then", "if true then"),
     Rule("leased groups are ready groups", "sample", "and g.state == 'ready'", ""),
     Rule("a lease is within the bound", "sample", "and g.deadline >= version", ""),
