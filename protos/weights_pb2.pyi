@@ -120,16 +120,18 @@ class BucketChunk(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RouteRequest(_message.Message):
-    __slots__ = ("member_id", "policy", "address", "failed")
+    __slots__ = ("member_id", "policy", "address", "failed", "base")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     policy: _trajectory_pb2.PolicyVersion
     address: str
     failed: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, member_id: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., address: _Optional[str] = ..., failed: _Optional[_Iterable[str]] = ...) -> None: ...
+    base: _trajectory_pb2.PolicyVersion
+    def __init__(self, member_id: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., address: _Optional[str] = ..., failed: _Optional[_Iterable[str]] = ..., base: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ...) -> None: ...
 
 class RouteResponse(_message.Message):
     __slots__ = ("address",)

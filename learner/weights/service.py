@@ -12,21 +12,27 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from learner.weights.publisher import WeightPublisher
+from learner.weights.tree import RelayTrees
 from mesh.errors import PayloadError
 from mesh.versions import PolicyVersion
+from mesh.weights.chunks import CHUNK_BYTES, frames
 from protos import weights_pb2, weights_pb2_grpc
 
 log = logging.getLogger(__name__)
 SERVICE_NAME = weights_pb2.DESCRIPTOR.services_by_name["Weights"].full_name
-# Larger messages are slower, smaller ones cost more calls.
-CHUNK_BYTES = 1 << 20
 
 
 class WeightsService(weights_pb2_grpc.WeightsServicer):
-    """Serves a publisher's versions."""
+    """Serves a publisher's versions.
 
-    def __init__(self, publisher: WeightPublisher) -> None:
+    Args:
+        publisher: holds them.
+        fanout: `weights.fanout`.
+    """
+
+    def __init__(self, publisher: WeightPublisher, fanout: int = 2) -> None:
         self._publisher = publisher
+        self._trees = RelayTrees(fanout)
 
     async def GetModelBundle(
         self, _request: weights_pb2.GetModelBundleRequest, _context: Any
@@ -58,20 +64,24 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
         finally:
             unsubscribe()
 
-    async def FetchBucket(
-        self, request: weights_pb2.FetchBucketRequest, _context: Any
-    ) -> AsyncIterator[weights_pb2.BucketChunk]:
-        """The rest of a bucket from `offset` on."""
+    async def FetchBucket(self, request: weights_pb2.FetchBucketRequest, _context: Any) -> AsyncIterator[bytes]:
+        """The rest of a bucket from `offset` on, as serialized BucketChunks."""
         version = self._publisher.version(PolicyVersion.from_proto(request.policy))
         if request.bucket >= len(version.offsets):
             raise PayloadError("bucket", f"{request.bucket} does not exist, there are {len(version.offsets)}")
-        nbytes = version.manifest.buckets[request.bucket].nbytes
-        if request.offset > nbytes:
-            raise PayloadError("offset", f"{request.offset} lies behind the bucket's {nbytes} bytes")
-        start = version.offsets[request.bucket]
-        for offset in range(request.offset, nbytes, CHUNK_BYTES):
-            length = min(CHUNK_BYTES, nbytes - offset)
-            yield weights_pb2.BucketChunk(offset=offset, data=version.data.read(start + offset, length))
+        bucket = version.bucket(request.bucket)
+        if request.offset > len(bucket):
+            raise PayloadError("offset", f"{request.offset} lies behind the bucket's {len(bucket)} bytes")
+        for frame in frames(bucket, request.offset):
+            yield frame
+
+    async def Route(self, request: weights_pb2.RouteRequest, _context: Any) -> weights_pb2.RouteResponse:
+        """The receiver's place in the tree of what it wants."""
+        if not request.member_id:
+            raise PayloadError("member_id", "is empty")
+        base = PolicyVersion.from_proto(request.base) if request.HasField("base") else None
+        tree = self._trees.of(PolicyVersion.from_proto(request.policy), base)
+        return weights_pb2.RouteResponse(address=tree.route(request.member_id, request.address, request.failed))
 
     async def Report(self, request: weights_pb2.SwapReport, _context: Any) -> weights_pb2.ReportResponse:
         """Keeps the figures; errors are logged."""

@@ -56,17 +56,18 @@ class Engine:
         self.tensors: dict[str, torch.Tensor] = {}
         self.hold: list[Future[None]] = []
         self.asked = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     def update_weights(
         self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
     ) -> Future[SwapTimings]:
         done: Future[SwapTimings] = Future()
-        self.asked.set()
+        self._loop.call_soon_threadsafe(self.asked.set)
 
         def swap(_: object = None) -> None:
             self.tensors = {name: tensor.clone() for name, tensor in tensors}
             self.served.append(version)
-            done.set_result(SwapTimings(version, digest, 1.0, 2.0, 1.0, 0.0, 0))
+            done.set_result(SwapTimings(version, digest, 1.0, 1.0, 2.0, 0.0, 0))
 
         if self.hold:
             self.hold.pop().add_done_callback(swap)
@@ -85,9 +86,10 @@ class Service(WeightsService):
         self.offsets: list[int] = []
         self.reports: asyncio.Queue[weights_pb2.SwapReport] = asyncio.Queue()
 
-    async def FetchBucket(self, request: Any, context: Any) -> AsyncIterator[weights_pb2.BucketChunk]:
+    async def FetchBucket(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.offsets.append(request.offset)
-        async for chunk in super().FetchBucket(request, context):
+        async for serialized in super().FetchBucket(request, context):
+            chunk = weights_pb2.BucketChunk.FromString(serialized)
             if self.cut_after and chunk.offset >= self.cut_after:
                 self.cut_after = 0
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
