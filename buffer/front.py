@@ -17,7 +17,7 @@ from buffer.in_turn import in_turn
 from buffer.ledger import describe, ledger
 from buffer.limits import group_bytes
 from buffer.policy.reuse import weight_of
-from buffer.records import Write
+from buffer.records import NO_SUCH_MEMBER, Write
 from buffer.redis_access import RedisAccess
 from buffer.refusals import lost_state
 from buffer.sampling import sample_stream
@@ -36,7 +36,7 @@ _STATUS = {
     1: pb.WRITE_STATUS_STORED,
     2: pb.WRITE_STATUS_DUPLICATE,
     3: pb.WRITE_STATUS_SUPERSEDED,
-    4: pb.WRITE_STATUS_REJECTED,
+    NO_SUCH_MEMBER: pb.WRITE_STATUS_REJECTED,
 }
 _DISPOSITIONS = {
     pb.NACK_DISPOSITION_RELEASE: "release",
@@ -54,8 +54,8 @@ def _stored(request: pb.WriteRequest, response: pb.WriteResponse) -> dict[str, o
     """What the debug log keeps of a message: `[group, member, attempt, scored]` per member it stored."""
     stored = [
         [write.group_id, write.meta.member, write.attempt, bool(write.payload)]
-        for write, result in zip(request.writes, response.results, strict=True)
-        if result.status == pb.WRITE_STATUS_STORED and not write.draft
+        for write, status in zip(request.writes, response.statuses, strict=True)
+        if status == pb.WRITE_STATUS_STORED and not write.draft
     ]
     return {"table": request.table, "member_id": request.member_id, "stored": stored}
 
@@ -109,25 +109,28 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         """One message is one round trip to Redis, however many members it carries."""
         table = self._front.checked_table(request.table)
         response = pb.WriteResponse(sequence=request.sequence)
+        statuses = [pb.WRITE_STATUS_REJECTED] * len(request.writes)
         good: list[Write] = []
-        places: list[pb.WriteResult] = []
-        for write in request.writes:
-            result = response.results.add(group_id=write.group_id, member=write.meta.member)
+        positions: list[int] = []
+        for position, write in enumerate(request.writes):
             try:
                 checked = check_write(write)
                 if checked.pieces or checked.side:
                     await self._uploads.check(table, checked)
                 good.append(checked)
-                places.append(result)
+                positions.append(position)
             except PayloadError as error:
-                result.status = pb.WRITE_STATUS_REJECTED
-                result.field, result.message = error.field, error.message
+                response.results.add(position=position, field=error.field, message=error.message)
         if good:
-            for result, written in zip(places, await self._front.store.write(table, good), strict=True):
-                result.status = _STATUS[written.status]
-                result.sealed = written.sealed
-                if result.status == pb.WRITE_STATUS_REJECTED:
-                    result.field, result.message = "meta.member", "the group has not so many members"
+            for position, written in zip(positions, await self._front.store.write(table, good), strict=True):
+                statuses[position] = _STATUS[written.status]
+                if written.sealed:
+                    response.results.add(position=position, sealed=True)
+                elif written.status == NO_SUCH_MEMBER:
+                    response.results.add(
+                        position=position, field="meta.member", message="the group has not so many members"
+                    )
+        response.statuses.extend(statuses)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("members stored", extra=_stored(request, response))
         return response

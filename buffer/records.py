@@ -58,9 +58,13 @@ class Write:
         return Place(self.member, self.attempt, self.pieces)
 
 
+# Status of a write to a member that its group does not have.
+NO_SUCH_MEMBER = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a write: status 1 stored, 2 duplicate, 3 superseded, 4 no such member."""
+    """What became of a write: status 1 stored, 2 duplicate, 3 superseded, or `NO_SUCH_MEMBER`."""
 
     status: int
     sealed: bool

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -24,18 +24,27 @@ _WRITES = pb.WriteRequest.DESCRIPTOR.fields_by_name["writes"].number
 _IN_FLIGHT = 4
 
 
+class WriteResult(NamedTuple):
+    """What became of a member: `sealed` where it was its group's last; what is wrong with it where it is rejected."""
+
+    status: int
+    sealed: bool = False
+    field: str = ""
+    message: str = ""
+
+
 @dataclass(slots=True)
 class _Call:
     """One `write` of the caller: its results by position, and how many are outstanding."""
 
-    results: list[pb.WriteResult | None]
-    future: asyncio.Future[list[pb.WriteResult]]
+    results: list[WriteResult | None]
+    future: asyncio.Future[list[WriteResult]]
     left: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.left = len(self.results)
 
-    def put(self, position: int, result: pb.WriteResult) -> None:
+    def put(self, position: int, result: WriteResult) -> None:
         self.results[position] = result
         self.left -= 1
         if self.left == 0 and not self.future.done():
@@ -55,12 +64,9 @@ def _is_large(write: pb.MemberWrite) -> bool:
     return len(write.payload) > (MAX_WHOLE_BYTES if write.draft else PIECE_BYTES)
 
 
-def _rejected(write: pb.MemberWrite, error: PayloadError) -> pb.WriteResult:
+def _rejected(error: PayloadError) -> WriteResult:
     """What the buffer would say of a write that cannot be sent."""
-    return pb.WriteResult(
-        group_id=write.group_id, member=write.meta.member, status=pb.WRITE_STATUS_REJECTED, field=error.field,
-        message=error.message,
-    )  # fmt: skip
+    return WriteResult(pb.WRITE_STATUS_REJECTED, field=error.field, message=error.message)
 
 
 class Writer(StandingStream):
@@ -90,7 +96,7 @@ class Writer(StandingStream):
         self._sequence = 0
         super().__init__(f"writing ({table})", retry_s)
 
-    async def write(self, writes: Sequence[pb.MemberWrite]) -> list[pb.WriteResult]:
+    async def write(self, writes: Sequence[pb.MemberWrite]) -> list[WriteResult]:
         """Stores members; results are in the order of `writes`.
 
         Raises:
@@ -102,22 +108,22 @@ class Writer(StandingStream):
 
     async def _write_large(
         self, writes: Sequence[pb.MemberWrite], data: Sequence[bytes], large: set[int]
-    ) -> list[pb.WriteResult]:
-        async def upload(write: pb.MemberWrite) -> list[pb.WriteResult]:
+    ) -> list[WriteResult]:
+        async def upload(write: pb.MemberWrite) -> list[WriteResult]:
             try:
                 if write.draft:
                     raise PayloadError("payload", f"a draft of {len(write.payload)} bytes, over {MAX_WHOLE_BYTES}")
                 uploaded = await self._uploader.payload(self._table, write)
                 return await self._write([uploaded.SerializeToString()])
             except PayloadError as error:
-                return [_rejected(write, error)]
+                return [_rejected(error)]
 
         others = self._write([whole for index, whole in enumerate(data) if index not in large])
         results = await asyncio.gather(others, *(upload(writes[index]) for index in sorted(large)))
         small, uploaded = iter(results[0]), iter(results[1:])
         return [next(uploaded)[0] if index in large else next(small) for index in range(len(writes))]
 
-    async def _write(self, data: Sequence[bytes]) -> list[pb.WriteResult]:
+    async def _write(self, data: Sequence[bytes]) -> list[WriteResult]:
         if self._error is not None:
             raise self._error
         if not data:
@@ -154,7 +160,12 @@ class Writer(StandingStream):
 
     def _received(self, response: pb.WriteResponse) -> None:
         items = self._unanswered.pop(response.sequence, [])
-        for item, result in zip(items, response.results, strict=False):
+        more = {result.position: result for result in response.results}
+        for position, (item, status) in enumerate(zip(items, response.statuses, strict=False)):
+            if (said := more.get(position)) is None:
+                result = WriteResult(status)
+            else:
+                result = WriteResult(status, said.sealed, said.field, said.message)
             item.call.put(item.position, result)
         self._flush()
 

@@ -175,28 +175,26 @@ class UploadResponse(_message.Message):
     def __init__(self, pieces: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class WriteResult(_message.Message):
-    __slots__ = ("group_id", "member", "status", "field", "message", "sealed")
-    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
-    MEMBER_FIELD_NUMBER: _ClassVar[int]
-    STATUS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("position", "field", "message", "sealed")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
-    group_id: str
-    member: int
-    status: WriteStatus
+    position: int
     field: str
     message: str
     sealed: bool
-    def __init__(self, group_id: _Optional[str] = ..., member: _Optional[int] = ..., status: _Optional[_Union[WriteStatus, str]] = ..., field: _Optional[str] = ..., message: _Optional[str] = ..., sealed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, position: _Optional[int] = ..., field: _Optional[str] = ..., message: _Optional[str] = ..., sealed: _Optional[bool] = ...) -> None: ...
 
 class WriteResponse(_message.Message):
-    __slots__ = ("sequence", "results")
+    __slots__ = ("sequence", "statuses", "results")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    STATUSES_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
+    statuses: _containers.RepeatedScalarFieldContainer[WriteStatus]
     results: _containers.RepeatedCompositeFieldContainer[WriteResult]
-    def __init__(self, sequence: _Optional[int] = ..., results: _Optional[_Iterable[_Union[WriteResult, _Mapping]]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[WriteStatus, str]]] = ..., results: _Optional[_Iterable[_Union[WriteResult, _Mapping]]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
     __slots__ = ("table", "incarnation", "credits", "for_version", "with_payloads")

@@ -13,6 +13,7 @@ import numpy as np
 
 from buffer.client import AdmitStream, BufferClient, SampleStream, Writer
 from buffer.service import BufferService
+from buffer.writer import WriteResult
 from mesh.config import Config, load_config
 from mesh.errors import LostStateError
 from mesh.fronts import open_mesh
@@ -295,7 +296,7 @@ class Generator(Actor):
         async with asyncio.timeout(TIMEOUT_S):
             return [await anext(stream) for _ in range(count)]
 
-    async def finish(self, writer: Writer, grants: list[pb.GroupGrant], version: PolicyVersion) -> list[pb.WriteResult]:
+    async def finish(self, writer: Writer, grants: list[pb.GroupGrant], version: PolicyVersion) -> list[WriteResult]:
         """Writes all missing members of the groups, sampled at one version."""
         writes = [
             make_write(grant, member, [version] * 5)

@@ -114,7 +114,8 @@ async def work(learner: Learner, generator: Generator, done: Acknowledged) -> No
         grants = await generator.grants(admission, 2)
         for member in (0, 1):
             results = await writer.write([make_write(grant, member, [serving]) for grant in grants])
-            done.members |= {(r.group_id, r.member) for r in results if r.status == pb.WRITE_STATUS_STORED}
+            stored = zip(grants, results, strict=True)
+            done.members |= {(g.group_id, member) for g, r in stored if r.status == pb.WRITE_STATUS_STORED}
         groups = await learner.batch(sampler, 2, version)
         response = await learner.client.claim("train", learner.incarnation, version, refs(groups))
         assert response.claimed

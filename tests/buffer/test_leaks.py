@@ -14,6 +14,7 @@ import pytest
 from buffer.limits import PIECE_BYTES
 from buffer.redis_server import RedisServer
 from buffer.service import BufferService
+from buffer.writer import WriteResult
 from mesh.trajectory import Trajectory, encode
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
@@ -130,7 +131,7 @@ class Rounds:
         await client.commit("train", learner.incarnation, self.version)
         await generator.agent.beat()
 
-    async def _once_evicted(self, write: pb.MemberWrite) -> list[pb.WriteResult]:
+    async def _once_evicted(self, write: pb.MemberWrite) -> list[WriteResult]:
         async with asyncio.timeout(TIMEOUT_S):
             while (await self.learner.client.describe("train")).counts.generating:
                 await asyncio.sleep(0.01)
