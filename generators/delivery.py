@@ -175,8 +175,9 @@ class Delivery:
             finish_reason=_FINISH[sampled.finish_reason],
             prompt_tokens=len(group.prompt_ids),
             response_tokens=len(sampled.response_ids),
-            oldest=sampled.versions.oldest.to_proto(),
-            newest=sampled.versions.newest.to_proto(),
+            # Written in place: messages of their own would be copied, and cost more than all else here.
+            oldest=sampled.versions.oldest._asdict(),
+            newest=sampled.versions.newest._asdict(),
             generator=self._member_id,
             finished_unix_ns=finished.finished_unix_ns,
         )
