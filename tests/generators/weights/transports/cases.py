@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from generators.weights.transports.disk import Disk
 from generators.weights.transports.grpc import Grpc
 from generators.weights.transports.shm import SharedMemory
+from learner.weights import WeightPublisher
+from learner.weights import offers as learner_offers
+from learner.weights.offers import Offer
 from mesh.hosts import host_id
-from tests.generators.weights.transports.world import Case, default_publisher
+from tests.generators.weights.transports.world import RUN, Case, default_publisher
+
+
+def _offering(folder: Path, bucket_bytes: int, *offers: Offer) -> WeightPublisher:
+    return WeightPublisher(RUN, {"config.json": b"{}"}, bucket_bytes=bucket_bytes, directory=folder, offers=offers)
+
+
+def _on_disk(folder: Path, bucket_bytes: int) -> WeightPublisher:
+    return _offering(folder, bucket_bytes, learner_offers.Disk(folder, RUN))
+
 
 CASES: list[Case] = [
-    Case("shm", lambda: SharedMemory(host_id()), default_publisher, needs_publisher=False),
-    Case("grpc", Grpc, default_publisher),
+    Case("shm", lambda _: SharedMemory(host_id()), default_publisher, needs_publisher=False),
+    Case("grpc", lambda _: Grpc(), default_publisher),
+    Case("disk", Disk, _on_disk, needs_publisher=False),
 ]

@@ -37,14 +37,14 @@ class Case:
 
     Attributes:
         name: of the transport.
-        receiver: makes a receiver's side; of several receivers each has its own.
+        receiver: makes a receiver's side, given the same folder; of several receivers each has its own.
         publisher: makes the learner's side, given a folder that stands in for /dev/shm.
         needs_publisher: bytes stop coming when the publisher stops (not so where they lie in a file).
         at_once: receivers that can receive at the same time.
     """
 
     name: str
-    receiver: Callable[[], Transport]
+    receiver: Callable[[Path], Transport]
     publisher: Callable[[Path, int], WeightPublisher]
     needs_publisher: bool = True
     at_once: int = 3
@@ -64,14 +64,15 @@ def tensors(seed: int, rows: int = 40) -> dict[str, torch.Tensor]:
 class Learner:
     """What a receiver sees of a learner."""
 
-    def __init__(self, case: Case, channel: grpc.aio.Channel) -> None:
+    def __init__(self, case: Case, channel: grpc.aio.Channel, folder: Path) -> None:
         self._case = case
+        self._folder = folder
         self._receivers: list[Transport] = []
         self.stub = weights_pb2_grpc.WeightsStub(channel)
 
     def receiver(self) -> Transport:
         """A new receiver's side of the transport; closed with the learner."""
-        made = self._case.receiver()
+        made = self._case.receiver(self._folder)
         self._receivers.append(made)
         return made
 
@@ -91,8 +92,8 @@ class LocalLearner(Learner):
         publisher: holds the versions.
     """
 
-    def __init__(self, case: Case, channel: grpc.aio.Channel, publisher: WeightPublisher) -> None:
-        super().__init__(case, channel)
+    def __init__(self, case: Case, channel: grpc.aio.Channel, folder: Path, publisher: WeightPublisher) -> None:
+        super().__init__(case, channel, folder)
         self.publisher = publisher
 
     def publish(self, version: int, rows: int = 40) -> weights_pb2.Manifest:
@@ -101,8 +102,13 @@ class LocalLearner(Learner):
 
     def damage(self, manifest: weights_pb2.Manifest, name: str) -> None:
         """Flips a bit in the last bucket, where this transport reads it."""
-        offer = next((o for o in manifest.offers if o.transport == name and Path(o.address).is_file()), None)
-        path = Path((offer or manifest.offers[0]).address)
+        offer = next((o for o in manifest.offers if o.transport == name), None)
+        path = self._folder / (offer or manifest.offers[0]).address
+        if path.is_dir():
+            path = max(path.glob("*.safetensors"))
+        elif not path.is_file():
+            # The transport reads the publisher's own bytes.
+            path = Path(manifest.offers[0].address)
         with path.open("r+b") as file:
             file.seek(-100, os.SEEK_END)
             byte = file.read(1)[0]
@@ -117,8 +123,8 @@ class RemoteLearner(Learner):
         manifest: of that version.
     """
 
-    def __init__(self, case: Case, channel: grpc.aio.Channel, process: Process, manifest: bytes) -> None:
-        super().__init__(case, channel)
+    def __init__(self, case: Case, channel: grpc.aio.Channel, folder: Path, process: Process, manifest: bytes) -> None:
+        super().__init__(case, channel, folder)
         self._process = process
         self.manifest = weights_pb2.Manifest.FromString(manifest)
 
@@ -145,7 +151,7 @@ async def local_learner(case: Case, folder: Path) -> AsyncIterator[LocalLearner]
         stack.callback(publisher.close)
         stack.push_async_callback(server.stop, 0)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{port}", SECURITY))
-        learner = LocalLearner(case, channel, publisher)
+        learner = LocalLearner(case, channel, folder, publisher)
         stack.push_async_callback(learner.close)
         yield learner
 
@@ -166,7 +172,7 @@ async def remote_learner(case: Case, folder: Path) -> AsyncIterator[RemoteLearne
         stack.push_async_callback(end)
         ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{ready['port']}", SECURITY))
-        learner = RemoteLearner(case, channel, process, bytes.fromhex(ready["manifest"]))
+        learner = RemoteLearner(case, channel, folder, process, bytes.fromhex(ready["manifest"]))
         stack.push_async_callback(learner.close)
         yield learner
 
