@@ -102,6 +102,8 @@ class Leader:
             keep_versions=weights.keep_versions,
             bucket_bytes=weights.bucket_bytes,
             transport=weights.transport,
+            encoding=weights.encoding,
+            chain=weights.chain,
             offers=further_offers(config),
         )
         self._session = Session(config, mesh, self._publisher, self._state, controls, port=port)

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import torch
 
+from learner.weights.chain import DeltaChain
 from learner.weights.offers import SHARED_MEMORY, Offer, shared_memory
 from learner.weights.published import PublishedVersion
 from learner.weights.pushes import PushStatistics
 from learner.weights.storage import VersionBytes, VersionWriter
-from mesh.config.models import TransportName
+from mesh.config.models import EncodingName, TransportName
 from mesh.errors import WeightsError
 from mesh.versions import PolicyVersion
 from mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_offsets, digest_of, manifest_digest
@@ -43,6 +44,8 @@ class WeightPublisher:
         transport: `weights.transport`; `shm`: shared memory must work; `auto`: it is used where possible; others: not.
         directory: the tmpfs for shared files.
         offers: further ways by which versions are made available; the publisher closes them.
+        encoding: `weights.encoding`.
+        chain: differences kept.
 
     Raises:
         WeightsError: `shm` was asked for and the directory is not usable.
@@ -58,8 +61,12 @@ class WeightPublisher:
         transport: TransportName = "auto",
         directory: Path = SHARED_MEMORY,
         offers: Sequence[Offer] = (),
+        encoding: EncodingName = "full",
+        chain: int = 4,
     ) -> None:
         self.run = run
+        self.encoding = encoding
+        self.chain = DeltaChain(chain, self._tell_listeners) if encoding != "full" else None
         self.model_bundle = dict(model_bundle)
         self.pushes = PushStatistics()
         self._keep_versions = keep_versions
@@ -86,13 +93,46 @@ class WeightPublisher:
         """
         with self._lock:
             found = self._versions.get(policy)
+            tip = self.chain.tip if self.chain else None
+            if found is None and tip is not None and tip.policy == policy:
+                return tip
             kept = ", ".join(map(str, self._versions)) or "none"
         if found is None:
             raise WeightsError(f"version {policy} is not kept any more (kept: {kept})", hint="fetch the newest instead")
         return found
 
+    def bucket(self, policy: PolicyVersion, index: int, base: PolicyVersion | None = None) -> memoryview:
+        """The bytes of one bucket, without a copy.
+
+        Args:
+            policy: the version.
+            index: of the bucket.
+            base: for the difference that leads from there to `policy`; None: the full bytes.
+
+        Raises:
+            WeightsError: the version or the difference is not kept (any more), or has no such bucket.
+        """
+        if base is None:
+            version = self.version(policy)
+            if index >= len(version.offsets):
+                raise WeightsError(f"bucket {index} does not exist, there are {len(version.offsets)}")
+            return version.bucket(index)
+        if self.chain is None:
+            raise WeightsError("no differences are made here: weights.encoding is full", hint="fetch the full bytes")
+        return memoryview(self.chain.bucket(base, policy, index))
+
+    def with_links(self, manifest: weights_pb2.Manifest) -> weights_pb2.Manifest:
+        """The manifest of one of its versions, with the differences that lead there at present."""
+        links = self.chain.links_to(PolicyVersion.from_proto(manifest.policy)) if self.chain else []
+        if not links:
+            return manifest
+        linked = weights_pb2.Manifest()
+        linked.CopyFrom(manifest)
+        linked.deltas.extend(link.delta for link in links)
+        return linked
+
     def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Calls `listener` after each `publish`, in the publishing thread; returns what ends that."""
+        """Calls `listener` after each `publish` and each new difference, in any thread; returns what ends that."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -132,20 +172,30 @@ class WeightPublisher:
             self._versions[policy] = published
             self._newest = published
             retired = [self._versions.pop(old) for old in sorted(self._versions)[: -self._keep_versions]]
-            listeners = list(self._listeners)
+        if self.chain is not None:
+            self.chain.published(published)
+            if self.encoding == "delta":
+                self.chain.want()
         self._retire(retired)
-        for listener in listeners:
-            listener()
+        self._tell_listeners()
         return manifest
 
     def close(self) -> None:
         """Takes every version back."""
+        if self.chain is not None:
+            self.chain.close()
         with self._lock:
             retired = list(self._versions.values())
             self._versions.clear()
         self._retire(retired)
         for offer in self.offers:
             offer.close()
+
+    def _tell_listeners(self) -> None:
+        with self._lock:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()
 
     def _retire(self, versions: Iterable[PublishedVersion]) -> None:
         for version in versions:

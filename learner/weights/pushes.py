@@ -14,6 +14,8 @@ from protos import weights_pb2
 
 # Reports kept per receiver.
 _KEPT = 4096
+# Full transfers whose speed tells what a receiver's network carries.
+_RATES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class _Receiver:
     errors: int = 0
     bytes: int = 0
     last_error: str = ""
+    full_bytes_per_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES))
     serving: PolicyVersion | None = None
     digest: str = ""
 
@@ -70,9 +73,20 @@ class PushStatistics:
                 receiver.last_error = self._last_error = report.error
                 return
             receiver.count += 1
+            if report.encoding != "delta" and report.transport == "grpc" and report.last_byte_us:
+                receiver.full_bytes_per_s.append(report.bytes / report.last_byte_us * 1e6)
             receiver.total_us.append(report.total_us)
             receiver.pause_us.append(report.pause_us)
             receiver.serving = PolicyVersion.from_proto(report.policy)
+
+    def bytes_per_s(self, member_id: str) -> float | None:
+        """What a receiver's network carries: its fastest full transfer over grpc of late; None: there was none.
+
+        Timed from the announcement, so that what it waited for before is in it: the fastest one waited least.
+        """
+        with self._lock:
+            receiver = self._receivers.get(member_id)
+            return max(receiver.full_bytes_per_s, default=None) if receiver else None
 
     def summary(self) -> PushSummary:
         """Over all receivers."""

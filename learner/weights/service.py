@@ -7,12 +7,14 @@ a transfer that has begun goes on when its version is let go of.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 from learner.weights.publisher import WeightPublisher
 from learner.weights.tree import RelayTrees
+from learner.weights.watcher import Watcher
 from mesh.errors import PayloadError
 from mesh.versions import PolicyVersion
 from mesh.weights.chunks import CHUNK_BYTES, frames
@@ -42,8 +44,8 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
             for offset in range(0, max(1, len(content)), CHUNK_BYTES):
                 yield weights_pb2.ModelFile(name=name, content=content[offset : offset + CHUNK_BYTES])
 
-    async def Watch(self, _request: weights_pb2.WatchRequest, _context: Any) -> AsyncIterator[weights_pb2.Manifest]:
-        """The newest manifest, and each one that is the newest when the stream can take it."""
+    async def Watch(self, request: weights_pb2.WatchRequest, _context: Any) -> AsyncIterator[weights_pb2.Manifest]:
+        """The newest manifest, and each one that is the newest when the stream can take it (`Watcher` says when)."""
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
 
@@ -51,25 +53,23 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
             loop.call_soon_threadsafe(news.set)
 
         unsubscribe = self._publisher.subscribe(on_publish)
-        sent: weights_pb2.Manifest | None = None
+        watcher = Watcher(self._publisher, request, loop.time)
         try:
             while True:
                 news.clear()
-                manifest = self._publisher.newest
-                if manifest is not None and manifest is not sent:
-                    sent = manifest
+                manifest, wait_s = watcher.next()
+                if manifest is not None:
                     yield manifest
                     continue
-                await news.wait()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), wait_s)
         finally:
             unsubscribe()
 
     async def FetchBucket(self, request: weights_pb2.FetchBucketRequest, _context: Any) -> AsyncIterator[bytes]:
         """The rest of a bucket from `offset` on, as serialized BucketChunks."""
-        version = self._publisher.version(PolicyVersion.from_proto(request.policy))
-        if request.bucket >= len(version.offsets):
-            raise PayloadError("bucket", f"{request.bucket} does not exist, there are {len(version.offsets)}")
-        bucket = version.bucket(request.bucket)
+        base = PolicyVersion.from_proto(request.base) if request.HasField("base") else None
+        bucket = self._publisher.bucket(PolicyVersion.from_proto(request.policy), request.bucket, base)
         if request.offset > len(bucket):
             raise PayloadError("offset", f"{request.offset} lies behind the bucket's {len(bucket)} bytes")
         for frame in frames(bucket, request.offset):

@@ -283,6 +283,7 @@ class BufferSection(Section):
 
 
 TransportName = Literal["auto", "grpc", "shm", "gloo", "nccl", "cuda_ipc", "disk"]
+EncodingName = Literal["auto", "full", "delta"]
 
 
 class WeightsSection(Section):
@@ -292,6 +293,12 @@ class WeightsSection(Section):
         "gloo, nccl (broadcast), cuda_ipc (same GPU), disk: that one, and grpc where it fails.",
     )
     dir: Path | None = Field(None, description="Folder for transport disk; shared by all hosts of the run.")
+    encoding: EncodingName = Field(
+        "auto",
+        description="full: all bytes of a version; delta: lossless differences wherever they are fewer; "
+        "auto: differences for receivers whose network makes them faster.",
+    )
+    chain: PositiveInt = Field(4, description="Differences kept for receivers of earlier versions.")
     kv: Literal["keep", "recompute", "interrupt"] = Field(
         "keep",
         description="Running sequences at a swap: keep their KV cache; recompute it, all at once; or interrupt them: "
