@@ -167,6 +167,23 @@ class SwapTimings:
     in_flight: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ProbeResult:
+    """What an engine makes of given tokens, and of which weights.
+
+    Attributes:
+        version, digest: of the weights in service, as given to `update_weights`.
+        log_probs: float32 [tokens - 1], nats, of each next token at temperature 1.
+        tensors: the weights as they are in the engine, by Hugging Face name; they stay so whatever is swapped in later.
+            None where the engine keeps them in another form.
+    """
+
+    version: PolicyVersion
+    digest: str
+    log_probs: NDArray[np.float32]
+    tensors: Mapping[str, torch.Tensor] | None
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A snapshot.
@@ -274,6 +291,21 @@ class InferenceEngine(ABC):
             then the old weights stay in use.
 
         Raises:
+            EngineError: the engine is not running.
+        """
+
+    @abstractmethod
+    def probe(self, token_ids: Sequence[int]) -> Future[ProbeResult]:
+        """Runs tokens through the model between two decode steps, to compare what is served with what should be.
+
+        Args:
+            token_ids: at least two, no more than the model's context.
+
+        Returns:
+            A future; it fails with WeightsError where there are no weights yet.
+
+        Raises:
+            PayloadError: tokens that the model cannot take; names the limit.
             EngineError: the engine is not running.
         """
 

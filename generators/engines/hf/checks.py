@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from generators.engines.base import GenerationRequest, SampledTokens
 from generators.engines.hf.loading import LoadedModel
@@ -30,6 +31,17 @@ def check_request(request: GenerationRequest, loaded: LoadedModel) -> None:
     _check_sampling(request, loaded)
     if request.prefix is not None:
         _check_prefix(request, request.prefix, context - length, vocabulary)
+
+
+def check_tokens(token_ids: Sequence[int], loaded: LoadedModel) -> None:
+    """Refuses tokens that cannot be run through the model for their log-probs.
+
+    Raises:
+        PayloadError: naming the limit.
+    """
+    if not 2 <= len(token_ids) <= loaded.context:
+        raise PayloadError("token_ids", f"{len(token_ids)} tokens; 2 to {loaded.context} are possible")
+    _check_ids("token_ids", min(token_ids), max(token_ids), int(loaded.model.config.get_text_config().vocab_size))
 
 
 def _check_ids(field: str, lowest: int, highest: int, vocabulary: int) -> None:

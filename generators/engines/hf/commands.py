@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from generators.engines.base import GenerationRequest, PartialResponse, SwapTimings
+from generators.engines.base import GenerationRequest, PartialResponse, ProbeResult, SwapTimings
 from generators.engines.hf.weights import Staged
 from mesh.versions import PolicyVersion
 
@@ -46,4 +46,12 @@ class Update:
     done: Future[SwapTimings]
 
 
-Command = Submit | Abort | Progress | Update
+@dataclass(frozen=True, slots=True, eq=False)
+class Probe:
+    """Tokens to be run through the model; see `InferenceEngine.probe`."""
+
+    token_ids: Sequence[int]
+    done: Future[ProbeResult]
+
+
+Command = Submit | Abort | Progress | Probe | Update

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from generators.engines.base import FinishReason, GenerationRequest, GenerationResult, SampledTokens
 from generators.engines.hf.cache import SlotCache
@@ -115,6 +116,11 @@ class Decoder:
         sequences = [table.tokens[row, : table.position[row]].tolist() for row in rows]
         for batch, members in _by_batch(self._prefiller.run(sequences)):
             self._store([rows[member] for member, _ in members], batch, [index for _, index in members])
+
+    def log_probs(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Of each next token, float32 [len(ids) - 1], nats."""
+        found: NDArray[np.float32] = self._prefiller.log_probs(ids).cpu().numpy()
+        return found
 
     def completed(self, request: GenerationRequest) -> FinishReason | None:
         """Why nothing is to be sampled behind a request's prefix; None where something is, or where it has none."""

@@ -28,10 +28,11 @@ from generators.engines.base import (
     OnFailure,
     OnResults,
     PartialResponse,
+    ProbeResult,
     SwapTimings,
 )
-from generators.engines.hf.checks import check_request
-from generators.engines.hf.commands import Abort, Command, Progress, Submit, Update
+from generators.engines.hf.checks import check_request, check_tokens
+from generators.engines.hf.commands import Abort, Command, Probe, Progress, Submit, Update
 from generators.engines.hf.decoder import Decoder
 from generators.engines.hf.loading import LoadedModel, load_model
 from generators.engines.hf.scheduling import WaitingLine
@@ -128,6 +129,15 @@ class HfEngine(InferenceEngine):
             self._wake.notify_all()
         return done
 
+    def probe(self, token_ids: Sequence[int]) -> Future[ProbeResult]:
+        check_tokens(token_ids, self._loaded)
+        done: Future[ProbeResult] = Future()
+        with self._wake:
+            self._check_running()
+            self._inbox.append(Probe(tuple(token_ids), done))
+            self._wake.notify_all()
+        return done
+
     def update_weights(
         self, version: PolicyVersion, tensors: Iterable[tuple[str, torch.Tensor]], digest: str
     ) -> Future[SwapTimings]:
@@ -221,8 +231,20 @@ class HfEngine(InferenceEngine):
                 case Progress():
                     waiting = self._line.progress(command.at_least)
                     _answer(command.done, waiting + self._decoder.table.progress(command.at_least))
+                case Probe():
+                    self._answer_probe(command)
                 case Update():
                     self._updates.append(command)
+
+    def _answer_probe(self, probe: Probe) -> None:
+        if not probe.done.set_running_or_notify_cancel():
+            return
+        serving = self._decoder.serving
+        if serving is None:
+            probe.done.set_exception(WeightsError("the engine has no weights yet"))
+            return
+        log_probs = self._decoder.log_probs(probe.token_ids)
+        probe.done.set_result(ProbeResult(serving, self._digest, log_probs, self._weights.tensors()))
 
     def _queue(self, requests: Sequence[GenerationRequest]) -> None:
         """Puts requests in the line; those whose prefix leaves nothing to be sampled end here."""
@@ -315,7 +337,7 @@ class HfEngine(InferenceEngine):
             commands, self._inbox = self._inbox, deque()
             self._wake.notify_all()
         for command in (*self._taken, *commands):
-            if isinstance(command, Progress):
+            if isinstance(command, Progress | Probe):
                 _refuse(command.done, failure)
             elif isinstance(command, Update):
                 self._updates.append(command)

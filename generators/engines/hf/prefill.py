@@ -57,6 +57,18 @@ class Prefiller:
                 prefixes[member] = Prefix(batch, index)
         return [prefix for prefix in prefixes if prefix is not None]
 
+    def log_probs(self, ids: Sequence[int]) -> torch.Tensor:
+        """Float32 [len(ids) - 1], nats: of each next token."""
+        row = torch.tensor([ids], device=self._device)
+        logits = self._model(
+            input_ids=row,
+            attention_mask=self._masks.prefill(len(ids)),
+            position_ids=torch.arange(len(ids), device=self._device)[None],
+            past_key_values=PrefixCache(self._layers),
+            use_cache=True,
+        ).logits[0, :-1]
+        return torch.log_softmax(logits.float(), -1).gather(1, row[0, 1:, None])[:, 0]
+
     def _forward(self, sequences: Sequence[Sequence[int]]) -> PrefixBatch:
         columns = max(len(ids) for ids in sequences)
         input_ids = torch.tensor([[*ids, *([0] * (columns - len(ids)))] for ids in sequences], device=self._device)

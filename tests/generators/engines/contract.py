@@ -564,6 +564,35 @@ class EngineContract:
         harness.engine.submit([request("a")])
         assert harness.engine.progress({"a": 0}).result(DEADLINE_S) == []
 
+    # --- probes ---
+
+    def test_a_probe_tells_what_is_served(self, harness: EngineHarness) -> None:
+        """Also while sequences run, which go on undisturbed; what it found stays as it was through later swaps."""
+        first, second = harness.random_weights(6), harness.random_weights(7)
+        with pytest.raises(WeightsError, match="no weights"):
+            harness.engine.probe(PROMPT).result(DEADLINE_S)
+        harness.update(V1, first)
+        sampling = {"max_tokens": 80, "seed": 3}
+        [alone] = harness.run([request("alone", **sampling)])
+        harness.engine.submit([request("beside", **sampling)])
+        ids = [*PROMPT, 9, 8, 7]
+        found = harness.engine.probe(ids).result(DEADLINE_S)
+        [beside] = harness.collector.wait(["beside"])
+        assert beside.response_ids.tolist() == alone.response_ids.tolist()
+        harness.update(V2, second)
+        after = harness.engine.probe(ids).result(DEADLINE_S)
+        for probe, version, weights in ((found, V1, first), (after, V2, second)):
+            assert (probe.version, probe.digest) == (version, str(version))
+            assert probe.log_probs.dtype == np.float32
+            np.testing.assert_allclose(probe.log_probs, harness.log_probs(weights, ids).numpy(), atol=1e-4)
+            if probe.tensors is not None:
+                assert all(torch.equal(probe.tensors[name].cpu(), tensor) for name, tensor in weights.items())
+
+    def test_bad_probes_are_refused(self, harness: EngineHarness) -> None:
+        for bad, said in (([3], "1 tokens"), ([3] * (harness.context + 1), str(harness.context)), ([-1, 3], "-1")):
+            with pytest.raises(PayloadError, match=said):
+                harness.engine.probe(bad)
+
     def test_greedy_and_filters_keep_to_the_most_likely(self, harness: EngineHarness) -> None:
         """top_k 1 draws what greedy draws, with certainty; greedy log-probs are those of temperature 1."""
         weights = harness.random_weights(3)
@@ -596,6 +625,8 @@ class EngineContract:
             harness.engine.update_weights(V2, [], "")
         with pytest.raises(EngineError):
             harness.engine.progress({})
+        with pytest.raises(EngineError):
+            harness.engine.probe(PROMPT)
         harness.engine.stop()
 
     def test_a_failing_callback_is_a_reported_failure(self, harness: EngineHarness) -> None:
