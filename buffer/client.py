@@ -17,14 +17,14 @@ from buffer.admit_stream import AdmitStream
 from buffer.fetching import fetch, fetch_side
 from buffer.sample_stream import SampleStream
 from buffer.uploading import Uploader
-from buffer.writer import Writer
+from buffer.writer import Writer, WriteResult
 from mesh.errors import LostStateError
 from mesh.rpc import call_with_retry
 from protos import buffer_pb2 as pb
 from protos import buffer_pb2_grpc
 from protos import trajectory_pb2 as trajectory
 
-__all__ = ["AdmitStream", "BufferClient", "SampleStream", "Writer"]
+__all__ = ["AdmitStream", "BufferClient", "SampleStream", "WriteResult", "Writer"]
 _SEED_BYTES = 512 << 10
 _USES_AT_ONCE = 512
 # Redis may be restarted again while the learner makes up for the last time.

@@ -17,7 +17,10 @@ from buffer.uploading import Uploader
 from mesh.errors import PayloadError, RollmeshError
 from protos import buffer_pb2 as pb
 
+# Of one message. Larger ones cost a little less, but then writer, front and Redis work in turns: short members are so
+# many in a megabyte that a generator's whole window would be one message.
 _MESSAGE_BYTES = 1 << 20
+_MESSAGE_MEMBERS = 128
 _METHOD = "/rollmesh.v1.Buffer/Write"
 _WRITES = pb.WriteRequest.DESCRIPTOR.fields_by_name["writes"].number
 # Messages sent and not answered yet; more are gathered meanwhile.
@@ -137,8 +140,9 @@ class Writer(StandingStream):
 
     def _flush(self) -> None:
         while self._gathered and len(self._unanswered) < _IN_FLIGHT and self._error is None:
-            items, size = [], 0
-            while self._gathered and size < _MESSAGE_BYTES:
+            items: list[_Item] = []
+            size = 0
+            while self._gathered and size < _MESSAGE_BYTES and len(items) < _MESSAGE_MEMBERS:
                 item = self._gathered.popleft()
                 items.append(item)
                 size += len(item.data)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from buffer.client import WriteResult
 from generators.engines.base import GenerationResult
 from generators.held import FinishedMember, HeldGroup
 from generators.packing import member_write, pack
@@ -33,7 +34,7 @@ Writes = list[tuple[HeldGroup, buffer_pb2.MemberWrite]]
 class MemberWriter(Protocol):
     """The part of the buffer's client that stores members."""
 
-    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[buffer_pb2.WriteResult]:
+    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[WriteResult]:
         """Stores members; one result each, in order.
 
         Raises:
@@ -203,7 +204,7 @@ class Delivery:
             results = await self._writer_of(table).write([write for _, write in part])
             self._settle(part, results)
 
-    def _settle(self, writes: Writes, results: Sequence[buffer_pb2.WriteResult]) -> None:
+    def _settle(self, writes: Writes, results: Sequence[WriteResult]) -> None:
         """Closes the books of stored members; a rejected member is stored as an error in its place."""
         for (group, write), result in zip(writes, results, strict=True):
             if result.status == buffer_pb2.WRITE_STATUS_SUPERSEDED:

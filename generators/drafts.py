@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from buffer.client import WriteResult
 from generators.engines.base import InferenceEngine, PartialResponse
 from generators.held import HeldGroup
 from generators.packing import member_write, pack
@@ -29,7 +30,7 @@ _LOOKS = 8
 class DraftWriter(Protocol):
     """The part of the buffer's client that stores drafts."""
 
-    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[buffer_pb2.WriteResult]:
+    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[WriteResult]:
         """Stores drafts; one result each, in order.
 
         Raises:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from buffer.client import WriteResult
 from generators.delivery import Delivery
 from generators.engines.base import GenerationResult
 from generators.held import FinishedMember, HeldGroup
@@ -16,7 +17,7 @@ from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2, reward_pb2, trajectory_pb2
 
 Score = Callable[[reward_pb2.ScoreItem], reward_pb2.ScoreResult]
-Answer = Callable[[buffer_pb2.MemberWrite], buffer_pb2.WriteResult]
+Answer = Callable[[buffer_pb2.MemberWrite], WriteResult]
 
 
 class Surroundings:
@@ -24,7 +25,7 @@ class Surroundings:
 
     def __init__(self, score: Score, answer: Answer | None = None) -> None:
         self.score_item = score
-        self.answer = answer or (lambda write: buffer_pb2.WriteResult(status=buffer_pb2.WRITE_STATUS_STORED))
+        self.answer = answer or (lambda write: WriteResult(buffer_pb2.WRITE_STATUS_STORED))
         self.writes: list[buffer_pb2.MemberWrite] = []
         self.calls = 0
         self.settled = 0
@@ -49,7 +50,7 @@ class Surroundings:
         self.calls += 1
         return [self.score_item(item) for item in items]
 
-    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[buffer_pb2.WriteResult]:
+    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[WriteResult]:
         self.writes.extend(writes)
         return [self.answer(write) for write in writes]
 
@@ -127,7 +128,7 @@ async def test_a_score_item_says_what_the_contract_asks_for() -> None:
 
 
 async def test_superseded_work_is_dropped() -> None:
-    around = Surroundings(scored, lambda write: buffer_pb2.WriteResult(status=buffer_pb2.WRITE_STATUS_SUPERSEDED))
+    around = Surroundings(scored, lambda write: WriteResult(buffer_pb2.WRITE_STATUS_SUPERSEDED))
     group = held("g1")
     around.delivery.deliver([(group, [finished(0, 6, 1)])])
     await around.delivery.drained()
@@ -151,12 +152,10 @@ async def test_nothing_is_written_of_a_group_that_was_cancelled_while_it_was_sco
 
 
 async def test_a_rejected_member_ends_as_an_error() -> None:
-    def answer(write: buffer_pb2.MemberWrite) -> buffer_pb2.WriteResult:
+    def answer(write: buffer_pb2.MemberWrite) -> WriteResult:
         if write.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
-            return buffer_pb2.WriteResult(
-                status=buffer_pb2.WRITE_STATUS_REJECTED, field="payload.magic", message="expected RMT1"
-            )
-        return buffer_pb2.WriteResult(status=buffer_pb2.WRITE_STATUS_STORED)
+            return WriteResult(buffer_pb2.WRITE_STATUS_REJECTED, field="payload.magic", message="expected RMT1")
+        return WriteResult(buffer_pb2.WRITE_STATUS_STORED)
 
     around = Surroundings(scored, answer)
     around.delivery.deliver([(held("g1"), [finished(0, 6, 1)])])
@@ -170,7 +169,7 @@ async def test_a_rejected_member_ends_as_an_error() -> None:
 async def test_a_buffer_that_is_gone_is_told_once_per_delivery() -> None:
     around = Surroundings(scored)
 
-    async def unreachable(writes: Sequence[buffer_pb2.MemberWrite]) -> list[buffer_pb2.WriteResult]:
+    async def unreachable(writes: Sequence[buffer_pb2.MemberWrite]) -> list[WriteResult]:
         raise UnreachableError("writing (train): gone")
 
     around.write = unreachable  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from buffer.client import WriteResult
 from generators.drafts import Drafts
 from generators.engines.base import PartialResponse, SampledTokens
 from generators.held import HeldGroup
@@ -83,9 +84,9 @@ class Surroundings:
     def drop(self, group: HeldGroup) -> None:
         self.dropped.append(group)
 
-    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[buffer_pb2.WriteResult]:
+    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[WriteResult]:
         self.writes.extend(writes)
-        return [buffer_pb2.WriteResult(status=self.status) for _ in writes]
+        return [WriteResult(self.status) for _ in writes]
 
     async def look(self, at: float, **lengths: int) -> list[int]:
         """Takes a look `at` seconds after the start; the lengths of the drafts written."""
