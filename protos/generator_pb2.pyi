@@ -66,3 +66,25 @@ class GenerateResponse(_message.Message):
     finish_reason: _trajectory_pb2.FinishReason
     text: str
     def __init__(self, response_ids: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[_Union[_trajectory_pb2.PolicyVersion, _Mapping]]] = ..., finish_reason: _Optional[_Union[_trajectory_pb2.FinishReason, str]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("token_ids",)
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ProbeResponse(_message.Message):
+    __slots__ = ("serving", "announced_digest", "found_digest", "not_comparable", "differing", "log_probs")
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FOUND_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NOT_COMPARABLE_FIELD_NUMBER: _ClassVar[int]
+    DIFFERING_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    serving: _trajectory_pb2.PolicyVersion
+    announced_digest: str
+    found_digest: str
+    not_comparable: str
+    differing: _containers.RepeatedScalarFieldContainer[str]
+    log_probs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., announced_digest: _Optional[str] = ..., found_digest: _Optional[str] = ..., not_comparable: _Optional[str] = ..., differing: _Optional[_Iterable[str]] = ..., log_probs: _Optional[_Iterable[float]] = ...) -> None: ...

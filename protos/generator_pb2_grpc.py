@@ -49,6 +49,11 @@ class GeneratorControlStub:
                 request_serializer=protos_dot_generator__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_generator__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/rollmesh.v1.GeneratorControl/Probe',
+                request_serializer=protos_dot_generator__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=protos_dot_generator__pb2.ProbeResponse.FromString,
+                _registered_method=True)
 
 
 class GeneratorControlServicer:
@@ -75,6 +80,13 @@ class GeneratorControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Probe(self, request, context):
+        """What is served, judged from the engine itself: for comparing generators with the learner.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GeneratorControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_GeneratorControlServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=protos_dot_generator__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_generator__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=protos_dot_generator__pb2.ProbeRequest.FromString,
+                    response_serializer=protos_dot_generator__pb2.ProbeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class GeneratorControl:
             '/rollmesh.v1.GeneratorControl/Generate',
             protos_dot_generator__pb2.GenerateRequest.SerializeToString,
             protos_dot_generator__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollmesh.v1.GeneratorControl/Probe',
+            protos_dot_generator__pb2.ProbeRequest.SerializeToString,
+            protos_dot_generator__pb2.ProbeResponse.FromString,
             options,
             channel_credentials,
             insecure,

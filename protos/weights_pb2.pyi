@@ -194,3 +194,55 @@ class SwapReport(_message.Message):
 class ReportResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PushesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PushesResponse(_message.Message):
+    __slots__ = ("receivers",)
+    RECEIVERS_FIELD_NUMBER: _ClassVar[int]
+    receivers: _containers.RepeatedCompositeFieldContainer[ReceiverPushes]
+    def __init__(self, receivers: _Optional[_Iterable[_Union[ReceiverPushes, _Mapping]]] = ...) -> None: ...
+
+class ReceiverPushes(_message.Message):
+    __slots__ = ("member_id", "last", "last_ack_us", "reported_unix_ms", "count", "errors", "last_error", "last_error_policy", "last_error_unix_ms", "first_byte_us", "last_byte_us", "pause_us", "total_us", "ack_us", "bytes")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    LAST_ACK_US_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_POLICY_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BYTE_US_FIELD_NUMBER: _ClassVar[int]
+    LAST_BYTE_US_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_US_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_US_FIELD_NUMBER: _ClassVar[int]
+    ACK_US_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    last: SwapReport
+    last_ack_us: int
+    reported_unix_ms: int
+    count: int
+    errors: int
+    last_error: str
+    last_error_policy: _trajectory_pb2.PolicyVersion
+    last_error_unix_ms: int
+    first_byte_us: Percentiles
+    last_byte_us: Percentiles
+    pause_us: Percentiles
+    total_us: Percentiles
+    ack_us: Percentiles
+    bytes: int
+    def __init__(self, member_id: _Optional[str] = ..., last: _Optional[_Union[SwapReport, _Mapping]] = ..., last_ack_us: _Optional[int] = ..., reported_unix_ms: _Optional[int] = ..., count: _Optional[int] = ..., errors: _Optional[int] = ..., last_error: _Optional[str] = ..., last_error_policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., last_error_unix_ms: _Optional[int] = ..., first_byte_us: _Optional[_Union[Percentiles, _Mapping]] = ..., last_byte_us: _Optional[_Union[Percentiles, _Mapping]] = ..., pause_us: _Optional[_Union[Percentiles, _Mapping]] = ..., total_us: _Optional[_Union[Percentiles, _Mapping]] = ..., ack_us: _Optional[_Union[Percentiles, _Mapping]] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Percentiles(_message.Message):
+    __slots__ = ("p50", "p99")
+    P50_FIELD_NUMBER: _ClassVar[int]
+    P99_FIELD_NUMBER: _ClassVar[int]
+    p50: float
+    p99: float
+    def __init__(self, p50: _Optional[float] = ..., p99: _Optional[float] = ...) -> None: ...

@@ -64,6 +64,11 @@ class WeightsStub:
                 request_serializer=protos_dot_weights__pb2.SwapReport.SerializeToString,
                 response_deserializer=protos_dot_weights__pb2.ReportResponse.FromString,
                 _registered_method=True)
+        self.Pushes = channel.unary_unary(
+                '/rollmesh.v1.Weights/Pushes',
+                request_serializer=protos_dot_weights__pb2.PushesRequest.SerializeToString,
+                response_deserializer=protos_dot_weights__pb2.PushesResponse.FromString,
+                _registered_method=True)
 
 
 class WeightsServicer:
@@ -112,6 +117,13 @@ class WeightsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pushes(self, request, context):
+        """What receivers have reported so far.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WeightsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -144,6 +156,11 @@ def add_WeightsServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=protos_dot_weights__pb2.SwapReport.FromString,
                     response_serializer=protos_dot_weights__pb2.ReportResponse.SerializeToString,
+            ),
+            'Pushes': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pushes,
+                    request_deserializer=protos_dot_weights__pb2.PushesRequest.FromString,
+                    response_serializer=protos_dot_weights__pb2.PushesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -308,6 +325,33 @@ class Weights:
             '/rollmesh.v1.Weights/Report',
             protos_dot_weights__pb2.SwapReport.SerializeToString,
             protos_dot_weights__pb2.ReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pushes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollmesh.v1.Weights/Pushes',
+            protos_dot_weights__pb2.PushesRequest.SerializeToString,
+            protos_dot_weights__pb2.PushesResponse.FromString,
             options,
             channel_credentials,
             insecure,
