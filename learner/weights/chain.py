@@ -23,6 +23,7 @@ from mesh.errors import WeightsError
 from mesh.versions import PolicyVersion
 from mesh.weights import digest_of
 from mesh.weights.delta import Span, encode_bucket, spans_of
+from mesh.weights.way import same_layout
 from protos import weights_pb2
 
 log = logging.getLogger(__name__)
@@ -209,17 +210,6 @@ def _log_failure(work: Future[None]) -> None:
     error = None if work.cancelled() else work.exception()
     if error is not None:
         log.error("no difference was made, weights travel in full", exc_info=error)
-
-
-def same_layout(one: weights_pb2.Manifest, other: weights_pb2.Manifest) -> bool:
-    """Whether both have the same tensors at the same places, whatever their values."""
-
-    def layout(manifest: weights_pb2.Manifest) -> list[tuple[object, ...]]:
-        return [
-            (t.name, t.dtype, tuple(t.shape), t.bucket, t.offset, t.nbytes, t.tied_to) for t in manifest.tensors
-        ] + [(bucket.nbytes,) for bucket in manifest.buckets]
-
-    return layout(one) == layout(other)
 
 
 def _link(base: PublishedVersion, target: PublishedVersion, buckets: Sequence[bytes]) -> Link:

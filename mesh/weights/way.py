@@ -1,0 +1,49 @@
+"""Which way leads from the weights that a receiver has to those that are announced: links of differences, or all bytes.
+
+Invariants: links are taken only where they lead without a gap from exactly what the receiver has (version and digest)
+to exactly what is announced, and have fewer bytes together than the version in full; so what an announcement can make
+a receiver fetch is bounded by the version's own size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protos import weights_pb2
+
+
+def links_from(base: weights_pb2.Manifest, target: weights_pb2.Manifest) -> Sequence[weights_pb2.Delta]:
+    """The links by which to get from `base` to `target`, in the order in which they are applied.
+
+    Args:
+        base: what the receiver has, complete and verified.
+        target: as announced, checked.
+
+    Returns:
+        Empty where all bytes have to be fetched, or are not more.
+    """
+    if not same_layout(base, target):
+        return ()
+    links: list[weights_pb2.Delta] = []
+    at, digest = base.policy, base.digest
+    for delta in target.deltas:
+        if (delta.base, delta.base_digest) == (at, digest) and len(delta.buckets) == len(target.buckets):
+            links.append(delta)
+            at, digest = delta.policy, delta.digest
+    if (at, digest) != (target.policy, target.digest):
+        return ()
+    return links if sum(map(_nbytes, links)) < _nbytes(target) else ()
+
+
+def same_layout(one: weights_pb2.Manifest, other: weights_pb2.Manifest) -> bool:
+    """Whether both have the same tensors at the same places, whatever their values."""
+    return _layout(one) == _layout(other)
+
+
+def _layout(manifest: weights_pb2.Manifest) -> list[tuple[object, ...]]:
+    tensors = [(t.name, t.dtype, tuple(t.shape), t.bucket, t.offset, t.nbytes, t.tied_to) for t in manifest.tensors]
+    return [*tensors, *((bucket.nbytes,) for bucket in manifest.buckets)]
+
+
+def _nbytes(buckets_of: weights_pb2.Delta | weights_pb2.Manifest) -> int:
+    return sum(bucket.nbytes for bucket in buckets_of.buckets)
