@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import grpc
 
@@ -35,7 +37,11 @@ def closed_under_call(error: BaseException) -> bool:
 
 
 class LearnerConnection:
-    """A channel to one learner.
+    """A channel to one learner, and further ones where several transfers are to go on at once.
+
+    Args:
+        member_id, address: of that learner.
+        connect: opens a channel to it.
 
     Attributes:
         member_id, address: of that learner.
@@ -43,12 +49,19 @@ class LearnerConnection:
         replaced: set when the mesh has named another learner.
     """
 
-    def __init__(self, member_id: str, address: str, channel: grpc.aio.Channel) -> None:
+    def __init__(self, member_id: str, address: str, connect: Callable[[], grpc.aio.Channel]) -> None:
         self.member_id = member_id
         self.address = address
-        self.weights = weights_pb2_grpc.WeightsStub(channel)
+        self._connect = connect
+        self._channels = [connect()]
+        self.weights = weights_pb2_grpc.WeightsStub(self._channels[0])
         self.replaced = asyncio.Event()
-        self._channel = channel
+
+    def lanes(self, count: int) -> Sequence[grpc.aio.Channel]:
+        """So many channels, beside the one for everything else: bytes do not stand before short calls."""
+        while not self.replaced.is_set() and len(self._channels) <= count:
+            self._channels.append(self._connect())
+        return self._channels[1 : count + 1] or self._channels[:1]
 
     async def replaced_within(self, timeout_s: float) -> bool:
         """Waits for `replaced`, at most `timeout_s`; tells whether it is set."""
@@ -61,7 +74,8 @@ class LearnerConnection:
     async def close(self) -> None:
         """Ends every call on it."""
         self.replaced.set()
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
 
 
 class LearnerLink:
@@ -115,8 +129,8 @@ class LearnerLink:
             return
         if former is not None and (former.member_id, former.address) == (learner.member_id, learner.address):
             return
-        channel = open_channel(learner.address, self._security, max_message_mb=self._max_message_mb)
-        self._current = LearnerConnection(learner.member_id, learner.address, channel)
+        connect = partial(open_channel, learner.address, self._security, max_message_mb=self._max_message_mb)
+        self._current = LearnerConnection(learner.member_id, learner.address, connect)
         self._known.set()
         if former is not None:
             former.replaced.set()

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -19,9 +20,11 @@ import grpc
 from generators.engines.base import InferenceEngine, SwapTimings
 from generators.learner_link import LearnerConnection, LearnerLink
 from generators.together import run_together
+from generators.weights.base import BaseCopy
+from generators.weights.relay import Relay
 from generators.weights.transfer import Verified, receive
-from generators.weights.transports import Fetch, choose, transports
-from mesh.config.models import TransportName
+from generators.weights.transports import Fetch, Transport, choose, transports
+from mesh.config.models import EncodingName, SecuritySection, TransportName
 from mesh.errors import WeightsError
 from mesh.versions import PolicyVersion
 from mesh.weights import Wanted, check_manifest
@@ -55,8 +58,12 @@ class WeightReceiver:
         run: name of the run; weights of another are refused.
         host_id: of this process (`mesh.hosts`).
         transport: `weights.transport`.
+        encoding: `weights.encoding`.
         folder: `weights.dir`.
         timeout_s: `weights.timeout_s`.
+        streams: `weights.streams`.
+        security: token and TLS of the mesh, for connections to other generators.
+        relay: serves others what is received here; none: nobody is served.
         before_swap: awaited before the newest weights are fetched; returns when they may come.
         on_serving: called after each swap, in the event loop.
 
@@ -75,8 +82,12 @@ class WeightReceiver:
         run: str,
         host_id: str,
         transport: TransportName = "auto",
+        encoding: EncodingName = "full",
         folder: Path | None = None,
         timeout_s: float = 120.0,
+        streams: int = 2,
+        security: SecuritySection | None = None,
+        relay: Relay | None = None,
         before_swap: Callable[[], Awaitable[None]] | None = None,
         on_serving: Callable[[PolicyVersion], None] | None = None,
     ) -> None:
@@ -85,8 +96,11 @@ class WeightReceiver:
         self._member_id = member_id
         self._run_name = run
         self._host_id = host_id
-        self._transports = transports(host_id, folder=folder)
+        self._transports = transports(host_id, folder=folder, streams=streams, security=security)
+        self._relay = relay or Relay("")
         self._transport = transport
+        self._encoding = encoding
+        self._base = BaseCopy()
         self._timeout_s = timeout_s
         self._before_swap = before_swap
         self._on_serving = on_serving
@@ -201,7 +215,7 @@ class WeightReceiver:
         """Receives a version and puts it into service."""
         manifest = announcement.manifest
         check_manifest(manifest)
-        received = await self._receive(announcement, Wanted.full(manifest))
+        received = await self._fewest_bytes(announcement)
         policy, digest = announcement.policy, manifest.digest
         self._say(f"waits for the engine to swap to version {policy} (pinned evaluation requests finish first)")
         # Imported late: torch takes a second, and the learner is waited for meanwhile.
@@ -211,27 +225,59 @@ class WeightReceiver:
         swapped = await asyncio.to_thread(self._engine.update_weights, policy, tensors, digest)
         timings = await asyncio.wrap_future(swapped)
         self.serving, self.digest = policy, digest
+        if self._by_differences(Wanted.full(manifest)):
+            self._base.keep(manifest, received.data)
+        else:
+            self._base.drop()
         self._say("")
         self.gate_open.set()
         if self._on_serving is not None:
             self._on_serving(policy)
-        self._report(announcement.connection, _success(self._member_id, announcement, received, timings))
+        self._report(announcement.connection, _success(self._member_id, announcement, received, timings, self._base))
+
+    async def _fewest_bytes(self, announcement: _Announcement) -> Verified:
+        """All bytes of the version announced, by differences where these are fewer."""
+        wanted = Wanted.full(announcement.manifest)
+        advanced = None
+        if self._by_differences(wanted):
+            advanced = await self._base.advance(announcement.manifest, partial(self._receive, announcement))
+        return advanced or await self._receive(announcement, wanted)
+
+    def _by_differences(self, wanted: Wanted) -> bool:
+        """Whether differences are of use; where the full bytes come faster than over gRPC, these cost less."""
+        if self._encoding == "auto":
+            return choose(self._transports, self._transport, wanted)[0].name == "grpc"
+        return self._encoding == "delta"
 
     async def _receive(self, announcement: _Announcement, wanted: Wanted) -> Verified:
         """By the first transport that brings it; the error of the last one where none does."""
         fetch = Fetch(
             wanted,
             announcement.connection.weights,
+            announcement.connection.lanes,
             self._timeout_s,
             superseded=lambda: self._pending is not None and self._pending.connection is not announcement.connection,
+            member_id=self._member_id,
+            relay_address=self._relay.address,
         )
         *others, last = choose(self._transports, self._transport, wanted)
         for transport in others:
             try:
-                return await receive(transport, fetch)
+                return await self._receive_over(transport, fetch)
             except WeightsError as error:
                 log.info("version %s does not come over %s: %s", wanted.policy, transport.name, error.message)
-        return await receive(last, fetch)
+        return await self._receive_over(last, fetch)
+
+    async def _receive_over(self, transport: Transport, fetch: Fetch) -> Verified:
+        """Over one transport; what has come is served to others meanwhile."""
+        holding = self._relay.begin(fetch.wanted)
+        try:
+            verified = await receive(transport, fetch, holding.verified)
+        except BaseException:
+            self._relay.end(holding)
+            raise
+        self._relay.finish(holding)
+        return verified
 
     async def _retry_after(self, pause_s: float, announcement: _Announcement) -> None:
         """Tries the same version again after a pause, unless news come first."""
@@ -274,7 +320,7 @@ class WeightReceiver:
 
 
 def _success(
-    member_id: str, announcement: _Announcement, received: Verified, timings: SwapTimings
+    member_id: str, announcement: _Announcement, received: Verified, timings: SwapTimings, base: BaseCopy
 ) -> weights_pb2.SwapReport:
     def since_us(moment_ns: int) -> int:
         # Clocks of two hosts may differ; a negative time would be worse than none.
@@ -285,8 +331,9 @@ def _success(
         policy=announcement.policy.to_proto(),
         digest=timings.digest,
         transport=received.transport,
-        bytes=len(received.data),
-        encoding="full",
+        bytes=received.nbytes,
+        encoding=received.encoding,
+        kept_bytes=base.nbytes,
         source=received.source,
         first_byte_us=since_us(received.first_byte_ns),
         last_byte_us=since_us(received.last_byte_ns),

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from generators.weights.transports import Fetch, Transport
+from mesh.weights import Encoding
 
 # Verifying more than this would hold up the event loop for milliseconds.
 _VERIFY_INLINE_BYTES = 8 << 20
@@ -22,19 +24,30 @@ class Verified:
     Attributes:
         data: alive as long as this object or a view of it.
         transport: on which they came.
+        encoding: as which they came.
+        nbytes: that were transferred.
         source: address of whom they came from; empty for the learner.
         first_byte_ns, last_byte_ns: Unix time in nanoseconds: the first bucket there, the last one verified.
     """
 
     data: memoryview
     transport: str
+    encoding: Encoding
+    nbytes: int
     source: str
     first_byte_ns: int
     last_byte_ns: int
 
 
-async def receive(transport: Transport, fetch: Fetch) -> Verified:
+async def receive(
+    transport: Transport, fetch: Fetch, verified: Callable[[memoryview, int], None] | None = None
+) -> Verified:
     """Receives and verifies; each bucket is verified while the next is on its way.
+
+    Args:
+        transport: brings the bytes.
+        fetch: what is wanted.
+        verified: called with all buckets' memory and the index of each bucket that agrees with its digest, at once.
 
     Raises:
         WeightsError: a bucket did not come, or is damaged.
@@ -49,8 +62,15 @@ async def receive(transport: Transport, fetch: Fetch) -> Verified:
         part = wanted.part(data, index)
         if len(part) <= _VERIFY_INLINE_BYTES:
             wanted.verify(index, part)
+            if verified is not None:
+                verified(data, index)
         else:
-            verifying.append(asyncio.ensure_future(asyncio.to_thread(wanted.verify, index, part)))
+            verifying.append(asyncio.ensure_future(verify_aside(data, index)))
+
+    async def verify_aside(data: memoryview, index: int) -> None:
+        await asyncio.to_thread(wanted.verify, index, wanted.part(data, index))
+        if verified is not None:
+            verified(data, index)
 
     try:
         received = await transport.receive(fetch, arrived)
@@ -59,4 +79,7 @@ async def receive(transport: Transport, fetch: Fetch) -> Verified:
         # A verification cannot be stopped; nobody waits for one whose result is of no use any more.
         for task in verifying:
             task.cancel()
-    return Verified(received.data, transport.name, received.source, first_byte_ns, time.time_ns())
+    moved = sum(bucket.nbytes for bucket in wanted.buckets)
+    return Verified(
+        received.data, transport.name, wanted.encoding, moved, received.source, first_byte_ns, time.time_ns()
+    )

@@ -306,7 +306,13 @@ class WeightsSection(Section):
     )
     bucket_bytes: PositiveInt = Field(64 << 20, description="Bytes per bucket.")
     keep_versions: PositiveInt = Field(2, description="Published versions that stay fetchable.")
-    timeout_s: PositiveFloat = Field(120.0, description="Deadline of one bucket's transfer, in seconds.")
+    streams: PositiveInt = Field(2, description="Buckets that come over grpc at once, each on its own connection.")
+    fanout: PositiveInt = Field(
+        2, description="Generators that the learner, and each generator, sends a version to over grpc; others relay."
+    )
+    timeout_s: PositiveFloat = Field(
+        120.0, description="Seconds without a byte after which a transfer has failed; a slow one may take longer."
+    )
 
     @model_validator(mode="after")
     def _disk_has_a_folder(self) -> WeightsSection:

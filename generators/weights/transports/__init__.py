@@ -8,20 +8,25 @@ from generators.weights.transports.base import Fetch, Received, Transport
 from generators.weights.transports.disk import Disk
 from generators.weights.transports.grpc import Grpc
 from generators.weights.transports.shm import SharedMemory
+from mesh.config.models import SecuritySection
 from mesh.errors import WeightsError
 from mesh.weights import Wanted
 
 __all__ = ["Fetch", "Received", "Transport", "choose", "transports"]
 
 
-def transports(host_id: str, *, folder: Path | None = None) -> list[Transport]:
+def transports(
+    host_id: str, *, folder: Path | None = None, streams: int = 2, security: SecuritySection | None = None
+) -> list[Transport]:
     """All transports, the cheapest first; the last one works everywhere.
 
     Args:
         host_id: of this process (`mesh.hosts`).
         folder: `weights.dir`.
+        streams: `weights.streams`.
+        security: token and TLS of the mesh.
     """
-    return [SharedMemory(host_id), Disk(folder), Grpc()]
+    return [SharedMemory(host_id), Disk(folder), Grpc(streams=streams, security=security)]
 
 
 def choose(available: list[Transport], setting: str, wanted: Wanted) -> list[Transport]:

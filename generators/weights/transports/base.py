@@ -11,9 +11,11 @@ Invariants every transport keeps (the contract suite in `tests/generators/weight
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+import grpc
 
 from mesh.weights import Wanted
 from protos import weights_pb2_grpc
@@ -26,14 +28,20 @@ class Fetch:
     Attributes:
         wanted: the bytes.
         learner: stub of the learner that announced them.
+        lanes: gives so many connections to it; they are opened when first asked for and closed with the learner's.
         timeout_s: without a byte for so long, the transfer has failed.
         superseded: whether going on is pointless, because another learner has announced its own weights.
+        member_id: of the receiver.
+        relay_address: where the receiver serves others what it receives; empty where it does not.
     """
 
     wanted: Wanted
     learner: weights_pb2_grpc.WeightsStub
+    lanes: Callable[[int], Sequence[grpc.aio.Channel]]
     timeout_s: float
     superseded: Callable[[], bool]
+    member_id: str
+    relay_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

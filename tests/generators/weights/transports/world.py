@@ -11,11 +11,12 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import grpc
 import torch
 
+from generators.learner_link import LearnerConnection
 from generators.weights.transports import Fetch, Received, Transport
 from learner.weights import WeightPublisher, WeightsService
 from mesh.config.models import SecuritySection
@@ -64,11 +65,12 @@ def tensors(seed: int, rows: int = 40) -> dict[str, torch.Tensor]:
 class Learner:
     """What a receiver sees of a learner."""
 
-    def __init__(self, case: Case, channel: grpc.aio.Channel, folder: Path) -> None:
+    def __init__(self, case: Case, address: str, folder: Path) -> None:
         self._case = case
         self._folder = folder
         self._receivers: list[Transport] = []
-        self.stub = weights_pb2_grpc.WeightsStub(channel)
+        self._fetches = 0
+        self._connection = LearnerConnection("learner-1", address, partial(open_channel, address, SECURITY))
 
     def receiver(self) -> Transport:
         """A new receiver's side of the transport; closed with the learner."""
@@ -76,13 +78,22 @@ class Learner:
         self._receivers.append(made)
         return made
 
-    def fetch(self, wanted: Wanted, timeout_s: float = 10.0) -> Fetch:
-        """A transfer from this learner."""
-        return Fetch(wanted, self.stub, timeout_s, superseded=lambda: False)
+    def fetch(self, wanted: Wanted, timeout_s: float = 10.0, member_id: str = "") -> Fetch:
+        """A transfer from this learner; to a receiver of its own where `member_id` is empty."""
+        self._fetches += 1
+        return Fetch(
+            wanted,
+            self._connection.weights,
+            self._connection.lanes,
+            timeout_s,
+            superseded=lambda: False,
+            member_id=member_id or f"receiver-{self._fetches}",
+        )
 
     async def close(self) -> None:
         for made in self._receivers:
             await made.close()
+        await self._connection.close()
 
 
 class LocalLearner(Learner):
@@ -92,8 +103,8 @@ class LocalLearner(Learner):
         publisher: holds the versions.
     """
 
-    def __init__(self, case: Case, channel: grpc.aio.Channel, folder: Path, publisher: WeightPublisher) -> None:
-        super().__init__(case, channel, folder)
+    def __init__(self, case: Case, address: str, folder: Path, publisher: WeightPublisher) -> None:
+        super().__init__(case, address, folder)
         self.publisher = publisher
 
     def publish(self, version: int, rows: int = 40) -> weights_pb2.Manifest:
@@ -123,8 +134,8 @@ class RemoteLearner(Learner):
         manifest: of that version.
     """
 
-    def __init__(self, case: Case, channel: grpc.aio.Channel, folder: Path, process: Process, manifest: bytes) -> None:
-        super().__init__(case, channel, folder)
+    def __init__(self, case: Case, address: str, folder: Path, process: Process, manifest: bytes) -> None:
+        super().__init__(case, address, folder)
         self._process = process
         self.manifest = weights_pb2.Manifest.FromString(manifest)
 
@@ -150,8 +161,7 @@ async def local_learner(case: Case, folder: Path) -> AsyncIterator[LocalLearner]
     async with AsyncExitStack() as stack:
         stack.callback(publisher.close)
         stack.push_async_callback(server.stop, 0)
-        channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{port}", SECURITY))
-        learner = LocalLearner(case, channel, folder, publisher)
+        learner = LocalLearner(case, f"127.0.0.1:{port}", folder, publisher)
         stack.push_async_callback(learner.close)
         yield learner
 
@@ -171,8 +181,7 @@ async def remote_learner(case: Case, folder: Path) -> AsyncIterator[RemoteLearne
 
         stack.push_async_callback(end)
         ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
-        channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{ready['port']}", SECURITY))
-        learner = RemoteLearner(case, channel, folder, process, bytes.fromhex(ready["manifest"]))
+        learner = RemoteLearner(case, f"127.0.0.1:{ready['port']}", folder, process, bytes.fromhex(ready["manifest"]))
         stack.push_async_callback(learner.close)
         yield learner
 
