@@ -140,14 +140,16 @@ class RouteResponse(_message.Message):
     def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class JoinBroadcastRequest(_message.Message):
-    __slots__ = ("member_id", "policy", "transport")
+    __slots__ = ("member_id", "policy", "transport", "group")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     policy: _trajectory_pb2.PolicyVersion
     transport: str
-    def __init__(self, member_id: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., transport: _Optional[str] = ...) -> None: ...
+    group: str
+    def __init__(self, member_id: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., transport: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
 
 class JoinBroadcastResponse(_message.Message):
     __slots__ = ("address", "rank", "world_size", "group")

@@ -12,10 +12,11 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+from learner.weights.offers import Broadcast
 from learner.weights.publisher import WeightPublisher
 from learner.weights.tree import RelayTrees
 from learner.weights.watcher import Watcher
-from mesh.errors import PayloadError
+from mesh.errors import PayloadError, WeightsError
 from mesh.versions import PolicyVersion
 from mesh.weights.chunks import CHUNK_BYTES, frames
 from protos import weights_pb2, weights_pb2_grpc
@@ -54,6 +55,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
 
         unsubscribe = self._publisher.subscribe(on_publish)
         watcher = Watcher(self._publisher, request, loop.time)
+        self._publisher.pushes.watches(request.member_id)
         try:
             while True:
                 news.clear()
@@ -83,6 +85,18 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
         tree = self._trees.of(PolicyVersion.from_proto(request.policy), base)
         return weights_pb2.RouteResponse(address=tree.route(request.member_id, request.address, request.failed))
 
+    async def JoinBroadcast(
+        self, request: weights_pb2.JoinBroadcastRequest, _context: Any
+    ) -> weights_pb2.JoinBroadcastResponse:
+        """A place in the next broadcast; who hangs up gives it back."""
+        if not request.member_id:
+            raise PayloadError("member_id", "is empty")
+        found = next((offer for offer in self._publisher.offers if offer.name == request.transport), None)
+        if not isinstance(found, Broadcast):
+            raise WeightsError(f"this learner broadcasts nothing over {request.transport!r}")
+        policy = PolicyVersion.from_proto(request.policy)
+        return await asyncio.wrap_future(found.join(request.member_id, policy, request.group))
+
     async def Report(self, request: weights_pb2.SwapReport, _context: Any) -> weights_pb2.ReportResponse:
         """Keeps the figures; errors are logged."""
         if not request.member_id:
@@ -96,3 +110,7 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
                 request.error,
             )
         return weights_pb2.ReportResponse()
+
+    async def Pushes(self, _request: weights_pb2.PushesRequest, _context: Any) -> weights_pb2.PushesResponse:
+        """What receivers have reported so far."""
+        return self._publisher.pushes.to_proto()

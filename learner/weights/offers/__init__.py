@@ -7,11 +7,22 @@ versions are written anyhow. All others cost time, device memory or disk for eve
 from __future__ import annotations
 
 from learner.weights.offers.base import Offer
+from learner.weights.offers.broadcast import Broadcast
 from learner.weights.offers.disk import Disk
+from learner.weights.offers.rendezvous import Rendezvous
 from learner.weights.offers.shm import SHARED_MEMORY, SharedMemory, shared_memory
 from mesh.config import Config
 
-__all__ = ["SHARED_MEMORY", "Disk", "Offer", "SharedMemory", "further_offers", "shared_memory"]
+__all__ = [
+    "SHARED_MEMORY",
+    "Broadcast",
+    "Disk",
+    "Offer",
+    "Rendezvous",
+    "SharedMemory",
+    "further_offers",
+    "shared_memory",
+]
 
 
 def further_offers(config: Config) -> list[Offer]:
@@ -25,5 +36,8 @@ def further_offers(config: Config) -> list[Offer]:
         case "disk":
             assert weights.dir is not None, "checked with the configuration"
             return [Disk(weights.dir, config.run.name)]
+        case "gloo" | "nccl":
+            rendezvous = Rendezvous(config.network, config.security)
+            return [Broadcast(weights.transport, rendezvous, timeout_s=weights.timeout_s)]
         case _:
             return []

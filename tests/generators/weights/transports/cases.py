@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from generators.weights.transports.broadcast import Broadcast
 from generators.weights.transports.disk import Disk
 from generators.weights.transports.grpc import Grpc
 from generators.weights.transports.shm import SharedMemory
 from learner.weights import WeightPublisher
 from learner.weights import offers as learner_offers
 from learner.weights.offers import Offer
+from mesh.config.models import NetworkSection
 from mesh.hosts import host_id
-from tests.generators.weights.transports.world import RUN, Case, default_publisher
+from tests.generators.weights.transports.world import RUN, SECURITY, Case, default_publisher
 
 
 def _offering(folder: Path, bucket_bytes: int, *offers: Offer) -> WeightPublisher:
     return WeightPublisher(RUN, {"config.json": b"{}"}, bucket_bytes=bucket_bytes, directory=folder, offers=offers)
+
+
+def _over_gloo(folder: Path, bucket_bytes: int) -> WeightPublisher:
+    rendezvous = learner_offers.Rendezvous(NetworkSection(), SECURITY)
+    broadcast = learner_offers.Broadcast("gloo", rendezvous, timeout_s=5.0, window_s=0.1)
+    return _offering(folder, bucket_bytes, broadcast)
 
 
 def _on_disk(folder: Path, bucket_bytes: int) -> WeightPublisher:
@@ -25,5 +33,6 @@ def _on_disk(folder: Path, bucket_bytes: int) -> WeightPublisher:
 CASES: list[Case] = [
     Case("shm", lambda _: SharedMemory(host_id()), default_publisher, needs_publisher=False),
     Case("grpc", lambda _: Grpc(), default_publisher),
+    Case("gloo", lambda _: Broadcast("gloo"), _over_gloo),
     Case("disk", Disk, _on_disk, needs_publisher=False),
 ]

@@ -1,0 +1,200 @@
+"""Broadcast over gloo or nccl: the learner sends every bucket once, to all that have joined.
+
+Invariants: everything that blocks happens in a thread, each step with a deadline; whatever fails or is cancelled
+leaves the group, which ends the round for all of its members; after a round that went well the group is kept, for
+rounds with the same members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import grpc
+
+from generators.weights.transports.base import Fetch, Received, Transport
+from mesh.errors import WeightsError
+from mesh.rpc import to_rollmesh_error
+from mesh.weights import Wanted
+from protos import weights_pb2
+
+if TYPE_CHECKING:
+    from mesh.weights.broadcast import BroadcastBackend, BroadcastGroup
+
+
+class Broadcast(Transport):
+    """Takes part in the learner's broadcasts.
+
+    Args:
+        backend: gloo, or nccl on this process's CUDA device.
+    """
+
+    def __init__(self, backend: BroadcastBackend) -> None:
+        self.name = backend  # type: ignore[misc]  # one class, two transports
+        self._backend = backend
+        self._group: BroadcastGroup | None = None
+
+    def refusal(self, wanted: Wanted) -> str:
+        """See Transport."""
+        if wanted.offer(self.name) is None:
+            return f"the learner offers no broadcast over {self.name}"
+        if self._backend == "nccl":
+            import torch
+
+            if not torch.cuda.is_available():
+                return "there is no CUDA device here"
+        return ""
+
+    async def receive(self, fetch: Fetch, arrived: Callable[[memoryview, int], None]) -> Received:
+        """See Transport."""
+        wanted = fetch.wanted
+        answer = await self._join(fetch)
+        data = memoryview(bytearray(wanted.nbytes))
+        loop = asyncio.get_running_loop()
+        came: asyncio.Queue[int | None] = asyncio.Queue()
+
+        def tell(index: int | None) -> None:
+            loop.call_soon_threadsafe(came.put_nowait, index)
+
+        round_ = _Round(self._group, answer, self._backend, wanted, data, fetch.timeout_s, tell)
+        self._group = None
+        thread = asyncio.create_task(asyncio.to_thread(round_.run))
+        try:
+            while (index := await came.get()) is not None:
+                arrived(data, index)
+            self._group = await thread
+        finally:
+            if self._group is None:
+                round_.leave()
+                # It ends by itself within the timeout; nobody waits for what it says.
+                thread.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return Received(data)
+
+    async def close(self) -> None:
+        """See Transport."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    async def _join(self, fetch: Fetch) -> weights_pb2.JoinBroadcastResponse:
+        request = weights_pb2.JoinBroadcastRequest(
+            member_id=fetch.member_id,
+            policy=fetch.wanted.policy.to_proto(),
+            transport=self.name,
+            group=self._group.name if self._group is not None else "",
+        )
+        what = f"version {fetch.wanted.policy} over {self.name}"
+        try:
+            return await fetch.learner.JoinBroadcast(request, timeout=fetch.timeout_s)
+        except grpc.aio.AioRpcError as error:
+            typed = to_rollmesh_error(error, what)
+            raise WeightsError(typed.message, hint=typed.hint) from error
+        except grpc.aio.UsageError:
+            raise WeightsError(f"{what}: the connection was closed, the learner has changed") from None
+
+
+class _Round:
+    """One broadcast, in a thread; `leave` may be called from another one.
+
+    Args:
+        kept: the group of the round before.
+        answer: what the learner said.
+        tell: called with the index of each bucket that has come, and with None at the end, well or not.
+    """
+
+    def __init__(
+        self,
+        kept: BroadcastGroup | None,
+        answer: weights_pb2.JoinBroadcastResponse,
+        backend: BroadcastBackend,
+        wanted: Wanted,
+        data: memoryview,
+        timeout_s: float,
+        tell: Callable[[int | None], None],
+    ) -> None:
+        self._group = kept
+        self._answer = answer
+        self._backend = backend
+        self._wanted = wanted
+        self._data = data
+        self._timeout_s = timeout_s
+        self._tell = tell
+        self._left = False
+
+    def run(self) -> BroadcastGroup:
+        """Receives all buckets; gives the group, which is good for more.
+
+        Raises:
+            WeightsError: the round has failed.
+        """
+        try:
+            group = self._join_group()
+            group.begin()
+            self._receive(group)
+        except WeightsError:
+            self.leave()
+            raise
+        else:
+            return group
+        finally:
+            self._tell(None)
+
+    def leave(self) -> None:
+        """Ends what is under way."""
+        self._left = True
+        if self._group is not None:
+            self._group.close()
+
+    def _join_group(self) -> BroadcastGroup:
+        """The group that the learner named."""
+        # Imported late: torch takes a second, and most generators never broadcast.
+        import torch
+
+        from mesh.weights.broadcast import BroadcastGroup, connect_store, own_host
+
+        if self._group is not None and self._group.name == self._answer.group:
+            return self._group
+        if self._group is not None:
+            self._group.close()
+        address = self._answer.address
+        self._group = BroadcastGroup(
+            self._backend,
+            connect_store(address, self._timeout_s),
+            self._answer.group,
+            rank=self._answer.rank,
+            size=self._answer.world_size,
+            timeout_s=self._timeout_s,
+            host=own_host(address),
+            device=torch.device("cuda", torch.cuda.current_device())
+            if self._backend == "nccl"
+            else torch.device("cpu"),
+        )
+        if self._left:
+            self._group.close()
+        return self._group
+
+    def _receive(self, group: BroadcastGroup) -> None:
+        """The next bucket is under way while one is waited for."""
+        import torch
+
+        from mesh.weights.broadcast import DEPTH, Staging
+
+        lengths = [bucket.nbytes for bucket in self._wanted.buckets]
+        on_host = group.device.type == "cpu"
+        staging = None if on_host else Staging(group.device, max(lengths))
+        under_way = []
+        for index in range(len(lengths) + DEPTH - 1):
+            if index < len(lengths):
+                part = self._wanted.part(self._data, index)
+                if staging is not None:
+                    target = staging.buffer(index, len(part))
+                else:
+                    target = torch.frombuffer(part, dtype=torch.uint8) if part else torch.empty(0, dtype=torch.uint8)
+                under_way.append(group.start(target))
+            done = index - DEPTH + 1
+            if done >= 0:
+                group.finish(under_way[done])
+                if staging is not None:
+                    staging.take(done, self._wanted.part(self._data, done))
+                self._tell(done)

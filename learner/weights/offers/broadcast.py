@@ -1,0 +1,265 @@
+"""Broadcast over gloo or nccl: receivers join a round, and the learner sends every bucket once to all of them.
+
+Invariants:
+
+- Rounds run one after the other in a thread of their own. Nothing here waits in the thread that trains.
+- A round's members are those that joined within `window_s`, sooner where all have come that are expected: the members
+  of the round before, and those that came too late for it.
+- A group is kept from round to round as long as its members stay the same, and formed anew otherwise. Each group has a
+  name of its own, with the incarnation in it.
+- Every step of a round has a deadline. What goes wrong ends the round for all of its members, who get the version over
+  grpc; those that did not come are not expected again.
+- Who joins while the broadcast of the same version runs is refused at once and fetches from elsewhere; who has left
+  that broadcast and joins again ends it, and is a member of the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import torch
+
+from learner.weights.offers.base import Offer
+from learner.weights.offers.rendezvous import Rendezvous
+from learner.weights.published import PublishedVersion
+from mesh.errors import WeightsError
+from mesh.versions import PolicyVersion
+from mesh.weights.broadcast import DEPTH, BroadcastBackend, BroadcastGroup, Staging
+from protos import weights_pb2
+
+log = logging.getLogger(__name__)
+# Receivers hear of a version at the same moment; what they differ by is the swap of the version before.
+WINDOW_S = 0.5
+# A bucket that does not get on for so long holds up the others; grpc, which they turn to, has its own patience.
+_LONGEST_STALL_S = 20.0
+
+
+@dataclass(slots=True)
+class _Join:
+    """A receiver that wants a version; `group` is the one it still has."""
+
+    member_id: str
+    policy: PolicyVersion
+    group: str
+    answer: Future[weights_pb2.JoinBroadcastResponse] = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The group kept from the last round: the rank of each member."""
+
+    group: BroadcastGroup
+    ranks: dict[str, int]
+
+
+class Broadcast(Offer):
+    """Broadcasts versions to those that join.
+
+    Args:
+        backend: gloo, or nccl on the learner's CUDA device.
+        rendezvous: where members meet.
+        timeout_s: `weights.timeout_s`.
+        window_s: how long the first that joins waits for others.
+    """
+
+    def __init__(
+        self, backend: BroadcastBackend, rendezvous: Rendezvous, *, timeout_s: float, window_s: float = WINDOW_S
+    ) -> None:
+        self.name = backend  # type: ignore[misc]  # one class, two transports
+        self._backend = backend
+        # Of the thread that makes this, which is the one that trains.
+        self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        self._rendezvous = rendezvous
+        self._stall_s = min(timeout_s, _LONGEST_STALL_S)
+        self._window_s = window_s
+        self._changed = threading.Condition()
+        self._versions: dict[PolicyVersion, PublishedVersion] = {}
+        self._joins: list[_Join] = []
+        self._expected: set[str] = set()
+        self._late: set[str] = set()
+        self._running: tuple[PolicyVersion, dict[str, int]] | None = None
+        self._kept: _Group | None = None
+        self._formed = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"broadcast-{backend}", daemon=True)
+        self._thread.start()
+
+    def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:
+        """See Offer."""
+        with self._changed:
+            self._versions[version.policy] = version
+        return weights_pb2.Offer(transport=self.name, address=self._rendezvous.address)
+
+    def retire(self, version: PublishedVersion) -> None:
+        """See Offer; a round that has begun goes on."""
+        with self._changed:
+            self._versions.pop(version.policy, None)
+
+    def close(self) -> None:
+        """Ends the round that runs, and the thread."""
+        with self._changed:
+            self._closed = True
+            kept = self._kept
+            self._changed.notify()
+        if kept is not None:
+            kept.group.close()
+        self._thread.join(self._stall_s)
+
+    def join(self, member_id: str, policy: PolicyVersion, group: str) -> Future[weights_pb2.JoinBroadcastResponse]:
+        """Takes a receiver into the next round; its answer comes when the members are settled. Cancel it to leave.
+
+        Args:
+            member_id: of the receiver; one that joins again takes the place of its first call.
+            policy: the version it wants.
+            group: the group that it is still connected to; empty: none.
+
+        Raises:
+            WeightsError: the version is not kept, or its broadcast has begun without this receiver.
+        """
+        with self._changed:
+            if self._closed or policy not in self._versions:
+                raise WeightsError(f"version {policy} is not broadcast any more", hint="fetch the newest instead")
+            if self._running is not None and self._running[0] == policy:
+                if member_id not in self._running[1]:
+                    self._late.add(member_id)
+                    raise WeightsError(f"the broadcast of version {policy} has begun without {member_id}")
+                if self._kept is not None:
+                    self._kept.group.close()
+            join = _Join(member_id, policy, group)
+            for twin in [other for other in self._joins if other.member_id == member_id]:
+                self._joins.remove(twin)
+                _refuse(twin, f"{member_id} has joined again")
+            self._joins.append(join)
+            self._changed.notify()
+        return join.answer
+
+    # --------------------------------------------------------------------------------------- the thread of rounds
+
+    def _run(self) -> None:
+        while (settled := self._settle()) is not None:
+            version, members = settled
+            try:
+                self._round(version, members)
+            except WeightsError as error:
+                log.warning(
+                    "version %s goes over grpc to %d receivers: %s", version.policy, len(members), error.message
+                )
+                self._drop()
+            finally:
+                with self._changed:
+                    self._running = None
+        self._drop()
+
+    def _settle(self) -> tuple[PublishedVersion, list[_Join]] | None:
+        """Waits for receivers of one version and answers them; None once it is closed."""
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._joins or self._closed)
+                if self._closed:
+                    for join in self._joins:
+                        _refuse(join, "the learner ends")
+                    return None
+                deadline = time.monotonic() + self._window_s
+                while (left := deadline - time.monotonic()) > 0 and not self._closed:
+                    self._joins = [join for join in self._joins if not join.answer.cancelled()]
+                    if self._expected and self._expected <= {join.member_id for join in self._joins}:
+                        break
+                    self._changed.wait(left)
+                # Those that still want an older version while others want a newer one have been overtaken.
+                newest = max((join.policy for join in self._joins), default=None)
+                members = []
+                for join in self._joins:
+                    if join.policy != newest:
+                        _refuse(join, f"version {newest} is broadcast")
+                    elif join.answer.set_running_or_notify_cancel():
+                        members.append(join)
+                self._joins = []
+                version = self._versions.get(newest) if newest is not None else None
+                if version is None:
+                    for join in members:
+                        join.answer.set_exception(WeightsError(f"version {join.policy} is not broadcast any more"))
+                elif members:
+                    self._expected = {join.member_id for join in members} | self._late
+                    self._late = set()
+                    self._kept = self._group_of(version.policy, members)
+                    self._running = version.policy, self._kept.ranks
+                    return version, members
+
+    def _group_of(self, policy: PolicyVersion, members: Sequence[_Join]) -> _Group:
+        """The group of the last round where it fits, else a new one."""
+        kept = self._kept
+        if (
+            kept is not None
+            and {join.member_id for join in members} == kept.ranks.keys()
+            and all(join.group == kept.group.name for join in members)
+        ):
+            return kept
+        if kept is not None:
+            kept.group.close()
+        self._formed += 1
+        group = BroadcastGroup(
+            self._backend,
+            self._rendezvous.store,
+            f"{policy.incarnation}-{self._formed}",
+            rank=0,
+            size=len(members) + 1,
+            timeout_s=self._stall_s,
+            host=self._rendezvous.host,
+            device=self._device,
+        )
+        return _Group(group, {join.member_id: rank for rank, join in enumerate(members, 1)})
+
+    def _round(self, version: PublishedVersion, members: Sequence[_Join]) -> None:
+        """Sends all buckets.
+
+        Raises:
+            WeightsError: somebody did not come, left, or did not get on.
+        """
+        assert self._kept is not None
+        group, ranks = self._kept.group, self._kept.ranks
+        for join in members:
+            join.answer.set_result(
+                weights_pb2.JoinBroadcastResponse(
+                    address=self._rendezvous.address,
+                    rank=ranks[join.member_id],
+                    world_size=group.size,
+                    group=group.name,
+                )
+            )
+        try:
+            group.begin()
+        except WeightsError:
+            missing = set(group.missing())
+            with self._changed:
+                self._expected -= {member for member, rank in ranks.items() if rank in missing}
+            raise
+        self._send(group, version)
+
+    def _send(self, group: BroadcastGroup, version: PublishedVersion) -> None:
+        """Each bucket is staged while the one before is sent."""
+        lengths = [bucket.nbytes for bucket in version.manifest.buckets]
+        staging = Staging(group.device, max(lengths))
+        under_way: list[torch.distributed.Work] = []
+        for index in range(len(lengths)):
+            if len(under_way) == DEPTH:
+                group.finish(under_way.pop(0))
+            under_way.append(group.start(staging.put(index, version.bucket(index))))
+        for work in under_way:
+            group.finish(work)
+
+    def _drop(self) -> None:
+        """Gives the group up; who is in it notices."""
+        with self._changed:
+            kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.group.close()
+
+
+def _refuse(join: _Join, why: str) -> None:
+    if join.answer.set_running_or_notify_cancel():
+        join.answer.set_exception(WeightsError(f"version {join.policy} is not broadcast: {why}"))

@@ -1,0 +1,244 @@
+"""One broadcast group: rank 0 sends buckets, all others receive them. Learner and generators share this code.
+
+Invariants: the group is its own, apart from torch.distributed's default group, which belongs to whoever trains; every
+call ends within the timeout that it is given, whatever the others do; a group in which anything failed is of no more
+use to anybody, and closing it (from any thread) ends the calls that others have under way.
+
+A round (one version) begins with all members saying through the store that they are there, and rank 0 answering
+whether it takes place, so that one that has died since is found before anybody waits for it in a collective.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+
+from mesh.errors import WeightsError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend
+
+BroadcastBackend = Literal["gloo", "nccl"]
+# Buckets under way at a time: the next is prepared while the first is sent.
+DEPTH = 2
+_GO = "go"
+
+
+class BroadcastGroup:
+    """This process's side of a group. Belongs to one thread, apart from `close`.
+
+    Args:
+        backend: gloo or nccl.
+        store: in which all members meet.
+        name: of the group; no other has ever used it.
+        rank: of this process; 0 sends.
+        size: members, rank 0 included.
+        timeout_s: of every step: a member that does not come, a bucket that does not get on.
+        host: address of this host that the others reach.
+        device: where buckets are sent from and received: the CPU for gloo, a CUDA device for nccl.
+    """
+
+    def __init__(
+        self,
+        backend: BroadcastBackend,
+        store: Store,
+        name: str,
+        *,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        host: str,
+        device: torch.device,
+    ) -> None:
+        self.backend = backend
+        self.device = device
+        self.name = name
+        self.size = size
+        self._rank = rank
+        self._store = PrefixStore(name, store)
+        self._timeout = timedelta(seconds=timeout_s)
+        self._host = host
+        self._round = 0
+        self._closed = False
+        self._group: Backend | None = None
+
+    def begin(self) -> None:
+        """Begins a round: all meet, and the first time they connect.
+
+        Raises:
+            WeightsError: somebody did not come, or rank 0 has called it off.
+        """
+        self._round += 1
+        if self.device.type == "cuda":
+            # Of this thread: nccl and copies go by the present device.
+            torch.cuda.set_device(self.device)
+        with self._errors("the members do not meet"):
+            if self._rank == 0:
+                self._gather()
+            else:
+                self._store.set(self._here(self._rank), "")
+                self._store.wait([self._said()], self._timeout)
+                if (said := self._store.get(self._said()).decode()) != _GO:
+                    raise WeightsError(f"{self.backend} broadcast {self.name} does not take place: {said}")
+            if self._group is None:
+                group = self._connect()
+                self._group = group
+                if self._closed:
+                    group.abort()
+
+    def missing(self) -> list[int]:
+        """Ranks that have not come to the round; for rank 0, after `begin` has failed."""
+        return [rank for rank in range(1, self.size) if not self._store.check([self._here(rank)])]
+
+    def start(self, tensor: torch.Tensor) -> Work:
+        """Starts with a bucket; at most `DEPTH` are under way.
+
+        Args:
+            tensor: uint8 on `device`, of the same length everywhere; neither read nor written by others until `finish`.
+
+        Raises:
+            WeightsError: the group is broken.
+        """
+        options = BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        options.timeout = self._timeout
+        options.asyncOp = True
+        assert self._group is not None, "begin() comes first"
+        with self._errors("a bucket cannot be sent"):
+            return self._group.broadcast([tensor], options)  # type: ignore[attr-defined]  # of all backends
+
+    def finish(self, work: Work) -> None:
+        """Waits until a bucket is through.
+
+        Raises:
+            WeightsError: it did not get through in time, or somebody has left.
+        """
+        with self._errors("a bucket did not get through"):
+            work.wait(self._timeout)
+            if self.device.type == "cuda":
+                # `wait` orders streams only.
+                torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        """Leaves; calls that are under way here and at the others end with errors."""
+        self._closed = True
+        if self._group is not None:
+            self._group.abort()
+
+    def _gather(self) -> None:
+        members = [self._here(rank) for rank in range(1, self.size)]
+        said = _GO
+        try:
+            self._store.wait(members, self._timeout)
+        except RuntimeError as error:
+            said = f"ranks {self.missing()} of {self.size} did not come"
+            raise WeightsError(f"{self.backend} broadcast {self.name} does not take place: {said}") from error
+        finally:
+            self._store.set(self._said(), said)
+            self._forget(self._round - 1)
+
+    def _connect(self) -> Backend:
+        if self.backend == "nccl":
+            from torch.distributed import ProcessGroupNCCL
+
+            nccl = ProcessGroupNCCL.Options()
+            nccl._timeout = self._timeout
+            return ProcessGroupNCCL(self._store, self._rank, self.size, nccl)
+        gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's stubs
+        gloo._devices = [ProcessGroupGloo.create_device(hostname=self._host)]
+        gloo._timeout = self._timeout
+        gloo._threads = DEPTH
+        return ProcessGroupGloo(self._store, self._rank, self.size, gloo)
+
+    def _forget(self, finished: int) -> None:
+        """Removes the keys of a round that everybody has been through."""
+        for key in (*(f"round-{finished}/here-{rank}" for rank in range(1, self.size)), f"round-{finished}/said"):
+            self._store.delete_key(key)
+
+    def _here(self, rank: int) -> str:
+        return f"round-{self._round}/here-{rank}"
+
+    def _said(self) -> str:
+        return f"round-{self._round}/said"
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        # torch raises RuntimeError and its children for all that can happen to a group.
+        try:
+            yield
+        except RuntimeError as error:
+            first_line = str(error).partition("\n")[0]
+            raise WeightsError(f"{self.backend} broadcast {self.name}: {what}: {first_line}") from error
+
+
+class Staging:
+    """`DEPTH` buffers on a group's device, used in turn; bytes go through pinned memory where that is not the CPU.
+
+    Args:
+        device: of the group.
+        largest: bytes of the largest bucket.
+    """
+
+    def __init__(self, device: torch.device, largest: int) -> None:
+        self._host = [torch.empty(largest, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(DEPTH)]
+        self._device = self._host
+        if device.type != "cpu":
+            self._device = [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(DEPTH)]
+
+    def buffer(self, index: int, nbytes: int) -> torch.Tensor:
+        """The buffer of a bucket; free once the bucket `DEPTH` before is done with."""
+        return self._device[index % DEPTH][:nbytes]
+
+    def put(self, index: int, data: memoryview) -> torch.Tensor:
+        """Fills a bucket's buffer."""
+        host, device = self._host[index % DEPTH][: len(data)], self.buffer(index, len(data))
+        host.numpy().data[:] = data
+        if device is not host:
+            device.copy_(host)
+        return device
+
+    def take(self, index: int, target: memoryview) -> None:
+        """Empties a bucket's buffer."""
+        host, device = self._host[index % DEPTH][: len(target)], self.buffer(index, len(target))
+        host.copy_(device)
+        target[:] = host.numpy().data
+
+
+def connect_store(address: str, timeout_s: float) -> TCPStore:
+    """Connects to a learner's store.
+
+    Raises:
+        WeightsError: it does not answer.
+    """
+    host, _, port = address.rpartition(":")
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        return TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise WeightsError(
+            f"the rendezvous at {address} does not answer: {str(error).partition(chr(10))[0]}"
+        ) from error
+
+
+def own_host(address: str) -> str:
+    """Address of the interface of this host by which another one is reached.
+
+    Raises:
+        WeightsError: there is no way there.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            # Sends nothing: a datagram socket that is connected only has its route chosen.
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"there is no way to {address}: {error}") from error
