@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from generators.weights.transports.base import Fetch, Received, Transport
+from generators.weights.transports.broadcast import Broadcast
 from generators.weights.transports.disk import Disk
 from generators.weights.transports.grpc import Grpc
 from generators.weights.transports.shm import SharedMemory
@@ -26,7 +27,8 @@ def transports(
         streams: `weights.streams`.
         security: token and TLS of the mesh.
     """
-    return [SharedMemory(host_id), Disk(folder), Grpc(streams=streams, security=security)]
+    grpc = Grpc(streams=streams, security=security)
+    return [SharedMemory(host_id), Broadcast("nccl"), Broadcast("gloo"), Disk(folder), grpc]
 
 
 def choose(available: list[Transport], setting: str, wanted: Wanted) -> list[Transport]:
