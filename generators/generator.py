@@ -24,6 +24,7 @@ from generators.learner_link import LearnerLink
 from generators.metrics import GeneratorMetrics
 from generators.parts import Parts, ResultFeed, load_engine, load_libraries
 from generators.together import run_together
+from generators.weights import Relay
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import RollmeshError
 from mesh.heap import settle_heap
@@ -49,6 +50,7 @@ class Generator:
         agent: joined.
         channel: to the buffer.
         security: for the channels it opens.
+        relay: serves other generators what this one receives.
         threads: compute threads.
 
     Attributes:
@@ -62,6 +64,7 @@ class Generator:
         agent: MembershipAgent,
         channel: grpc.aio.Channel,
         security: SecuritySection,
+        relay: Relay,
         *,
         threads: int,
     ) -> None:
@@ -69,6 +72,7 @@ class Generator:
         self._agent = agent
         self._channel = channel
         self._security = security
+        self._relay = relay
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._stage = "waits for a learner"
@@ -152,7 +156,16 @@ class Generator:
             engine, text = await asyncio.to_thread(load_engine, config, Path(folder), results, self._fail_from_engine)
         engine.start()
         parts = Parts(
-            config, agent, self._channel, link, engine=engine, text=text, results=results, on_failure=self._fail
+            config,
+            agent,
+            self._channel,
+            link,
+            engine=engine,
+            text=text,
+            results=results,
+            relay=self._relay,
+            security=self._security,
+            on_failure=self._fail,
         )
         stack.push_async_callback(parts.close)
         return parts

@@ -23,8 +23,8 @@ from generators.packing import pack
 from generators.rollout import Rollout
 from generators.streams import Admission, Writers
 from generators.text import TextCodec
-from generators.weights import WeightReceiver
-from mesh.config.models import Config
+from generators.weights import Relay, WeightReceiver
+from mesh.config.models import Config, SecuritySection
 from mesh.errors import RollmeshError
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent
@@ -45,6 +45,8 @@ class Parts:
         engine: started.
         text: the model's tokenizer.
         results: where the engine's results arrive.
+        relay: serves other generators.
+        security: of the mesh, for connections to them.
         on_failure: told what makes it pointless to go on.
     """
 
@@ -58,6 +60,8 @@ class Parts:
         engine: InferenceEngine,
         text: TextCodec,
         results: ResultFeed,
+        relay: Relay,
+        security: SecuritySection,
         on_failure: Callable[[RollmeshError], None],
     ) -> None:
         network, rollout = config.network, config.rollout
@@ -102,8 +106,12 @@ class Parts:
             run=config.run.name,
             host_id=host_id(),
             transport=config.weights.transport,
+            encoding=config.weights.encoding,
             folder=config.weights.dir,
             timeout_s=config.weights.timeout_s,
+            streams=config.weights.streams,
+            security=security,
+            relay=relay,
             before_swap=self.rollout.pinned_done,
             on_serving=self.admission.serve,
         )

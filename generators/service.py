@@ -14,6 +14,7 @@ import pydantic
 
 from generators.control import SERVICE_NAME, GeneratorControl
 from generators.generator import Generator
+from generators.weights.relay import Relay
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import ConfigError
 from mesh.fronts import open_mesh
@@ -21,7 +22,7 @@ from mesh.heap import TENSOR_BYTES, keep_freed_memory
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent, new_member_id
 from mesh.metrics import metrics_server
-from mesh.rpc import bind, new_server
+from mesh.rpc import bind, is_loopback, new_server
 from mesh.service import (
     Shutdown,
     add_health_and_reflection,
@@ -108,7 +109,10 @@ async def serve(
         await agent.start()
         config = _configuration(agent)
         logging.getLogger().setLevel(config.logging.level.upper())
-        generator = Generator(config, agent, channel, security, threads=set_threads(config, threads))
+        # Where nobody else can reach this process there is nobody to relay to.
+        relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)
+        relay.add_to(server)
+        generator = Generator(config, agent, channel, security, relay, threads=set_threads(config, threads))
         control = GeneratorControl(generator, shutdown)
         generator_pb2_grpc.add_GeneratorControlServicer_to_server(control, server)
         health = add_health_and_reflection(server, [SERVICE_NAME])

@@ -84,7 +84,9 @@ class Session:
         """
         network, security = self._config.network, self._config.security
         server = new_server(security, max_message_mb=network.max_message_mb)
-        weights_pb2_grpc.add_WeightsServicer_to_server(WeightsService(self._publisher), server)
+        weights_pb2_grpc.add_WeightsServicer_to_server(
+            WeightsService(self._publisher, self._config.weights.fanout), server
+        )
         learner_pb2_grpc.add_LearnerControlServicer_to_server(
             LearnerControlService(self._state, self._controls), server
         )

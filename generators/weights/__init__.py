@@ -1,5 +1,6 @@
-"""Receiving the policy: announcements, transfers, verification, and the swap."""
+"""Receiving the policy, and relaying it: announcements, transfers, verification, and the swap."""
 
 from generators.weights.receiver import WeightReceiver
+from generators.weights.relay import Relay
 
-__all__ = ["WeightReceiver"]
+__all__ = ["Relay", "WeightReceiver"]
