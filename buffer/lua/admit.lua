@@ -19,7 +19,7 @@ local function grant(gid, g)
   if g.attempt > 0 then cancel(gid, g) end
   add('leases', 1)
   g.lease, g.former = 'a' .. C.leases, nil
-  g.attempt, g.holder, g.orphan = g.attempt + 1, member, false
+  g.attempt, g.holder = g.attempt + 1, member
   local drafts = hand_out(gid, g)
   held[#held + 1] = gid
   deadlines[#deadlines + 1], deadlines[#deadlines + 2] = g.deadline, gid
@@ -68,8 +68,9 @@ local function admit(pin)
     local gid = ARGV[1] .. '-' .. C.seq
     local g = {
       state = 'generating', ordinal = ordinal, n = n, pin = pin, reserve = reserve, task = task, parent = parent,
-      refills = refills, seq = C.seq, order = C.seq, attempt = 0, lost = 0, lease = '', holder = '', orphan = false, leased_ms = 0, done = string.rep('0', n), scored = 0,
-      bytes = 0, ranges = '', payloads = '', grant = serving_pin, admitted_ms = now, sealed_ms = 0, for_version = 0
+      refills = refills, admitted_ms = now, done = string.rep('0', n), bytes = 0, payloads = '', tokens = 0, sealed_ms = 0,
+      order = C.seq, ranges = '', attempt = 0, lost = 0, lease = '', holder = '', leased_ms = 0, grant = serving_pin,
+      for_version = 0
     }
     g.deadline = deadline_of(g)
     admitted[#admitted + 1], admitted[#admitted + 2] = C.seq, gid

@@ -35,7 +35,7 @@ if C.bounded == 1 and version < C.u then
   for i = 4, #ARGV, 2 do refused[#refused + 1] = {ARGV[i], 'version_claimed'} end
   return {'ok', view(), 0, refused}
 end
-local spent_for_good, scored = {}, {}
+local spent_for_good = {}
 for _, pair in ipairs(groups) do
   local gid, g = pair[1], pair[2]
   local uses = g.uses or {}
@@ -50,16 +50,15 @@ for _, pair in ipairs(groups) do
     make_ready(gid, g)
   else
     spent_for_good[#spent_for_good + 1] = gid
-    scored[#scored + 1], scored[#scored + 2] = version, gid
+    move(set_of('leased'), gid)
+    move(set_of('consumed'), gid, version)
     g.state, g.holder = 'consumed', ''
-    save_group(gid, g)
     add('leased', -1)
     add('consumed', 1)
     add('consumed_bytes', g.bytes)
   end
+  save_group(gid, g)
 end
-over('ZREM', set_of('leased'), spent_for_good)
 over('SREM', held_by('learner'), spent_for_good)
-over('ZADD', set_of('consumed'), scored)
 if C.bounded == 1 then put('u', version + 1) end
 return {'ok', view(), 1, {}, much()}

@@ -23,6 +23,7 @@ local RULES = [[
 ]]
 -- `C`: the table's figures, and behind them its rules. `ended` (fates by reason) and `trash` are written by `flush`.
 local TABLE, T, C, changed, ended, trash, R
+local moves = {}
 
 -- Packed into one field each: reading and writing them one by one would cost more than most verbs do else. Where Redis
 -- has lost them, all are 0.
@@ -70,9 +71,38 @@ local function over(command, key, members)
   for i = 1, #members, 1000 do redis.call(command, key, unpack(members, i, math.min(i + 999, #members))) end
 end
 
+-- Groups enter sets of the table (with a score) and leave them (without): the last word on each counts, carried out by
+-- `settle` and thus before the verb answers. A verb that reads such a set after it has moved groups settles first.
+local function move(key, gid, score)
+  local members = moves[key]
+  if not members then
+    members = {}
+    moves[key] = members
+  end
+  members[gid] = score or false
+end
+
+local function settle()
+  for key, members in pairs(moves) do
+    local gone, come = {}, {}
+    for gid, score in pairs(members) do
+      if score then
+        come[#come + 1] = score
+        come[#come + 1] = gid
+      else
+        gone[#gone + 1] = gid
+      end
+    end
+    over('ZREM', key, gone)
+    over('ZADD', key, come)
+  end
+  moves = {}
+end
+
 -- Writes the figures where they have changed, and hints to the other fronts that there is something new: who is alone
 -- has it in the answer.
 local function flush()
+  settle()
   if not changed then return end
   C.rev = C.rev + 1
   for reason, count in pairs(ended) do redis.call('HINCRBY', T .. ':reasons', reason, count) end
@@ -119,15 +149,6 @@ local function held_by(holder) return T .. ':held:' .. holder end
 local function group_key(gid) return T .. ':g:' .. gid end
 local function pending_key(pin) return T .. ':pending:' .. pin end
 local function orphans_key(pin) return T .. ':orphans:' .. pin end
-
--- A group's hash: all that is known of it, packed into one field, and one field per member for its meta. Packing
--- costs a fraction of what a field for every figure would.
-local function read_group(gid)
-  local packed = redis.call('HGET', group_key(gid), 'group')
-  return packed and cmsgpack.unpack(packed) or nil
-end
-
-local function save_group(gid, g) redis.call('HSET', group_key(gid), 'group', cmsgpack.pack(g)) end
 
 local function generation_of(member)
   return tonumber(redis.call('HGET', RUN .. ':generations', member) or -1)

@@ -10,11 +10,12 @@ for _, holder in ipairs(redis.call('ZRANGEBYSCORE', T .. ':holders', '-inf', now
   local held = {}
   for i, gid in ipairs(redis.call('SRANDMEMBER', held_by(holder), portion)) do held[i] = {gid, read_group(gid)} end
   -- By admission, so that the notes of those that fail are in an order.
-  table.sort(held, function(a, b) return a[2].seq < b[2].seq end)
+  table.sort(held, function(a, b) return number_of(a[1]) < number_of(b[1]) end)
   for _, pair in ipairs(held) do
     local gid, g = pair[1], pair[2]
     if g.state == 'leased' then
       make_ready(gid, g)
+      save_group(gid, g)
       returned = returned + 1
     else
       orphan(gid, g, 1)

@@ -8,7 +8,7 @@ for i = 2, #ARGV do
     local members = {}
     for member = 0, g.n - 1 do members[member + 1] = member end
     answer[#answer + 1] = {
-      ARGV[i], g.ordinal, g.deadline, use_count(g), string.format('%.17g', g.priority or 1),
+      ARGV[i], g.ordinal, g.deadline, use_count(g), string.format('%.17g', g.draw and g.draw.priority or 1),
       redis.call('HMGET', group_key(ARGV[i]), unpack(members))
     }
   end

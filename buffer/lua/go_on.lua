@@ -23,7 +23,9 @@ local function go_on(incarnation, k, member, learner_until)
     local g = read_group(gid)
     undo(g)
     make_ready(gid, g)
+    save_group(gid, g)
   end
+  settle()
   -- Tokens of versions that are discarded now have grown older.
   for _, set in ipairs({'deadline', 'reuse'}) do
     for _, gid in ipairs(redis.call('ZRANGE', T .. ':' .. set, 0, -1)) do
@@ -60,9 +62,11 @@ local function go_on(incarnation, k, member, learner_until)
     else
       add('spent', spent(g))
       make_ready(gid, g)
+      save_group(gid, g)
       returned = returned + 1
     end
   end
+  settle()
   redis.call('HDEL', T .. ':streams', 'learner')
   -- What was left of the old learner's term is not the new one's.
   redis.call('ZREM', T .. ':holders', 'learner')

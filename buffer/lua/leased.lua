@@ -6,6 +6,7 @@ local function leased_group(gid, g)
   return {
     gid, g.lease, g.for_version, g.ordinal, g.attempt, g.sealed_ms - g.admitted_ms,
     math.max(0, g.leased_ms - g.sealed_ms), g.payloads, metas, use_count(g) + 1,
-    g.priority and string.format('%.17g', g.priority) or '1', g.chance and string.format('%.17g', g.chance) or '1', g.bytes
+    g.draw and g.draw.priority and string.format('%.17g', g.draw.priority) or '1',
+    g.draw and g.draw.chance and string.format('%.17g', g.draw.chance) or '1', g.bytes
   }
 end

@@ -16,6 +16,7 @@ for _, name in ipairs({'train', 'eval'}) do
     local g = read_group(gid)
     if g.state == 'leased' then
       make_ready(gid, g)
+      save_group(gid, g)
     else
       orphan(gid, g, 0)
     end

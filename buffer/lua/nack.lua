@@ -12,6 +12,7 @@ for i = 5, #ARGV, 2 do
   if g and g.state == 'leased' and g.lease == ARGV[i + 1] then
     if disposition == 'release' then
       make_ready(gid, g)
+      save_group(gid, g)
     elseif disposition == 'filter' then
       give_up(gid, g, 'filtered', reason)
     else

@@ -55,7 +55,10 @@ local function release_prompt(ordinal)
   local owner = owners[ordinal]
   local g = owner and read_group(owner)
   if g then
-    if g.state ~= 'consumed' and not g.uses then finish(owner, g, 'evicted_stale', 'lost_state', true) end
+    if g.state ~= 'consumed' and not g.uses then
+      finish(owner, g, 'evicted_stale', 'lost_state', true)
+      settle()
+    end
     return
   end
   if not buried then
@@ -75,12 +78,12 @@ end
 
 -- A group whose admission is lost. Its payload is gone: `hollow`.
 local function invent(gid, ordinal)
-  local number = tonumber(string.match(gid, '%d+$'))
+  local number = number_of(gid)
   local g = {
     state = 'consumed', ordinal = ordinal, n = 0, pin = '', reserve = 0, task = '', parent = '', refills = 0,
-    seq = number, order = number, attempt = 0, lost = 0, lease = '', holder = '', orphan = false, leased_ms = 0,
-    done = '', scored = 0, bytes = 0, ranges = '', payloads = '', grant = incarnation .. ':0', admitted_ms = now,
-    sealed_ms = now, for_version = 0, deadline = 0, hollow = true
+    order = number, attempt = 0, lost = 0, lease = '', holder = '', leased_ms = 0, done = '', bytes = 0, ranges = '',
+    payloads = '', tokens = 0, grant = incarnation .. ':0', admitted_ms = now, sealed_ms = now, for_version = 0,
+    deadline = 0, hollow = true
   }
   if not pending_entry(ordinal) then release_prompt(ordinal) end
   local entry = pending_entry(ordinal)
@@ -146,6 +149,8 @@ local function assert_use(gid, at, ordinal)
   if again then
     if g.state == 'ready' then leave_ready(g) end
     make_ready(gid, g)
+    save_group(gid, g)
+    settle()
     return
   end
   if not was then consume(gid, g) end

@@ -13,21 +13,20 @@ if C.bounded == 1 then
   room = C.groups_per_step - redis.call('ZCOUNT', set_of('leased'), version, version)
   if version < C.u then room = 0 end
 end
-local answer, taken, scored, waiting = {}, {}, {}, {}
+local answer, taken = {}, {}
 for i = 5, #ARGV do
   local gid = ARGV[i]
   local g = read_group(gid)
   if #answer < room and g and g.state == 'ready' and g.deadline >= version then
-    local set = waiting_set(g)
-    waiting[set] = waiting[set] or {}
-    table.insert(waiting[set], gid)
     if C.order == PRIORITY then
-      g.chance = (g.weight or WEIGHT_UNIT) / C.weight
+      g.draw.chance = weight_of(g) / C.weight
       put('race', math.max(C.race, g.order))
       leave_ready(g)
     end
     taken[#taken + 1] = gid
-    scored[#scored + 1], scored[#scored + 2] = version, gid
+    move(set_of('ready'), gid)
+    move(waiting_set(g), gid)
+    move(set_of('leased'), gid, version)
     add('ready', -1)
     add('leased', 1)
     add('leases', 1)
@@ -36,9 +35,6 @@ for i = 5, #ARGV do
     answer[#answer + 1] = leased_group(gid, g)
   end
 end
-over('ZREM', set_of('ready'), taken)
-for set, gids in pairs(waiting) do over('ZREM', set, gids) end
-over('ZADD', set_of('leased'), scored)
 over('SADD', held_by('learner'), taken)
 if #answer > 0 then redis.call('ZADD', T .. ':holders', 'NX', now + C.lease_ms, 'learner') end
 return {'ok', view(), answer}

@@ -10,7 +10,8 @@ for i = 3, #ARGV, 3 do
   if g then
     local racing = g.state == 'ready' and C.order == PRIORITY
     if racing then leave_ready(g) end
-    g.priority, g.weight = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
+    g.draw = g.draw or {}
+    g.draw.priority, g.draw.weight = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])
     if racing then
       take_place(gid, g)
       redis.call('ZADD', set_of('ready'), g.order, gid)

@@ -20,12 +20,16 @@ local function set_uses(g, uses, was_consumed, is_consumed)
   add('spent', (is_consumed and 0 or spent(g)) - before)
 end
 
+-- Weighted draws: `g.draw` has weight, priority, draws and chance of a group, each absent where there is none.
+local function weight_of(g) return g.draw and g.draw.weight or WEIGHT_UNIT end
+
 -- Enters a ready group into the race by which weighted draws are made (buffer.policy.reuse).
 local function enter_race(gid, g)
-  g.draws = (g.draws or 0) + 1
-  local digest = redis.sha1hex(gid .. ':' .. g.draws .. ':' .. C.seed)
+  g.draw = g.draw or {}
+  g.draw.draws = (g.draw.draws or 0) + 1
+  local digest = redis.sha1hex(gid .. ':' .. g.draw.draws .. ':' .. C.seed)
   local uniform = (tonumber(string.sub(digest, 1, 13), 16) + 0.5) / 16 ^ 13
-  g.order = C.race - math.log(uniform) / (g.weight or WEIGHT_UNIT) * WEIGHT_UNIT
+  g.order = C.race - math.log(uniform) / weight_of(g) * WEIGHT_UNIT
 end
 
 -- The place of a group that becomes ready among the others.
@@ -33,14 +37,14 @@ local function take_place(gid, g)
   if C.order == FRESHEST then
     g.order = g.seal / 2 ^ 32 - g.deadline
   elseif C.order == PRIORITY then
-    add('weight', g.weight or WEIGHT_UNIT)
+    add('weight', weight_of(g))
     enter_race(gid, g)
   end
 end
 
 -- A ready group leaves the table of candidates.
 local function leave_ready(g)
-  if C.order == PRIORITY then add('weight', -(g.weight or WEIGHT_UNIT)) end
+  if C.order == PRIORITY then add('weight', -weight_of(g)) end
 end
 
 -- Leases that a member works on and that nobody needs any more, as "gid lease", until it has been told.
@@ -78,7 +82,7 @@ end
 
 -- Counts an evicted group by the response tokens that were stored of it: by the least power of two not below them.
 local function count_length(g, drafts)
-  local tokens, class = g.tokens or 0, 1
+  local tokens, class = g.tokens, 1
   for _, draft in ipairs(drafts) do tokens = tokens + draft.tokens end
   while class < tokens do class = 2 * class end
   redis.call('HINCRBY', T .. ':evicted_tokens', class, 1)
@@ -117,18 +121,18 @@ end
 
 local function leave_holder(gid, g)
   if g.holder ~= '' then redis.call('SREM', held_by(g.holder), gid) end
-  if g.orphan then
+  if is_orphan(g) then
     redis.call('ZREM', orphans_key(g.pin), gid)
     add('orphaned', -1)
   end
-  g.holder, g.orphan = '', false
+  g.holder = ''
 end
 
 -- Ends a group with its fate and notes its payloads for removal. `requeue` gives its prompt another group.
 local function finish(gid, g, fate, reason, requeue)
   if g.state == 'generating' and string.find(g.done, '0', 1, true) then cancel(gid, g) end
-  redis.call('ZREM', set_of(g.state), gid)
-  if g.state ~= 'consumed' then redis.call('ZREM', T .. ':deadline', gid) end
+  move(set_of(g.state), gid)
+  if g.state ~= 'consumed' then move(T .. ':deadline', gid) end
   leave_holder(gid, g)
   add(g.state, -1)
   add(fate, 1)
@@ -138,7 +142,7 @@ local function finish(gid, g, fate, reason, requeue)
   if g.state == 'generating' then add('reserved', -g.reserve) end
   if g.state == 'ready' then leave_ready(g) end
   if g.uses and g.state ~= 'consumed' then
-    redis.call('ZREM', T .. ':reuse', gid)
+    move(T .. ':reuse', gid)
     add('spent', -spent(g))
   end
   local prompt = g.unseeded and '' or g.ordinal
@@ -161,8 +165,8 @@ end
 -- A group that may not be used any more but has been: consumed until its last use is committed, then trained.
 local function retire(gid, g)
   if last_use(g) < R.committed then return finish(gid, g, 'trained', 'committed', false) end
-  redis.call('ZREM', set_of(g.state), gid)
-  redis.call('ZREM', T .. ':reuse', gid)
+  move(set_of(g.state), gid)
+  move(T .. ':reuse', gid)
   leave_holder(gid, g)
   if g.state == 'ready' then leave_ready(g) end
   add('spent', -spent(g))
@@ -170,7 +174,7 @@ local function retire(gid, g)
   add('consumed', 1)
   add('consumed_bytes', g.bytes)
   g.state, g.lease = 'consumed', ''
-  redis.call('ZADD', set_of('consumed'), last_use(g), gid)
+  move(set_of('consumed'), gid, last_use(g))
   save_group(gid, g)
 end
 
@@ -180,9 +184,9 @@ local function give_up(gid, g, fate, reason)
   finish(gid, g, fate, reason, false)
 end
 
--- Back to ready, from generating (sealed), leased or consumed.
+-- Back to ready, from generating (sealed), leased or consumed. The caller saves the group.
 local function make_ready(gid, g)
-  redis.call('ZREM', set_of(g.state), gid)
+  move(set_of(g.state), gid)
   leave_holder(gid, g)
   add(g.state, -1)
   add('ready', 1)
@@ -191,9 +195,8 @@ local function make_ready(gid, g)
   g.state, g.lease = 'ready', ''
   g.deadline = deadline_of(g)
   take_place(gid, g)
-  redis.call('ZADD', set_of('ready'), g.order, gid)
-  redis.call('ZADD', waiting_set(g), g.deadline, gid)
-  save_group(gid, g)
+  move(set_of('ready'), gid, g.order)
+  move(waiting_set(g), gid, g.deadline)
 end
 
 -- Takes a generating group from its holder; it waits for the next one, or fails when it has lost too many.
@@ -205,8 +208,8 @@ local function orphan(gid, g, lost)
   -- Who gives a group up knows that it does; who has lost it may come back.
   if g.holder ~= '' then g.former = lost > 0 and g.holder or nil end
   leave_holder(gid, g)
-  redis.call('ZADD', orphans_key(g.pin), g.seq, gid)
+  redis.call('ZADD', orphans_key(g.pin), number_of(gid), gid)
   add('orphaned', 1)
-  g.lost, g.orphan = g.lost + lost, true
+  g.lost = g.lost + lost
   save_group(gid, g)
 end

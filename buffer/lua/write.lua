@@ -16,11 +16,16 @@ local function fetch(gid)
   return groups[gid]
 end
 
+local function scored(g)
+  if g.payloads == '' then return 0 end
+  local _, commas = string.gsub(g.payloads, ',', '')
+  return 1 + commas
+end
+
 local function seal(gid, g)
   g.sealed_ms = now
-  groups[gid] = nil
-  if g.scored < C.min_members then
-    metas[gid] = nil
+  if scored(g) < C.min_members then
+    groups[gid], metas[gid] = false, nil
     finish(gid, g, 'failed', 'too_few_scored', false)
     return
   end
@@ -41,8 +46,7 @@ local function note_cause(g, reason)
 end
 
 local function score(gid, g, member, attempt, values, bytes, ranges, tokens)
-  g.scored = g.scored + 1
-  g.tokens = (g.tokens or 0) + tokens
+  g.tokens = g.tokens + tokens
   g.bytes = g.bytes + bytes
   add('bytes', bytes)
   local place = member .. ':' .. attempt .. (values == 1 and '' or ':' .. values)
@@ -135,8 +139,11 @@ for i = 2, #ARGV do
     results[#results + 1] = write(gid, lease, attempt, ranges, unpack(packed, at, at + 4))
   end
 end
-for gid, fields in pairs(metas) do over('HSET', group_key(gid), fields) end
 for gid, g in pairs(groups) do
-  if g then save_group(gid, g) end
+  if g then
+    local fields = metas[gid] or {}
+    fields[#fields + 1], fields[#fields + 2] = 'group', packed_group(g)
+    over('HSET', group_key(gid), fields)
+  end
 end
 return {'ok', view(), table.concat(results), useless}

@@ -517,7 +517,9 @@ class BothMachines(RuleBasedStateMachine):
             assert (stored["uses"] or []) == group.uses
             assert (stored["drafts"] or 0) == len(machine.drafts[group.group_id])
             assert (stored["former"] or "", stored["causes"] or []) == (group.former, group.causes)
-            assert (stored["tokens"] or 0) == group.tokens
+            assert stored["tokens"] == group.tokens
+            assert (stored["state"] == "generating" and not stored["holder"]) == group.orphan
+            assert len(list(filter(None, stored["payloads"].split(",")))) == group.scored
         scored = {name: {m.decode(): score for m, score in next(answers)} for name in names}
         for state in State:
             assert set(scored[state]) == {g.group_id for g in groups if g.state is state}
@@ -582,8 +584,8 @@ class BothMachines(RuleBasedStateMachine):
 
 FIELDS = frozenset(
     {
-        "state", "ordinal", "holder", "lease", "attempt", "lost", "orphan", "done", "scored", "bytes", "ranges",
-        "payloads", "deadline", "seq", "order",
+        "state", "ordinal", "holder", "lease", "attempt", "lost", "done", "bytes", "ranges",
+        "payloads", "deadline", "order",
     }
 )  # fmt: skip
 
@@ -596,14 +598,11 @@ def _fields(group: Group) -> dict[str, str | int | bool]:
         "lease": group.lease,
         "attempt": group.attempt,
         "lost": group.lost,
-        "orphan": group.orphan,
         "done": "".join("1" if flag else "0" for flag in group.done),
-        "scored": group.scored,
         "bytes": group.bytes,
         "ranges": str(group.ranges),
         "payloads": ",".join(f"{m}:{a}" + (f":{PIECES[m]}" if m in PIECES else "") for m, a in group.payloads),
         "deadline": group.deadline,
-        "seq": group.seq,
         "order": group.order,
     }
 

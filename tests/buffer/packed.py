@@ -1,4 +1,4 @@
-"""A table's figures and rules as Redis holds them, packed: read, and changed behind the verbs' back."""
+"""What Redis holds packed: records of groups; figures and rules of a table, also changed behind the verbs' back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ import msgpack
 
 from buffer.keys import Keys
 from buffer.service import BufferService
+
+_RECORD = (
+    "ordinal", "n", "pin", "reserve", "task", "parent", "refills",
+    "state", "order", "deadline", "grant", "attempt", "lost", "lease", "holder", "for_version",
+    "done", "bytes", "ranges", "payloads", "tokens", "admitted_ms", "sealed_ms", "leased_ms",
+    "uses", "claimed", "drafts", "former", "causes", "seal", "draw", "hollow",
+)  # fmt: skip
+
+
+def record_of(packed: bytes) -> dict[str, Any]:
+    """A group's record by name."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(packed)
+    return dict(zip(_RECORD, unpacker, strict=True))
 
 
 async def figure(front: BufferService, table: str, name: str) -> int:

@@ -55,7 +55,7 @@ COMPARED = (
         "write",
         "if string.find(g.done, '0', 1, true) then return STORED end",
     ),
-    Rule("too few scored members fail", "write", "if g.scored < C.min_members then", "if false then"),
+    Rule("too few scored members fail", "write", "if scored(g) < C.min_members then", "if false then"),
     Rule(
         "the oldest token makes the deadline", "write", "g.ranges = merge_ranges(g.ranges, ranges)", "g.ranges = ranges"
     ),
@@ -120,7 +120,7 @@ COMPARED = (
         "g.state",
     ),
     Rule("used groups demand less", "common", " - C.spent end", " end"),
-    Rule("draws follow the weights", "transitions", "/ (g.weight or WEIGHT_UNIT) * WEIGHT_UNIT", ""),
+    Rule("draws follow the weights", "transitions", "/ weight_of(g) * WEIGHT_UNIT", ""),
     Rule("a failed prompt is driven again once", "transitions", "note.kept, note.redriven = false, true", ""),
     Rule(
         "connections have a generation", "admit", "if generation_of(member) ~= tonumber(ARGV[3]) then", "if false then"

@@ -25,6 +25,7 @@ from buffer.redis_server import Durability, RedisServer
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write, refs
+from tests.buffer.packed import record_of
 from tests.buffer.test_flow import balanced
 
 
@@ -138,7 +139,7 @@ async def missing(store: Store, run: str, done: Acknowledged) -> list[str]:
         names = {gid for gid, _ in done.members}
         packed: dict[str, Any] = {gid: await client.hget(f"{key}:train:g:{gid}", "group") for gid in sorted(names)}
         trained = msgpack.unpackb(await client.hget(f"{key}:train", "figures"))["trained"]
-    groups = {gid: msgpack.unpackb(value) for gid, value in packed.items() if value is not None}
+    groups = {gid: record_of(value) for gid, value in packed.items() if value is not None}
     ended = [gid for gid in names if gid not in groups]
     # A group that is gone must have been trained.
     found += [f"group {gid}" for gid in ended if done.claimed.get(gid, mark) >= mark]
@@ -147,7 +148,7 @@ async def missing(store: Store, run: str, done: Acknowledged) -> list[str]:
         f"member {m} of {g}" for g, m in sorted(done.members) if g in groups and groups[g]["done"][m : m + 1] != "1"
     ]
     claimed = {gid: version for gid, version in done.claimed.items() if gid in groups}
-    return found + [f"claim of {gid}" for gid, version in claimed.items() if version not in groups[gid].get("uses", [])]
+    return found + [f"claim of {gid}" for gid, version in claimed.items() if version not in (groups[gid]["uses"] or [])]
 
 
 @asynccontextmanager
