@@ -176,10 +176,7 @@ class Recorder:
             **{f"clock/waiting_for_{name}": value for name, value in self._clocks().items()},
             "push/count": pushes.count,
             "push/errors": pushes.errors,
-            "push/total_ms_p50": pushes.total_us_p50 / 1e3,
-            "push/total_ms_p99": pushes.total_us_p99 / 1e3,
-            "push/pause_ms_p50": pushes.pause_us_p50 / 1e3,
-            "push/pause_ms_p99": pushes.pause_us_p99 / 1e3,
+            **pushes.figures("push/"),
             "peak_rss_bytes": peak_rss_bytes(),
         }
         numbers = {k: float(v) for k, v in record.items() if isinstance(v, int | float)}

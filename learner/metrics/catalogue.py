@@ -222,7 +222,10 @@ MESH = [
     Metric("clock/waiting_for_samples_s", "Cumulative: generators had free slots, and the gate was shut.", "s"),
     Metric("push/count", "Weights taken into service by generators so far."),
     Metric("push/errors", "Failed transfers so far."),
+    Metric("push/first_byte_ms_{p50,p99}", "From the announcement of a version to its first byte.", "ms"),
+    Metric("push/last_byte_ms_{p50,p99}", "From the announcement to the last verified byte.", "ms"),
     Metric("push/total_ms_{p50,p99}", "From the announcement of a version to its service.", "ms"),
+    Metric("push/ack_ms_{p50,p99}", "From the announcement to the report of it, by the learner's clock.", "ms"),
     Metric("push/pause_ms_{p50,p99}", "Pause in decoding while weights change.", "ms"),
     Metric("peak_rss_bytes", "Largest resident memory of the learner so far.", "bytes"),
 ]

@@ -177,6 +177,7 @@ class WeightPublisher:
             if self.encoding == "delta":
                 self.chain.want()
         self._retire(retired)
+        self.pushes.announced(policy, manifest.announced_unix_ns)
         self._tell_listeners()
         return manifest
 

@@ -1,8 +1,14 @@
-"""What receivers reported: how long a version took to come into service, and what went wrong."""
+"""What receivers reported: the way of each version into service, and what went wrong.
+
+A push in time: announced, first byte, last (verified) byte, swap, acknowledged. The receiver times all but the last
+from the announcement; the acknowledgement is timed by the learner's clock alone, and only for versions that were
+announced while the receiver was watching: one that came later was not waited for.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,10 +18,13 @@ import numpy as np
 from mesh.versions import PolicyVersion
 from protos import weights_pb2
 
-# Reports kept per receiver.
-_KEPT = 4096
+# Reports kept per receiver, and announcements that may still be acknowledged.
+_KEPT = 1024
+_ANNOUNCEMENTS = 256
 # Full transfers whose speed tells what a receiver's network carries.
 _RATES = 8
+# In the order in which they come to pass; the pause is a length, the others are moments.
+STAGES = ("first_byte", "last_byte", "pause", "total", "ack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +35,50 @@ class PushSummary:
         count: versions put into service.
         errors: versions that were refused or could not be received.
         bytes: received in all.
-        total_us_p50, total_us_p99: announcement to service.
-        pause_us_p50, pause_us_p99: decoding stood still.
+        p50, p99: by stage (`STAGES`): announcement to first byte, to last verified byte, length of the pause in
+            decoding, announcement to service (`total`), announcement to the arrival of the report (`ack`).
         last_error: text of the newest error.
     """
 
     count: int
     errors: int
     bytes: int
-    total_us_p50: float
-    total_us_p99: float
-    pause_us_p50: float
-    pause_us_p99: float
+    p50: dict[str, float]
+    p99: dict[str, float]
     last_error: str
+
+    def figures(self, prefix: str = "") -> dict[str, float]:
+        """As milliseconds by name: `total_ms_p50` and so on."""
+        return {
+            f"{prefix}{stage}_ms_{name}": values[stage] / 1e3
+            for stage in STAGES
+            for name, values in (("p50", self.p50), ("p99", self.p99))
+        }
 
 
 @dataclass(slots=True)
 class _Receiver:
-    total_us: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    pause_us: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    times: dict[str, deque[int]] = field(default_factory=lambda: {stage: deque(maxlen=_KEPT) for stage in STAGES})
+    full_bytes_per_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES))
     count: int = 0
     errors: int = 0
     bytes: int = 0
-    last_error: str = ""
-    full_bytes_per_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES))
-    serving: PolicyVersion | None = None
-    digest: str = ""
+    watching_since_ns: int = 0
+    reported_ns: int = 0
+    last: weights_pb2.SwapReport | None = None
+    last_ack_us: int = 0
+    failed: weights_pb2.SwapReport | None = None
+    failed_ns: int = 0
+
+    def succeeded(self, report: weights_pb2.SwapReport, ack_us: int) -> None:
+        self.count += 1
+        if report.encoding != "delta" and report.transport == "grpc" and report.last_byte_us:
+            self.full_bytes_per_s.append(report.bytes / report.last_byte_us * 1e6)
+        self.last, self.last_ack_us = report, ack_us
+        for stage in ("first_byte", "last_byte", "pause", "total"):
+            self.times[stage].append(getattr(report, f"{stage}_us"))
+        if ack_us:
+            self.times["ack"].append(ack_us)
 
 
 class PushStatistics:
@@ -60,24 +87,36 @@ class PushStatistics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._receivers: dict[str, _Receiver] = {}
-        self._last_error = ""
+        self._announced: dict[PolicyVersion, int] = {}
+
+    def announced(self, policy: PolicyVersion, unix_ns: int) -> None:
+        """A version was announced at that time."""
+        with self._lock:
+            self._announced[policy] = unix_ns
+            while len(self._announced) > _ANNOUNCEMENTS:
+                del self._announced[next(iter(self._announced))]
+
+    def watches(self, member_id: str) -> None:
+        """A receiver watches from now on."""
+        if member_id:
+            with self._lock:
+                self._receivers.setdefault(member_id, _Receiver()).watching_since_ns = time.time_ns()
 
     def add(self, report: weights_pb2.SwapReport) -> None:
         """Takes one report in."""
+        now = time.time_ns()
+        policy = PolicyVersion.from_proto(report.policy)
         with self._lock:
             receiver = self._receivers.setdefault(report.member_id, _Receiver())
             receiver.bytes += report.bytes
-            receiver.digest = report.digest
+            receiver.reported_ns = now
             if report.error:
                 receiver.errors += 1
-                receiver.last_error = self._last_error = report.error
+                receiver.failed, receiver.failed_ns = report, now
                 return
-            receiver.count += 1
-            if report.encoding != "delta" and report.transport == "grpc" and report.last_byte_us:
-                receiver.full_bytes_per_s.append(report.bytes / report.last_byte_us * 1e6)
-            receiver.total_us.append(report.total_us)
-            receiver.pause_us.append(report.pause_us)
-            receiver.serving = PolicyVersion.from_proto(report.policy)
+            announced = self._announced.get(policy, 0)
+            waited_for = announced and receiver.watching_since_ns <= announced
+            receiver.succeeded(report, max(1, (now - announced) // 1000) if waited_for else 0)
 
     def bytes_per_s(self, member_id: str) -> float | None:
         """What a receiver's network carries: its fastest full transfer over grpc of late; None: there was none.
@@ -91,34 +130,67 @@ class PushStatistics:
     def summary(self) -> PushSummary:
         """Over all receivers."""
         with self._lock:
-            return _summarize(self._receivers.values(), self._last_error)
+            return _summarize(self._receivers.values())
 
     def by_receiver(self) -> dict[str, PushSummary]:
         """Per member id."""
         with self._lock:
-            return {name: _summarize([receiver], receiver.last_error) for name, receiver in self._receivers.items()}
+            return {name: _summarize([receiver]) for name, receiver in self._receivers.items()}
 
     def served(self) -> dict[str, tuple[PolicyVersion, str]]:
         """Per member id: the version in service and its digest, as last reported."""
         with self._lock:
-            return {name: (r.serving, r.digest) for name, r in self._receivers.items() if r.serving is not None}
+            return {
+                name: (PolicyVersion.from_proto(receiver.last.policy), receiver.last.digest)
+                for name, receiver in self._receivers.items()
+                if receiver.last is not None
+            }
+
+    def to_proto(self) -> weights_pb2.PushesResponse:
+        """Everything, those heard of last first."""
+        with self._lock:
+            receivers = sorted(self._receivers.items(), key=lambda item: -item[1].reported_ns)
+            return weights_pb2.PushesResponse(receivers=[_entry(name, receiver) for name, receiver in receivers])
 
 
-def _summarize(receivers: Iterable[_Receiver], last_error: str) -> PushSummary:
+def _summarize(receivers: Iterable[_Receiver]) -> PushSummary:
     receivers = list(receivers)
-    totals = [value for receiver in receivers for value in receiver.total_us]
-    pauses = [value for receiver in receivers for value in receiver.pause_us]
+    found = {
+        stage: _percentiles([value for receiver in receivers for value in receiver.times[stage]]) for stage in STAGES
+    }
+    newest = max((receiver for receiver in receivers if receiver.failed), key=lambda r: r.failed_ns, default=None)
     return PushSummary(
         count=sum(receiver.count for receiver in receivers),
         errors=sum(receiver.errors for receiver in receivers),
         bytes=sum(receiver.bytes for receiver in receivers),
-        total_us_p50=_percentile(totals, 50),
-        total_us_p99=_percentile(totals, 99),
-        pause_us_p50=_percentile(pauses, 50),
-        pause_us_p99=_percentile(pauses, 99),
-        last_error=last_error,
+        p50={stage: p50 for stage, (p50, _) in found.items()},
+        p99={stage: p99 for stage, (_, p99) in found.items()},
+        last_error=newest.failed.error if newest is not None and newest.failed is not None else "",
     )
 
 
-def _percentile(values: list[int], q: float) -> float:
-    return float(np.percentile(values, q)) if values else 0.0
+def _entry(member_id: str, receiver: _Receiver) -> weights_pb2.ReceiverPushes:
+    failed = receiver.failed
+    entry = weights_pb2.ReceiverPushes(
+        member_id=member_id,
+        last=receiver.last,
+        last_ack_us=receiver.last_ack_us,
+        reported_unix_ms=receiver.reported_ns // 10**6,
+        count=receiver.count,
+        errors=receiver.errors,
+        bytes=receiver.bytes,
+        last_error=failed.error if failed else "",
+        last_error_policy=failed.policy if failed else None,
+        last_error_unix_ms=receiver.failed_ns // 10**6,
+    )
+    for stage, values in receiver.times.items():
+        target = getattr(entry, f"{stage}_us")
+        target.p50, target.p99 = _percentiles(list(values))
+    return entry
+
+
+def _percentiles(values: list[int]) -> tuple[float, float]:
+    if not values:
+        return 0.0, 0.0
+    p50, p99 = np.percentile(np.array(values), (50, 99))
+    return float(p50), float(p99)

@@ -188,8 +188,9 @@ async def test_versions_arrive_whole(tmp_path: Path, host: str, transport: str) 
         pushes = learner.publisher.pushes.summary()
         assert pushes.count == 3
         assert pushes.errors == 0
-        assert 0 < pushes.total_us_p50 <= pushes.total_us_p99
-        assert pushes.pause_us_p50 == 2.0
+        assert 0 < pushes.p50["first_byte"] <= pushes.p50["last_byte"] <= pushes.p50["total"] <= pushes.p99["total"]
+        assert pushes.p50["pause"] == 2.0
+        assert pushes.p50["total"] <= pushes.p50["ack"]
         assert learner.publisher.pushes.served() == {"gen-1": (PolicyVersion(1, 2), manifest.digest)}
         assert world.receiver.waiting_reason == ""
 
