@@ -23,6 +23,7 @@ from learner.seeding import TaskFeeder
 from learner.source import GroupSource
 from learner.state import LearnerState
 from learner.weights import WeightPublisher, WeightsService
+from learner.weights.push_metrics import PushCollector
 from learner.weights.service import SERVICE_NAME as WEIGHTS_SERVICE
 from mesh.config import Config
 from mesh.fronts import open_mesh
@@ -115,7 +116,9 @@ class Session:
         self.monitor = Monitor(
             self.client, self.agent, self._state, self._controls, batch=self._config.learner.batch.groups
         )
-        self._closers.enter_context(metrics_server(self.monitor.board.registry, network.host, enabled=network.metrics))
+        registry = self.monitor.board.registry
+        registry.register(PushCollector(self._publisher.pushes))
+        self._closers.enter_context(metrics_server(registry, network.host, enabled=network.metrics))
 
     async def take_over(self, version: int, *, takeover: bool, force: bool) -> tuple[int, int]:
         """Becomes the learner of the run from `version` on.
