@@ -11,13 +11,15 @@ from buffer.context import FrontContext, StreamHold, pump
 from buffer.policy import gate
 from buffer.policy.rules import TRAIN
 from buffer.records import Grant
+from buffer.splice import fields, opening
 from buffer.view import TableView
 from buffer.waits import SAMPLES
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
 
 _GRANTS_PER_CALL = 64
+_GRANTS = pb.AdmitResponse.DESCRIPTOR.fields_by_name["grants"].number
+_TASK = pb.GroupGrant.DESCRIPTOR.fields_by_name["task"].number
 # Grants are sent once their prompts and drafts have so many bytes. Of a grant with more than that, drafts come before
 # it, in grants of the same lease that have no task.
 _RESPONSE_BYTES = 512 << 10
@@ -58,7 +60,7 @@ class AdmitSession:
         self._wish.credits = request.credits
         self._wish.serving = PolicyVersion.from_proto(request.serving)
 
-    async def run(self, requests: AsyncIterator[pb.AdmitRequest]) -> AsyncIterator[pb.AdmitResponse]:
+    async def run(self, requests: AsyncIterator[pb.AdmitRequest]) -> AsyncIterator[pb.AdmitResponse | bytes]:
         """Answers until the generator closes the stream; a break shortens its leases to the reconnect grace."""
         store, who = self._front.store, self._member_id
         async with StreamHold(self._front, self._table, who, self._stop_clock) as hold:
@@ -149,16 +151,17 @@ class AdmitSession:
         floor = gate.version_floor(view.u, ahead, rules.groups_per_step, rules.max_staleness)
         return f"gate: {view.live} unclaimed groups, needs version {floor}, serves {self._wish.serving.version}"
 
-    async def _responses(self, grants: list[Grant]) -> AsyncIterator[pb.AdmitResponse]:
-        """Grants with their prompts and drafts, in messages of bounded size."""
+    async def _responses(self, grants: list[Grant]) -> AsyncIterator[bytes]:
+        """Grants with their prompts and drafts, serialized, in messages of bounded size."""
         store, rules = self._front.store, self._rules
         prompts = await store.prompts(self._table, [grant.ordinal for grant in grants])
         view = store.views[self._table]
         floor = gate.version_floor(view.u, max(0, view.demand - 1), rules.groups_per_step, rules.max_staleness)
-        response, size = pb.AdmitResponse(), 0
+        parts: list[bytes] = []
+        size = 0
         lost = []
         for grant in grants:
-            if grant.ordinal not in prompts:
+            if (prompt := prompts.get(grant.ordinal)) is None:
                 lost.append((grant.group_id, grant.lease_id))
                 continue
             message = pb.GroupGrant(
@@ -166,38 +169,38 @@ class AdmitSession:
                 lease_id=grant.lease_id,
                 attempt=grant.attempt,
                 lease_term_ms=rules.lease_ms,
-                task=trajectory.PromptTask.FromString(prompts[grant.ordinal]),
                 members_done=[i for i, flag in enumerate(grant.done) if flag == "1"],
                 version_floor=max(0, floor) if rules.bounded else 0,
                 parent_group_id=grant.parent,
             )
-            size += len(prompts[grant.ordinal])
+            size += len(prompt)
             for place in grant.drafts:
                 payload = await store.drafts.read(self._table, grant.group_id, place)
                 if payload is None:
                     continue
                 if size >= _RESPONSE_BYTES:
-                    response.grants.add(group_id=grant.group_id, lease_id=grant.lease_id, drafts=message.drafts)
-                    yield response
-                    response, size = pb.AdmitResponse(), 0
+                    before = pb.GroupGrant(group_id=grant.group_id, lease_id=grant.lease_id, drafts=message.drafts)
+                    yield b"".join([*parts, *fields(_GRANTS, [before.SerializeToString()])])
+                    parts, size = [], 0
                     del message.drafts[:]
                 message.drafts.add(member=place.member, payload=payload)
                 size += len(payload)
-            response.grants.append(message)
+            whole = (message.SerializeToString(), opening(_TASK, len(prompt)), prompt)
+            parts += (opening(_GRANTS, sum(map(len, whole))), *whole)
             if size >= _RESPONSE_BYTES:
-                yield response
-                response, size = pb.AdmitResponse(), 0
+                yield b"".join(parts)
+                parts, size = [], 0
         if lost:
             await store.lose(self._table, lost)
             # The generator does not hear of these, so it still waits for as many.
             self._wish.credits += len(lost)
-        if response.grants:
-            yield response
+        if parts:
+            yield b"".join(parts)
 
 
 async def admit_stream(
     front: FrontContext, requests: AsyncIterator[pb.AdmitRequest]
-) -> AsyncIterator[pb.AdmitResponse]:
+) -> AsyncIterator[pb.AdmitResponse | bytes]:
     """The Admit handler."""
     first = await anext(aiter(requests), None)
     if first is None:

@@ -93,7 +93,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
 
     async def Admit(
         self, request_iterator: AsyncIterator[pb.AdmitRequest], _context: Any
-    ) -> AsyncIterator[pb.AdmitResponse]:
+    ) -> AsyncIterator[pb.AdmitResponse | bytes]:
         """See buffer.proto."""
         async for response in admit_stream(self._front, request_iterator):
             yield response
