@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from generators.engines.base import EngineStatus, GenerationRequest, GenerationResult, InferenceEngine
@@ -12,10 +12,13 @@ from generators.held import sampling_of
 from generators.text import TextCodec
 from mesh.errors import PayloadError, UnreachableError
 from mesh.service import Shutdown
-from protos import generator_pb2, generator_pb2_grpc, trajectory_pb2
+from mesh.versions import PolicyVersion
+from protos import generator_pb2, generator_pb2_grpc, trajectory_pb2, weights_pb2
 
 SERVICE_NAME = generator_pb2.DESCRIPTOR.services_by_name["GeneratorControl"].full_name
 _PREFIX = "manual-"
+# Names of differing tensors that an answer holds.
+_DIFFERING = 8
 _FINISH = {
     "stop": trajectory_pb2.FINISH_REASON_STOP,
     "length": trajectory_pb2.FINISH_REASON_LENGTH,
@@ -62,6 +65,43 @@ class ManualRequests:
         return others
 
 
+class Probes:
+    """Looks at what the engine serves.
+
+    Args:
+        engine: is asked.
+        manifest: what was announced of a version in service.
+    """
+
+    def __init__(
+        self, engine: InferenceEngine, manifest: Callable[[PolicyVersion], weights_pb2.Manifest | None]
+    ) -> None:
+        self._engine = engine
+        self._manifest = manifest
+
+    async def look(self, token_ids: Sequence[int]) -> generator_pb2.ProbeResponse:
+        """Log-probs of the tokens, and the digest of the tensors that gave them.
+
+        Raises:
+            PayloadError: the engine refuses the tokens.
+        """
+        # Imported late: torch takes a second.
+        from generators.weights.inspection import inspect
+
+        found = await asyncio.wrap_future(self._engine.probe(token_ids))
+        response = generator_pb2.ProbeResponse(
+            serving=found.version.to_proto(), announced_digest=found.digest, log_probs=found.log_probs.tolist()
+        )
+        manifest = self._manifest(found.version)
+        if manifest is None:
+            response.not_comparable = "the version changed during the probe"
+            return response
+        seen = await asyncio.to_thread(inspect, manifest, found.tensors)
+        response.found_digest, response.not_comparable = seen.digest, seen.not_comparable
+        response.differing.extend(seen.differing[:_DIFFERING])
+        return response
+
+
 class Subject(Protocol):
     """What the control service needs to know of the generator."""
 
@@ -73,6 +113,11 @@ class Subject(Protocol):
     @property
     def manual(self) -> ManualRequests | None:
         """Answers prompts by hand; None before there are weights."""
+        ...
+
+    @property
+    def probes(self) -> Probes | None:
+        """Looks at what is served; None before there are weights."""
         ...
 
     def snapshot(self) -> tuple[EngineStatus | None, int, str]:
@@ -131,3 +176,10 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
             finish_reason=_FINISH[result.finish_reason],
             text=manual.text.decode([result.response_ids])[0],
         )
+
+    async def Probe(self, request: generator_pb2.ProbeRequest, _context: Any) -> generator_pb2.ProbeResponse:
+        """Log-probs of given tokens, and what the weights that gave them are."""
+        probes = self._subject.probes
+        if probes is None:
+            raise UnreachableError("this generator has no weights yet", hint="is a learner running?")
+        return await probes.look(list(request.token_ids))

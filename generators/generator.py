@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from generators.bundle import fetch_model_bundle
-from generators.control import ManualRequests
+from generators.control import ManualRequests, Probes
 from generators.engines.base import EngineStatus
 from generators.learner_link import LearnerLink
 from generators.metrics import GeneratorMetrics
@@ -87,6 +87,12 @@ class Generator:
         """Answers prompts by hand; None before there are weights."""
         parts = self._parts
         return parts.manual if parts is not None and parts.receiver.serving is not None else None
+
+    @property
+    def probes(self) -> Probes | None:
+        """Looks at what is served; None before there are weights."""
+        parts = self._parts
+        return parts.probes if parts is not None and parts.receiver.serving is not None else None
 
     def snapshot(self) -> tuple[EngineStatus | None, int, str]:
         """The engine's status (None before there is one), groups held, and why it waits."""
@@ -166,6 +172,7 @@ class Generator:
             relay=self._relay,
             security=self._security,
             on_failure=self._fail,
+            on_report=self.metrics.pushed,
         )
         stack.push_async_callback(parts.close)
         return parts

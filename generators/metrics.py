@@ -6,12 +6,13 @@ import time
 from collections.abc import Mapping
 
 import psutil
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from generators.delivery import Delivery
 from generators.drafts import Drafts
 from generators.engines.base import EngineStatus
 from generators.rollout import Rollout
+from protos import weights_pb2
 
 _HELP = {
     "tokens_per_second": "Sampled tokens per second since the last report.",
@@ -36,6 +37,11 @@ _HELP = {
 }
 
 
+# Seconds: a pause lasts microseconds, a full transfer over a slow link minutes.
+_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
+_STAGES = ("first_byte", "last_byte", "pause", "total")
+
+
 class GeneratorMetrics:
     """Turns snapshots into figures; rates are over the time between two calls of `update`."""
 
@@ -44,11 +50,41 @@ class GeneratorMetrics:
         self._gauges = {
             name: Gauge(f"rollmesh_generator_{name}", text, registry=self.registry) for name, text in _HELP.items()
         }
+        self._weights = Histogram(
+            "rollmesh_generator_weights_seconds",
+            "From a version's announcement to its first byte, last verified byte and service (total), and the pause in "
+            "decoding.",
+            ["stage"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self._weights_bytes = Counter(
+            "rollmesh_generator_weights_bytes",
+            "Bytes of weights received.",
+            ["transport", "encoding"],
+            registry=self.registry,
+        )
+        self._weights_failures = Counter(
+            "rollmesh_generator_weights_failures", "Versions refused or not received.", registry=self.registry
+        )
+        self._weights_kept = Gauge(
+            "rollmesh_generator_weights_kept_bytes", "Host copy that differences lead from.", registry=self.registry
+        )
         self._process = psutil.Process()
         self._last_time = time.monotonic()
         self._last_tokens = 0
         self._gate_wait_s = 0.0
         self._peak_rss = 0
+
+    def pushed(self, report: weights_pb2.SwapReport) -> None:
+        """Takes in what became of a version of the weights."""
+        if report.error:
+            self._weights_failures.inc()
+            return
+        for stage in _STAGES:
+            self._weights.labels(stage).observe(getattr(report, f"{stage}_us") / 1e6)
+        self._weights_bytes.labels(report.transport, report.encoding).inc(report.bytes)
+        self._weights_kept.set(report.kept_bytes)
 
     def update(self, status: EngineStatus, rollout: Rollout, delivery: Delivery, drafts: Drafts) -> Mapping[str, float]:
         """Takes a snapshot in and returns the figures by name.

@@ -12,7 +12,7 @@ import grpc
 
 from buffer.client import BufferClient
 from generators.admission import fair_share
-from generators.control import ManualRequests
+from generators.control import ManualRequests, Probes
 from generators.delivery import Delivery
 from generators.drafts import Drafts
 from generators.engines import create_engine
@@ -28,7 +28,7 @@ from mesh.config.models import Config, SecuritySection
 from mesh.errors import RollmeshError
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent
-from protos import buffer_pb2
+from protos import buffer_pb2, weights_pb2
 from reward_service.client import build_scorer
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class Parts:
         relay: serves other generators.
         security: of the mesh, for connections to them.
         on_failure: told what makes it pointless to go on.
+        on_report: told what becomes of each version of the weights.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Parts:
         relay: Relay,
         security: SecuritySection,
         on_failure: Callable[[RollmeshError], None],
+        on_report: Callable[[weights_pb2.SwapReport], None],
     ) -> None:
         network, rollout = config.network, config.rollout
         self._agent = agent
@@ -114,7 +116,9 @@ class Parts:
             relay=relay,
             before_swap=self.rollout.pinned_done,
             on_serving=self.admission.serve,
+            on_report=on_report,
         )
+        self.probes = Probes(engine, self.receiver.manifest)
         self.manual = ManualRequests(engine, text)
         results.connect(lambda batch: self.rollout.on_results(self.manual.take(batch)))
 

@@ -66,6 +66,7 @@ class WeightReceiver:
         relay: serves others what is received here; none: nobody is served.
         before_swap: awaited before the newest weights are fetched; returns when they may come.
         on_serving: called after each swap, in the event loop.
+        on_report: told what is reported to the learner, in the event loop.
 
     Attributes:
         serving, digest: what is in service; None and empty before the first weights.
@@ -90,6 +91,7 @@ class WeightReceiver:
         relay: Relay | None = None,
         before_swap: Callable[[], Awaitable[None]] | None = None,
         on_serving: Callable[[PolicyVersion], None] | None = None,
+        on_report: Callable[[weights_pb2.SwapReport], None] | None = None,
     ) -> None:
         self._link = link
         self._engine = engine
@@ -104,6 +106,9 @@ class WeightReceiver:
         self._timeout_s = timeout_s
         self._before_swap = before_swap
         self._on_serving = on_serving
+        self._on_report = on_report
+        # Of the version in service, and of the one that is about to be: the engine changes a moment before `serving`.
+        self._manifests: dict[PolicyVersion, weights_pb2.Manifest] = {}
         self._incarnation = 0
         self._pending: _Announcement | None = None
         self._news = asyncio.Event()
@@ -116,6 +121,10 @@ class WeightReceiver:
     async def run(self) -> None:
         """Runs until cancelled."""
         await run_together(self._watch(), self._apply_newest())
+
+    def manifest(self, policy: PolicyVersion) -> weights_pb2.Manifest | None:
+        """What was announced of a version that the engine serves; None of any other."""
+        return self._manifests.get(policy)
 
     # ------------------------------------------------------------------------------------------- announcements
 
@@ -222,9 +231,15 @@ class WeightReceiver:
         from mesh.weights.tensors import named_tensors
 
         tensors = named_tensors(manifest, received.data)
-        swapped = await asyncio.to_thread(self._engine.update_weights, policy, tensors, digest)
-        timings = await asyncio.wrap_future(swapped)
+        self._manifests[policy] = manifest
+        try:
+            swapped = await asyncio.to_thread(self._engine.update_weights, policy, tensors, digest)
+            timings = await asyncio.wrap_future(swapped)
+        except BaseException:
+            del self._manifests[policy]
+            raise
         self.serving, self.digest = policy, digest
+        self._manifests = {policy: manifest}
         if self._by_differences(Wanted.full(manifest)):
             self._base.keep(manifest, received.data)
         else:
@@ -299,6 +314,8 @@ class WeightReceiver:
 
     def _report(self, connection: LearnerConnection, report: weights_pb2.SwapReport) -> None:
         """Sends a report beside everything else; a learner that is gone does not get it."""
+        if self._on_report is not None:
+            self._on_report(report)
 
         async def send() -> None:
             try:

@@ -1,0 +1,64 @@
+"""What is in an engine, compared with what was announced: digests computed anew from the engine's own tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from mesh.weights import digest_of, manifest_digest
+from mesh.weights.tensors import bytes_of, dtype_of, to_wire
+from protos import weights_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The outcome.
+
+    Attributes:
+        digest: manifest digest of what was found; empty where it cannot be told.
+        not_comparable: why it cannot; empty where it can.
+        differing: names of tensors whose bytes are not those announced, in the manifest's order.
+    """
+
+    digest: str
+    not_comparable: str
+    differing: list[str]
+
+
+def inspect(manifest: weights_pb2.Manifest, tensors: Mapping[str, torch.Tensor] | None) -> Inspection:
+    """Digests an engine's tensors as the manifest's entries say: dtype by dtype, byte by byte.
+
+    Args:
+        manifest: of the version that the engine serves.
+        tensors: as they are in the engine, by Hugging Face name; None where it keeps them in another form.
+    """
+    if tensors is None:
+        return Inspection("", "the engine keeps the weights in a form of its own: log-probs tell", [])
+    found: list[weights_pb2.TensorEntry] = []
+    differing = []
+    digests: dict[str, str] = {}
+    for entry in manifest.tensors:
+        tensor = tensors.get(entry.name)
+        if tensor is None:
+            return Inspection("", f"the engine has no tensor {entry.name}", [])
+        wire = dtype_of(entry.dtype)
+        if tensor.dtype != wire and torch.promote_types(tensor.dtype, wire) != tensor.dtype:
+            # What a narrower dtype has rounded away cannot be brought back.
+            return Inspection("", f"the engine holds {entry.name} as {tensor.dtype}, it travelled as {wire}", [])
+        digest = digest_of(bytes_of(to_wire(tensor, wire)))
+        digests[entry.name] = digest
+        copy = weights_pb2.TensorEntry()
+        copy.CopyFrom(entry)
+        announced = digests[entry.tied_to] if entry.tied_to else entry.digest
+        if not entry.tied_to:
+            copy.digest = digest
+        elif digest != announced:
+            # A tie that is none: the manifest has no digest of its own for it.
+            copy.tied_to = ""
+            copy.digest = digest
+        found.append(copy)
+        if digest != announced:
+            differing.append(entry.name)
+    return Inspection(manifest_digest(found), "", differing)
