@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 BroadcastBackend = Literal["gloo", "nccl"]
 # Buckets under way at a time: the next is prepared while the first is sent.
 DEPTH = 2
+# A step that does not get on for so long holds up all others, who have grpc to turn to.
+LONGEST_STALL_S = 20.0
 _GO = "go"
 
 
@@ -39,7 +41,7 @@ class BroadcastGroup:
         name: of the group; no other has ever used it.
         rank: of this process; 0 sends.
         size: members, rank 0 included.
-        timeout_s: of every step: a member that does not come, a bucket that does not get on.
+        timeout_s: of every step, `LONGEST_STALL_S` at most: a member that does not come, a bucket that does not get on.
         host: address of this host that the others reach.
         device: where buckets are sent from and received: the CPU for gloo, a CUDA device for nccl.
     """
@@ -62,7 +64,7 @@ class BroadcastGroup:
         self.size = size
         self._rank = rank
         self._store = PrefixStore(name, store)
-        self._timeout = timedelta(seconds=timeout_s)
+        self._timeout = timedelta(seconds=min(timeout_s, LONGEST_STALL_S))
         self._host = host
         self._round = 0
         self._closed = False

@@ -35,8 +35,8 @@ from protos import weights_pb2
 log = logging.getLogger(__name__)
 # Receivers hear of a version at the same moment; what they differ by is the swap of the version before.
 WINDOW_S = 0.5
-# A bucket that does not get on for so long holds up the others; grpc, which they turn to, has its own patience.
-_LONGEST_STALL_S = 20.0
+# For the thread at the end; a step that is stuck ends with the process.
+_END_S = 2.0
 
 
 @dataclass(slots=True)
@@ -75,13 +75,12 @@ class Broadcast(Offer):
         # Of the thread that makes this, which is the one that trains.
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         self._rendezvous = rendezvous
-        self._stall_s = min(timeout_s, _LONGEST_STALL_S)
+        self._timeout_s = timeout_s
         self._window_s = window_s
         self._changed = threading.Condition()
         self._versions: dict[PolicyVersion, PublishedVersion] = {}
         self._joins: list[_Join] = []
         self._expected: set[str] = set()
-        self._late: set[str] = set()
         self._running: tuple[PolicyVersion, dict[str, int]] | None = None
         self._kept: _Group | None = None
         self._formed = 0
@@ -108,7 +107,7 @@ class Broadcast(Offer):
             self._changed.notify()
         if kept is not None:
             kept.group.close()
-        self._thread.join(self._stall_s)
+        self._thread.join(_END_S)
 
     def join(self, member_id: str, policy: PolicyVersion, group: str) -> Future[weights_pb2.JoinBroadcastResponse]:
         """Takes a receiver into the next round; its answer comes when the members are settled. Cancel it to leave.
@@ -126,7 +125,7 @@ class Broadcast(Offer):
                 raise WeightsError(f"version {policy} is not broadcast any more", hint="fetch the newest instead")
             if self._running is not None and self._running[0] == policy:
                 if member_id not in self._running[1]:
-                    self._late.add(member_id)
+                    self._expected.add(member_id)
                     raise WeightsError(f"the broadcast of version {policy} has begun without {member_id}")
                 if self._kept is not None:
                     self._kept.group.close()
@@ -184,8 +183,7 @@ class Broadcast(Offer):
                     for join in members:
                         join.answer.set_exception(WeightsError(f"version {join.policy} is not broadcast any more"))
                 elif members:
-                    self._expected = {join.member_id for join in members} | self._late
-                    self._late = set()
+                    self._expected = {join.member_id for join in members}
                     self._kept = self._group_of(version.policy, members)
                     self._running = version.policy, self._kept.ranks
                     return version, members
@@ -208,7 +206,7 @@ class Broadcast(Offer):
             f"{policy.incarnation}-{self._formed}",
             rank=0,
             size=len(members) + 1,
-            timeout_s=self._stall_s,
+            timeout_s=self._timeout_s,
             host=self._rendezvous.host,
             device=self._device,
         )

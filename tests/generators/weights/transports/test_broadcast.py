@@ -1,0 +1,227 @@
+"""Broadcasts with members that stop, die, come late and come back: the others go on, over grpc if need be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from generators.weights.transfer import Verified, receive
+from generators.weights.transports import choose, transports
+from generators.weights.transports.broadcast import Broadcast
+from learner.weights.offers import Broadcast as Offered
+from learner.weights.offers import Rendezvous
+from mesh.config.models import NetworkSection, SecuritySection
+from mesh.errors import ConfigError, WeightsError
+from mesh.weights import Wanted
+from mesh.weights import broadcast as group_module
+from protos import weights_pb2
+from tests.generators.weights.transports.cases import CASES
+from tests.generators.weights.transports.world import ROOT, Learner, LocalLearner, local_learner
+
+CASE = next(case for case in CASES if case.name == "gloo")
+DEADLINE_S = 30.0
+STALL_S = 2.0
+PATIENCE_S = 3.0
+
+
+class Receiver:
+    """Receives like a generator whose setting is gloo."""
+
+    def __init__(self, member_id: str) -> None:
+        self.member_id = member_id
+        self.transports = transports("a host of its own")
+
+    async def get(self, learner: Learner, wanted: Wanted, timeout_s: float = PATIENCE_S) -> Verified:
+        fetch = learner.fetch(wanted, timeout_s, self.member_id)
+        *first, last = choose(self.transports, "gloo", wanted)
+        for transport in first:
+            try:
+                return await receive(transport, fetch)
+            except WeightsError:
+                continue
+        return await receive(last, fetch)
+
+    async def close(self) -> None:
+        for transport in self.transports:
+            await transport.close()
+
+
+def offered(learner: LocalLearner) -> Offered:
+    return next(offer for offer in learner.publisher.offers if isinstance(offer, Offered))
+
+
+@asynccontextmanager
+async def receivers(count: int) -> AsyncIterator[list[Receiver]]:
+    made = [Receiver(f"here-{index}") for index in range(count)]
+    try:
+        yield made
+    finally:
+        for receiver in made:
+            await receiver.close()
+
+
+async def together(learner: LocalLearner, members: list[Receiver], manifest: weights_pb2.Manifest) -> list[Verified]:
+    wanted = Wanted.full(manifest)
+    gets = [member.get(learner, wanted) for member in members]
+    return await asyncio.wait_for(asyncio.gather(*gets), DEADLINE_S)
+
+
+async def test_a_group_is_kept_until_its_members_change(tmp_path: Path) -> None:
+    async with local_learner(CASE, tmp_path) as learner, receivers(3) as members:
+        gloo = offered(learner)
+        gloo._window_s = DEADLINE_S
+        names = []
+        for version, present in enumerate([2, 2, 2, 3, 3]):
+            gloo._expected = {member.member_id for member in members[:present]}
+            manifest = learner.publish(version)
+            got = await together(learner, members[:present], manifest)
+            assert [one.transport for one in got] == ["gloo"] * present
+            assert len({bytes(one.data) for one in got}) == 1
+            assert gloo._kept is not None
+            names.append(gloo._kept.group.name)
+        assert names == ["1-1", "1-1", "1-1", "1-2", "1-2"]
+
+
+async def test_a_stopped_receiver_holds_up_nobody(tmp_path: Path) -> None:
+    async with (
+        _stopping_receiver() as (process, start),
+        receivers(2) as members,
+        local_learner(CASE, tmp_path) as learner,
+    ):
+        gloo = offered(learner)
+        # All three are expected, so that nothing depends on how soon they come.
+        gloo._expected, gloo._window_s = {"here-0", "here-1", "stops"}, DEADLINE_S
+        gloo._timeout_s = STALL_S
+        wanted = Wanted.full(learner.publish(0, rows=20_000))
+        await start(learner)
+        first = [asyncio.create_task(member.get(learner, wanted)) for member in members]
+        await asyncio.wait_for(_stopped(process.pid), DEADLINE_S)
+        gloo._window_s = 0.1
+        assert not any(task.done() for task in first)
+        # The learner trains and publishes meanwhile.
+        manifest = learner.publish(1)
+        assert not any(task.done() for task in first)
+        for verified in await asyncio.wait_for(asyncio.gather(*first), DEADLINE_S):
+            assert verified.transport == "grpc"
+        # The next version is broadcast among those that live.
+        for verified in await together(learner, members, manifest):
+            assert verified.transport == "gloo"
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout is not None
+        assert json.loads(await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)) == "grpc"
+
+
+async def test_who_comes_late_takes_another_way_and_part_in_the_next(tmp_path: Path) -> None:
+    async with local_learner(CASE, tmp_path) as learner, receivers(2) as (first, late):
+        wanted = Wanted.full(learner.publish(0, rows=20_000))
+        gloo = offered(learner)
+        gloo._expected, gloo._window_s = {"here-0", "dead"}, DEADLINE_S
+        gloo._timeout_s = STALL_S
+        stub = learner.fetch(wanted).learner
+        request = weights_pb2.JoinBroadcastRequest(member_id="dead", policy=wanted.policy.to_proto(), transport="gloo")
+        # Settled with a member that never comes: everybody else is told so when its time is over.
+        dead, got = asyncio.create_task(_join(stub, request)), asyncio.create_task(first.get(learner, wanted))
+        answer = await asyncio.wait_for(dead, DEADLINE_S)
+        assert answer.world_size == 3
+        assert (await late.get(learner, wanted)).transport == "grpc"
+        assert (await asyncio.wait_for(got, DEADLINE_S)).transport == "grpc"
+        assert gloo._expected == {"here-0", "here-1"}
+        for verified in await together(learner, [first, late], learner.publish(1)):
+            assert verified.transport == "gloo"
+
+
+async def test_joins_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    async with local_learner(CASE, tmp_path) as learner:
+        wanted = Wanted.full(learner.publish(0))
+        nccl = Wanted(wanted.policy, None, wanted.buckets, [weights_pb2.Offer(transport="nccl", address="x:1")])
+        assert "no broadcast over nccl" in Broadcast("nccl").refusal(wanted)
+        assert Broadcast("gloo").refusal(nccl) == "the learner offers no broadcast over gloo"
+        stub = learner.fetch(wanted).learner
+        with pytest.raises(Exception, match="broadcasts nothing over 'nccl'"):
+            await stub.JoinBroadcast(
+                weights_pb2.JoinBroadcastRequest(member_id="m", policy=wanted.policy.to_proto(), transport="nccl"),
+                timeout=5,
+            )
+
+
+def test_a_rendezvous_that_others_could_reach_is_refused() -> None:
+    with pytest.raises(ConfigError, match="knows neither token nor TLS"):
+        Rendezvous(NetworkSection(host="0.0.0.0"), SecuritySection())
+    allowed = Rendezvous(
+        NetworkSection(host="0.0.0.0", advertise="10.0.0.7:4000"), SecuritySection(allow_insecure=True)
+    )
+    host, _, port = allowed.address.rpartition(":")
+    assert host == "10.0.0.7"
+    assert int(port) not in (0, 4000)
+
+
+async def _join(stub: Any, request: weights_pb2.JoinBroadcastRequest) -> weights_pb2.JoinBroadcastResponse:
+    return await stub.JoinBroadcast(request, timeout=10)
+
+
+async def _stopped(pid: int) -> None:
+    while "T (stopped)" not in Path(f"/proc/{pid}/status").read_text():
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def _stopping_receiver() -> AsyncIterator[tuple[Process, Callable[[LocalLearner], Awaitable[None]]]]:
+    """A receiver in a process of its own, which stops itself after two buckets of the first broadcast."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.generators.weights.transports.test_broadcast", cwd=ROOT, stdin=PIPE, stdout=PIPE
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    stdin = process.stdin
+
+    async def start(learner: LocalLearner) -> None:
+        manifest = learner.publisher.newest
+        assert manifest is not None
+        order = {"address": learner._connection.address, "manifest": manifest.SerializeToString().hex()}
+        stdin.write(json.dumps(order).encode() + b"\n")
+        await stdin.drain()
+
+    try:
+        assert json.loads(await asyncio.wait_for(process.stdout.readline(), 60)) == "ready"
+        yield process, start
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def _receive_and_stop() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    real, finished = group_module.BroadcastGroup.finish, []
+
+    def finish(self: group_module.BroadcastGroup, work: torch.distributed.Work) -> None:
+        real(self, work)
+        finished.append(1)
+        if len(finished) == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    group_module.BroadcastGroup.finish = finish  # type: ignore[method-assign]
+    print(json.dumps("ready"), flush=True)
+    order = json.loads(await asyncio.to_thread(sys.stdin.readline))
+    learner = Learner(CASE, order["address"], Path("/"))
+    receiver = Receiver("stops")
+    wanted = Wanted.full(weights_pb2.Manifest.FromString(bytes.fromhex(order["manifest"])))
+    verified = await receiver.get(learner, wanted)
+    print(json.dumps(verified.transport), flush=True)
+    await receiver.close()
+    await learner.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_receive_and_stop())
