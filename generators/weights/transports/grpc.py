@@ -15,6 +15,7 @@ import grpc
 
 from generators.learner_link import closed_under_call
 from generators.together import run_together
+from generators.weights.relay import HEARTBEAT_S
 from generators.weights.transports.base import Fetch, Received, Transport
 from generators.weights.transports.sources import Source, Sources
 from mesh.config.models import SecuritySection
@@ -30,6 +31,7 @@ _LONGEST_RETRY_S = 1.0
 # The first is shorter: those who fetch from one that waits itself still hear from it, and stay.
 _SILENT_SHARE = 0.25
 _IDLE_SHARE = 0.5
+_MISSED_HEARTBEATS = 3
 
 
 class Grpc(Transport):
@@ -183,7 +185,8 @@ class _BucketFetch:
         patience = self._fetch.timeout_s
         if not source.address:
             return self._progress + patience
-        return min(self._heard + _SILENT_SHARE * patience, self._progress + _IDLE_SHARE * patience)
+        silent_s = max(_SILENT_SHARE * patience, _MISSED_HEARTBEATS * HEARTBEAT_S)
+        return min(self._heard + silent_s, self._progress + _IDLE_SHARE * patience)
 
     def _stall(self, call: grpc.aio.UnaryStreamCall) -> None:
         self._stalled = True

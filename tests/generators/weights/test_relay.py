@@ -1,0 +1,322 @@
+"""Generators that relay: the learner's link carries a version a few times, and a relay's failure costs time alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from generators.learner_link import LearnerConnection
+from generators.weights import Relay, relay
+from generators.weights.transfer import Verified, receive
+from generators.weights.transports import Fetch
+from generators.weights.transports.grpc import Grpc
+from learner.weights import WeightPublisher, WeightsService
+from mesh.config.models import SecuritySection
+from mesh.errors import WeightsError
+from mesh.rpc import bind, new_server, open_channel
+from mesh.versions import PolicyVersion
+from mesh.weights import Wanted
+from mesh.weights.chunks import CHUNK_BYTES, frame, parse
+from protos import weights_pb2, weights_pb2_grpc
+
+SECURITY = SecuritySection()
+DEADLINE_S = 20.0
+BUCKETS, BUCKET_BYTES = 6, 3 << 20
+VERSION = PolicyVersion(1, 0)
+
+
+class Learner(WeightsService):
+    """Counts what it uploads; holds buckets back when asked to."""
+
+    def __init__(self, publisher: WeightPublisher, fanout: int) -> None:
+        super().__init__(publisher, fanout)
+        self.uploaded = 0
+        self.asked: list[tuple[int, int]] = []
+        self.failed: list[str] = []
+        self.before_bucket: Callable[[int], Any] = lambda _index: asyncio.sleep(0)
+
+    async def FetchBucket(self, request: Any, context: Any) -> AsyncIterator[bytes]:
+        self.asked.append((request.bucket, request.offset))
+        await self.before_bucket(request.bucket)
+        async for chunk in super().FetchBucket(request, context):
+            self.uploaded += len(parse(chunk)[1])
+            yield chunk
+
+    async def Route(self, request: weights_pb2.RouteRequest, context: Any) -> weights_pb2.RouteResponse:
+        self.failed += request.failed
+        return await super().Route(request, context)
+
+
+class Faulty(Relay):
+    """A relay that can be told to misbehave.
+
+    Attributes:
+        fault: given the serialized chunks, what is sent in their place.
+        served: bytes that went out.
+    """
+
+    fault: Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]] | None = None
+    served = 0
+
+    async def _fetch_bucket(self, request: Any, context: Any) -> AsyncIterator[bytes]:
+        chunks = super()._fetch_bucket(request, context)
+        async for chunk in self.fault(chunks, context) if self.fault else chunks:
+            self.served += len(parse(chunk)[1])
+            yield chunk
+
+
+class Generator:
+    """A receiver with its relay and server."""
+
+    def __init__(self, name: str, learner_port: int) -> None:
+        self.name = name
+        self.server = new_server(SECURITY)
+        port = bind(self.server, "127.0.0.1", 0, SECURITY)
+        self.relay = Faulty(f"127.0.0.1:{port}")
+        self.relay.add_to(self.server)
+        address = f"127.0.0.1:{learner_port}"
+        self.connection = LearnerConnection("learner-1", address, partial(open_channel, address, SECURITY))
+
+    async def receive(self, wanted: Wanted, timeout_s: float = 10.0, streams: int = 1) -> Verified:
+        fetch = Fetch(
+            wanted,
+            self.connection.weights,
+            self.connection.lanes,
+            timeout_s,
+            superseded=lambda: False,
+            member_id=self.name,
+            relay_address=self.relay.address,
+        )
+        holding = self.relay.begin(wanted)
+        verified = await asyncio.wait_for(receive(Grpc(streams=streams), fetch, holding.verified), DEADLINE_S)
+        self.relay.finish(holding)
+        return verified
+
+    async def holds(self, count: int) -> None:
+        """Waits until so many buckets are there."""
+        async with asyncio.timeout(DEADLINE_S):
+            while sum(len(holding._parts) for holding in self.relay._holdings) < count:
+                await asyncio.sleep(0.01)
+
+
+class World:
+    """A learner with one version, and generators."""
+
+    def __init__(self, folder: Path, fanout: int) -> None:
+        self.publisher = WeightPublisher("run", {}, directory=folder, bucket_bytes=BUCKET_BYTES)
+        self.learner = Learner(self.publisher, fanout)
+        self.server = new_server(SECURITY)
+        weights_pb2_grpc.add_WeightsServicer_to_server(self.learner, self.server)
+        self.port = bind(self.server, "127.0.0.1", 0, SECURITY)
+        tensors = {f"{i}": torch.full((BUCKET_BYTES // 4,), float(i)) for i in range(BUCKETS)}
+        self.wanted = Wanted.full(self.publisher.publish(VERSION, tensors.items(), "float32"))
+        assert len(self.wanted.buckets) == BUCKETS
+        self.generators: list[Generator] = []
+
+    async def generator(self, name: str) -> Generator:
+        made = Generator(name, self.port)
+        self.generators.append(made)
+        await made.server.start()
+        return made
+
+
+@asynccontextmanager
+async def world_of(folder: Path, fanout: int) -> AsyncIterator[World]:
+    world = World(folder, fanout)
+    await world.server.start()
+    try:
+        yield world
+    finally:
+        for generator in world.generators:
+            await generator.connection.close()
+            await generator.server.stop(0)
+            generator.relay.close()
+        await world.server.stop(0)
+        world.publisher.close()
+
+
+async def test_the_learner_uploads_twice_whatever_the_number_of_receivers(tmp_path: Path) -> None:
+    async with world_of(tmp_path, fanout=2) as world:
+        generators = [await world.generator(f"g{i}") for i in range(8)]
+        received = await asyncio.gather(*(generator.receive(world.wanted, streams=2) for generator in generators))
+        size = sum(bucket.nbytes for bucket in world.wanted.buckets)
+        assert world.learner.uploaded == 2 * size
+        assert max(generator.relay.served for generator in generators) == 2 * size
+        assert sum(not verified.source for verified in received) == 2
+
+
+async def test_a_bucket_goes_on_before_the_next_has_come(tmp_path: Path) -> None:
+    async with world_of(tmp_path, fanout=1) as world:
+        first, second = await world.generator("first"), await world.generator("second")
+        reached, release = asyncio.Event(), asyncio.Event()
+
+        async def hold_the_last(index: int) -> None:
+            if index == BUCKETS - 1:
+                reached.set()
+                await release.wait()
+
+        world.learner.before_bucket = hold_the_last
+        one = asyncio.create_task(first.receive(world.wanted))
+        await asyncio.wait_for(reached.wait(), DEADLINE_S)
+        two = asyncio.create_task(second.receive(world.wanted))
+        await second.holds(BUCKETS - 1)
+        assert not one.done()
+        release.set()
+        await asyncio.gather(one, two)
+        assert [index for index, _ in world.learner.asked] == list(range(BUCKETS))
+
+
+async def cut_after_two_chunks(chunks: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+    async for chunk in chunks:
+        if parse(chunk)[0] >= 2 * CHUNK_BYTES:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
+        yield chunk
+
+
+async def flip_a_bit(chunks: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+    async for chunk in chunks:
+        offset, data = parse(chunk)
+        yield frame(offset, memoryview(bytes([data[0] ^ 1]) + bytes(data[1:])))
+
+
+async def say_nothing(chunks: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    async for chunk in chunks:
+        yield chunk
+
+
+async def send_too_much(_chunks: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+    yield frame(0, memoryview(bytes(BUCKET_BYTES + 1)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "goes_on_at"),
+    [
+        (cut_after_two_chunks, (0, 2 * CHUNK_BYTES)),
+        (flip_a_bit, (0, 0)),
+        (say_nothing, (0, 0)),
+        (send_too_much, (0, 0)),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_a_relay_that_fails_is_left_at_the_byte_where_it_stopped(
+    tmp_path: Path, fault: Any, goes_on_at: tuple[int, int]
+) -> None:
+    async with world_of(tmp_path, fanout=1) as world:
+        parent, child = await world.generator("parent"), await world.generator("child")
+        await parent.receive(world.wanted)
+        parent.relay.fault = fault
+        world.learner.asked.clear()
+        verified = await child.receive(world.wanted, timeout_s=1.0)
+        assert world.learner.asked[0] == goes_on_at
+        assert world.learner.failed == [parent.relay.address]
+        assert verified.source == ""
+        # The next one is given the child, not the parent.
+        other = await world.generator("other")
+        assert (await other.receive(world.wanted)).source == child.relay.address
+
+
+async def test_a_relay_that_dies_halfway_is_replaced(tmp_path: Path) -> None:
+    async with world_of(tmp_path, fanout=1) as world:
+        parent, child, grandchild = [await world.generator(name) for name in ("parent", "child", "grandchild")]
+        reached, release = asyncio.Event(), asyncio.Event()
+
+        async def hold_the_third(index: int) -> None:
+            if index == 2:
+                reached.set()
+                await release.wait()
+
+        world.learner.before_bucket = hold_the_third
+        above = asyncio.create_task(parent.receive(world.wanted))
+        await asyncio.wait_for(reached.wait(), DEADLINE_S)
+        below = []
+        for generator in (child, grandchild):
+            below.append(asyncio.create_task(generator.receive(world.wanted)))
+            await generator.holds(2)
+        world.learner.asked.clear()
+        above.cancel()
+        await parent.server.stop(0)
+        release.set()
+        one, two = await asyncio.gather(*below)
+        assert (one.source, two.source) == ("", child.relay.address)
+        assert world.learner.failed == [parent.relay.address]
+        # Nothing was fetched twice.
+        assert [index for index, _ in world.learner.asked] == [2, 3, 4, 5]
+
+
+async def test_what_a_relay_does_not_hold_comes_from_the_learner(tmp_path: Path) -> None:
+    async with world_of(tmp_path, fanout=1) as world:
+        parent, child = await world.generator("parent"), await world.generator("child")
+        await parent.receive(world.wanted)
+        parent.relay.close()
+        assert (await child.receive(world.wanted)).source == ""
+        with pytest.raises(WeightsError, match="not held here"):
+            parent.relay.holding(VERSION, None)
+
+
+async def test_a_waiting_relay_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "HEARTBEAT_S", 0.01)
+    async with world_of(tmp_path, fanout=1) as world:
+        holding = Relay("here:1").begin(world.wanted)
+        chunks = holding.chunks(0, 5)
+        assert weights_pb2.BucketChunk.FromString(await anext(chunks)) == weights_pb2.BucketChunk(offset=5)
+        holding.verified(memoryview(bytes(range(100)) * (world.wanted.nbytes // 100 + 1)), 0)
+        async with asyncio.timeout(DEADLINE_S):
+            while not (found := weights_pb2.BucketChunk.FromString(await anext(chunks))).data:
+                pass
+        assert (found.offset, found.data[0]) == (5, 5)
+
+
+async def test_newer_versions_take_the_place_of_older_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world_of(tmp_path, fanout=1) as world:
+        later = Wanted(PolicyVersion(1, 1), None, world.wanted.buckets)
+        held = Relay("here:1")
+        first = held.begin(world.wanted)
+        data = memoryview(bytes(world.wanted.nbytes))
+        for index in range(BUCKETS):
+            first.verified(data, index)
+        held.finish(first)
+        second = held.begin(later)
+        # The older one is served until the newer one is whole.
+        assert held.holding(VERSION, None) is first
+        for index in range(BUCKETS):
+            second.verified(data, index)
+        monkeypatch.setattr(relay, "_IDLE_S", 0.0)
+        held.finish(second)
+        with pytest.raises(WeightsError):
+            held.holding(VERSION, None)
+        async with asyncio.timeout(DEADLINE_S):
+            while held._holdings:
+                await asyncio.sleep(0)
+
+
+async def test_only_buckets_are_served_and_only_with_the_token(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    guarded = SecuritySection(token_file=token)
+    server = new_server(guarded)
+    port = bind(server, "127.0.0.1", 0, guarded)
+    Relay(f"127.0.0.1:{port}").add_to(server)
+    await server.start()
+    request = weights_pb2.FetchBucketRequest(policy=VERSION.to_proto())
+    try:
+        for security, code in ((SECURITY, grpc.StatusCode.UNAUTHENTICATED), (guarded, grpc.StatusCode.NOT_FOUND)):
+            async with open_channel(f"127.0.0.1:{port}", security) as channel:
+                stub = weights_pb2_grpc.WeightsStub(channel)
+                with pytest.raises(grpc.aio.AioRpcError) as failed:
+                    await stub.FetchBucket(request, timeout=DEADLINE_S).read()
+                assert failed.value.code() is code
+        async with open_channel(f"127.0.0.1:{port}", guarded) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await weights_pb2_grpc.WeightsStub(channel).Route(weights_pb2.RouteRequest(), timeout=DEADLINE_S)
+            assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    finally:
+        await server.stop(0)
