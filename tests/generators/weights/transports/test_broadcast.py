@@ -102,7 +102,7 @@ async def test_a_stopped_receiver_holds_up_nobody(tmp_path: Path) -> None:
         # All three are expected, so that nothing depends on how soon they come.
         gloo._expected, gloo._window_s = {"here-0", "here-1", "stops"}, DEADLINE_S
         gloo._timeout_s = STALL_S
-        wanted = Wanted.full(learner.publish(0, rows=20_000))
+        wanted = Wanted.full(learner.publish(0, rows=30_000))
         await start(learner)
         first = [asyncio.create_task(member.get(learner, wanted)) for member in members]
         await asyncio.wait_for(_stopped(process.pid), DEADLINE_S)
@@ -176,7 +176,7 @@ async def _stopped(pid: int) -> None:
 
 @asynccontextmanager
 async def _stopping_receiver() -> AsyncIterator[tuple[Process, Callable[[LocalLearner], Awaitable[None]]]]:
-    """A receiver in a process of its own, which stops itself after two buckets of the first broadcast."""
+    """A receiver in a process of its own, which stops itself after one bucket of the first broadcast."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.generators.weights.transports.test_broadcast", cwd=ROOT, stdin=PIPE, stdout=PIPE
     )
@@ -208,7 +208,7 @@ async def _receive_and_stop() -> None:
     def finish(self: group_module.BroadcastGroup, work: torch.distributed.Work) -> None:
         real(self, work)
         finished.append(1)
-        if len(finished) == 2:
+        if len(finished) == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     group_module.BroadcastGroup.finish = finish  # type: ignore[method-assign]
