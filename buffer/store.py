@@ -7,7 +7,6 @@ removes it.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -66,8 +65,6 @@ class Store:
         self.sealed: dict[str, Sealed] = {}
         self._listeners: list[Callable[[str], None]] = []
         self._prompts: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-        # Raw strings alone: older Redis do not know those of bytes.
-        self._pack = msgpack.Packer(use_bin_type=False).pack
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Calls `listener(table)` whenever newer figures of a table are known."""
@@ -161,14 +158,14 @@ class Store:
         if self.views[table].incarnation > incarnation:
             raise fenced()
         commands: list[tuple[str | bytes, ...]] = []
-        arguments: list[str | int] = []
+        arguments: list[str | bytes | int] = []
         for task in tasks:
             if task.ordinal > present[2]:
                 blob = task.SerializeToString()
                 self._remember(table, task.ordinal, blob)
                 commands.append(("SET", self.keys.prompt(table, task.ordinal), blob))
             pin = str(PolicyVersion.from_proto(task.pinned)) if task.HasField("pinned") else ""
-            entry = json.dumps([task.ordinal, task.n, pin, reserve(task), task.task_id, "", 0])
+            entry = msgpack.packb([task.ordinal, task.n, pin, reserve(task), task.task_id, "", 0])
             arguments += [task.ordinal, entry, pin]
         answer = await self._redis.after(
             commands, "seed", table, incarnation, int(end_of_data), int(withdraw), *arguments
@@ -252,20 +249,21 @@ class Store:
         arguments: list[bytes] = []
         # What is equal is said once: of the members of one lease nearly all.
         for (group_id, lease_id, attempt, ranges), members in groupby(writes, _LEASE):
-            outcomes: list[str | bytes | int] = [group_id, lease_id, attempt, ranges]
+            outcomes: list[str | bytes | int] = [group_id, lease_id, str(attempt), ranges]
             prefix = self.keys.payloads(table, group_id)
             for w in members:
+                member = str(w.member)
                 if w.draft:
                     place = DraftPlace(w.member, attempt, w.tokens)
                     drafts.append(self.drafts.set(table, group_id, place, w.payload))
-                    outcomes += (w.member, -1, w.size, w.tokens, w.meta)
+                    outcomes += (member, -1, w.size, w.tokens, w.meta)
                 elif w.scored:
                     if not w.pieces:
-                        values.append(set_whole(f"{prefix}{w.member}:{attempt}", w.payload))
-                    outcomes += (w.member, w.pieces or 1, w.size, w.tokens, w.meta)
+                        values.append(set_whole(f"{prefix}{member}:{attempt}", w.payload))
+                    outcomes += (member, w.pieces or 1, w.size, w.tokens, w.meta)
                 else:
-                    outcomes += (w.member, 0, 0, w.reason, w.meta)
-            arguments.append(self._pack(outcomes))
+                    outcomes += (member, 0, 0, w.reason, w.meta)
+            arguments.append(packed(outcomes))
         self.writing += 1
         try:
             *replies, answer = await self._redis.after_all([*values, *drafts], "write", table, *arguments)
@@ -441,6 +439,16 @@ class Store:
     async def ledger(self, table: str, failed_limit: int) -> list[Any]:
         """Counters, recount, reasons and failed groups, as the verb returns them."""
         return await self._table_verb("ledger", table, failed_limit)
+
+
+def packed(values: list[str | bytes | int]) -> bytes:
+    """Values one behind the other, as a script unpacks them: a packed list without its head.
+
+    All strings are raw ones, since scripts do not know those of bytes.
+    """
+    head = 1 if len(values) < 16 else 3 if len(values) < 1 << 16 else 5
+    whole: bytes = msgpack.packb(values, use_bin_type=False)
+    return whole[head:]
 
 
 def _flat(leases: Sequence[tuple[str, str]]) -> list[str]:

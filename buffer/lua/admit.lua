@@ -12,17 +12,17 @@ if C.bounded == 1 and tonumber(ARGV[7]) ~= C.u then return {'moved', view()} end
 
 if suspect() then return {'suspect', view()} end
 local now = now_ms()
-local grants, held, deadlines, admitted = {}, {}, {}, {}
+local grants = {}
 local serving_pin = serving_inc .. ':' .. serving
 
-local function grant(gid, g)
+local function grant(gid, g, number)
   if g.attempt > 0 then cancel(gid, g) end
   add('leases', 1)
   g.lease, g.former = 'a' .. C.leases, nil
   g.attempt, g.holder = g.attempt + 1, member
   local drafts = hand_out(gid, g)
-  held[#held + 1] = gid
-  deadlines[#deadlines + 1], deadlines[#deadlines + 2] = g.deadline, gid
+  move(held_by(member), gid, number)
+  move(T .. ':deadline', gid, g.deadline)
   save_group(gid, g)
   grants[#grants + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent, drafts}
 end
@@ -37,7 +37,7 @@ local function regrant(pin)
       redis.call('ZREM', orphans_key(pin), gid)
       add('orphaned', -1)
       add('readmissions', 1)
-      grant(gid, g)
+      grant(gid, g, number_of(gid))
     end
   end
 end
@@ -53,38 +53,35 @@ end
 local reason = ''
 local function admit(pin)
   if #grants >= wanted then return end
-  local taken = {}
+  local taken, deadline = {}, deadline_of({state = 'generating', ranges = '', grant = serving_pin})
   for _, entry in ipairs(redis.call('ZRANGE', pending_key(pin), 0, wanted - #grants - 1)) do
-    local ordinal, n, _, reserve, task, parent, refills = unpack(cjson.decode(entry))
+    local ordinal, n, _, reserve, task, parent, refills = unpack(cmsgpack.unpack(entry))
     reason = closed(reserve) or ''
     if reason ~= '' then break end
     taken[#taken + 1] = entry
     add('seq', 1)
-    add('pending', -1)
-    add('first_admissions', 1)
-    add('admitted', 1)
     add('generating', 1)
     add('reserved', reserve)
-    local gid = ARGV[1] .. '-' .. C.seq
+    local number = C.seq
+    local gid = TABLE .. '-' .. number
     local g = {
       state = 'generating', ordinal = ordinal, n = n, pin = pin, reserve = reserve, task = task, parent = parent,
       refills = refills, admitted_ms = now, done = string.rep('0', n), bytes = 0, payloads = '', tokens = 0, sealed_ms = 0,
-      order = C.seq, ranges = '', attempt = 0, lost = 0, lease = '', holder = '', leased_ms = 0, grant = serving_pin,
-      for_version = 0
+      order = number, ranges = '', attempt = 0, lost = 0, lease = '', holder = '', leased_ms = 0, grant = serving_pin,
+      for_version = 0, deadline = deadline
     }
-    g.deadline = deadline_of(g)
-    admitted[#admitted + 1], admitted[#admitted + 2] = C.seq, gid
-    grant(gid, g)
+    move(set_of('generating'), gid, number)
+    grant(gid, g, number)
   end
   over('ZREM', pending_key(pin), taken)
+  add('pending', -#taken)
+  add('first_admissions', #taken)
+  add('admitted', #taken)
 end
 
 regrant(serving_pin)
 regrant('')
 admit(serving_pin)
 admit('')
-over('ZADD', set_of('generating'), admitted)
-over('SADD', held_by(member), held)
-over('ZADD', T .. ':deadline', deadlines)
 if #grants > 0 then redis.call('ZADD', T .. ':holders', 'NX', now + C.lease_ms, member) end
 return {'ok', view(), grants, reason}

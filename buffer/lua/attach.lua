@@ -11,7 +11,7 @@ elseif generation_of(holder) ~= fence then
   return {'old_generation', view()}
 end
 redis.call('HSET', T .. ':streams', holder, ARGV[4])
-local held = redis.call('SMEMBERS', held_by(holder))
+local held = redis.call('ZRANGE', held_by(holder), 0, -1)
 if #held > 0 then
   renew(holder, now_ms())
 else

@@ -35,7 +35,6 @@ if C.bounded == 1 and version < C.u then
   for i = 4, #ARGV, 2 do refused[#refused + 1] = {ARGV[i], 'version_claimed'} end
   return {'ok', view(), 0, refused}
 end
-local spent_for_good = {}
 for _, pair in ipairs(groups) do
   local gid, g = pair[1], pair[2]
   local uses = g.uses or {}
@@ -49,7 +48,6 @@ for _, pair in ipairs(groups) do
   if again then
     make_ready(gid, g)
   else
-    spent_for_good[#spent_for_good + 1] = gid
     move(set_of('leased'), gid)
     move(set_of('consumed'), gid, version)
     g.state, g.holder = 'consumed', ''
@@ -59,6 +57,5 @@ for _, pair in ipairs(groups) do
   end
   save_group(gid, g)
 end
-over('SREM', held_by('learner'), spent_for_good)
 if C.bounded == 1 then put('u', version + 1) end
 return {'ok', view(), 1, {}, much()}

@@ -145,7 +145,8 @@ local function refusal(incarnation)
 end
 
 local function set_of(state) return T .. ':' .. state end
-local function held_by(holder) return T .. ':held:' .. holder end
+-- What a holder has, sorted by admission; the learner, what is leased.
+local function held_by(holder) return holder == 'learner' and set_of('leased') or T .. ':held:' .. holder end
 local function group_key(gid) return T .. ':g:' .. gid end
 local function pending_key(pin) return T .. ':pending:' .. pin end
 local function orphans_key(pin) return T .. ':orphans:' .. pin end

@@ -12,7 +12,7 @@ end
 for _, name in ipairs({'train', 'eval'}) do
   load_table(name)
   local holder = is_learner and 'learner' or member
-  for _, gid in ipairs(redis.call('SMEMBERS', held_by(holder))) do
+  for _, gid in ipairs(redis.call('ZRANGE', held_by(holder), 0, -1)) do
     local g = read_group(gid)
     if g.state == 'leased' then
       make_ready(gid, g)

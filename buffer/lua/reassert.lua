@@ -90,7 +90,7 @@ local function invent(gid, ordinal)
   if entry then
     redis.call('ZREM', pending_key(''), entry)
     add('pending', -1)
-    g.ordinal, g.n, g.pin, g.reserve, g.task, g.parent, g.refills = unpack(cjson.decode(entry))
+    g.ordinal, g.n, g.pin, g.reserve, g.task, g.parent, g.refills = unpack(cmsgpack.unpack(entry))
     g.done = string.rep('0', g.n)
   else
     add('seeded_tasks', 1)

@@ -13,7 +13,7 @@ if C.bounded == 1 then
   room = C.groups_per_step - redis.call('ZCOUNT', set_of('leased'), version, version)
   if version < C.u then room = 0 end
 end
-local answer, taken = {}, {}
+local answer = {}
 for i = 5, #ARGV do
   local gid = ARGV[i]
   local g = read_group(gid)
@@ -23,7 +23,6 @@ for i = 5, #ARGV do
       put('race', math.max(C.race, g.order))
       leave_ready(g)
     end
-    taken[#taken + 1] = gid
     move(set_of('ready'), gid)
     move(waiting_set(g), gid)
     move(set_of('leased'), gid, version)
@@ -35,6 +34,5 @@ for i = 5, #ARGV do
     answer[#answer + 1] = leased_group(gid, g)
   end
 end
-over('SADD', held_by('learner'), taken)
 if #answer > 0 then redis.call('ZADD', T .. ':holders', 'NX', now + C.lease_ms, 'learner') end
 return {'ok', view(), answer}

@@ -1,4 +1,5 @@
--- Adds prompt tasks: ARGV incarnation, end_of_data, withdraw, then per task: ordinal, entry (JSON), pin.
+-- Adds prompt tasks: ARGV incarnation, end_of_data, withdraw, then per task: ordinal, entry (packed: ordinal, n members,
+-- pin, reserve, task, parent, refills), pin.
 load_table(ARGV[1])
 load_run()
 local no = refusal(tonumber(ARGV[2]))

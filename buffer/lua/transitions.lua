@@ -109,7 +109,7 @@ end
 -- Queues the prompt of a failed group again, as a task whose parent that group is: once, since the note then keeps it
 -- no more.
 local function drive_again(gid, note)
-  local entry = cjson.encode({note.ordinal, note.n, note.pin, note.reserve, note.task, gid, 0})
+  local entry = cmsgpack.pack({note.ordinal, note.n, note.pin, note.reserve, note.task, gid, 0})
   redis.call('ZADD', pending_key(note.pin), note.ordinal, entry)
   if note.pin ~= '' then redis.call('SADD', T .. ':pins', note.pin) end
   note.kept, note.redriven = false, true
@@ -120,7 +120,7 @@ local function drive_again(gid, note)
 end
 
 local function leave_holder(gid, g)
-  if g.holder ~= '' then redis.call('SREM', held_by(g.holder), gid) end
+  if g.holder ~= '' then move(held_by(g.holder), gid) end
   if is_orphan(g) then
     redis.call('ZREM', orphans_key(g.pin), gid)
     add('orphaned', -1)
@@ -149,7 +149,7 @@ local function finish(gid, g, fate, reason, requeue)
   local refills = g.refills + 1
   if requeue and refills <= C.max_attempts then
     prompt = ''
-    local entry = cjson.encode({g.ordinal, g.n, g.pin, g.reserve, g.task, gid, refills})
+    local entry = cmsgpack.pack({g.ordinal, g.n, g.pin, g.reserve, g.task, gid, refills})
     redis.call('ZADD', pending_key(g.pin), g.ordinal, entry)
     add('pending', 1)
     add('seeded_tasks', 1)

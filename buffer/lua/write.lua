@@ -1,7 +1,8 @@
 -- Stores outcomes of members; payloads were SET before. Fenced by (lease, attempt); at most one value per member.
--- ARGV: per lease, packed: gid, lease, attempt, ranges of all tokens that follow, then per member: member, values of its
--- payload (0 not scored, 1 whole, more: that many pieces, -1 a draft of a member that is not finished), payload bytes,
--- response tokens (not scored: the reason), meta
+-- ARGV: per lease, packed one behind the other: gid, lease, attempt, ranges of all tokens that follow, then per member:
+-- member, values of its payload (0 not scored, 1 whole, more: that many pieces, -1 a draft of a member that is not
+-- finished), payload bytes, response tokens (not scored: the reason), meta. Attempt and member are texts: they are
+-- parts of names.
 -- Answer: what became of each member, one character: 0 stored, and its group is sealed by it; 1 stored, 2 duplicate,
 -- 3 superseded, 4 no such member; then the drafts to be removed, each as position among the members (from 0) and name
 load_table(ARGV[1])
@@ -49,8 +50,8 @@ local function score(gid, g, member, attempt, values, bytes, ranges, tokens)
   g.tokens = g.tokens + tokens
   g.bytes = g.bytes + bytes
   add('bytes', bytes)
-  local place = member .. ':' .. attempt .. (values == 1 and '' or ':' .. values)
-  g.payloads = (g.payloads == '' and '' or g.payloads .. ',') .. place
+  local comma, pieces = g.payloads == '' and '' or ',', values == 1 and '' or ':' .. values
+  g.payloads = g.payloads .. comma .. member .. ':' .. attempt .. pieces
   if g.ranges == ranges then return end
   g.ranges = merge_ranges(g.ranges, ranges)
   -- What seals the group counts the deadline anew in any case.
@@ -82,14 +83,14 @@ local function draft(gid, lease, attempt, ranges, member, tokens)
   local own = member .. ':' .. attempt .. ':' .. tokens
   local g = fetch(gid)
   local known = g and g.drafts and read_draft(gid, member)
-  local status = STORED
+  local position, status = tonumber(member) + 1, STORED
   if not g or g.n == 0 then
     status = SUPERSEDED
-  elseif member >= g.n then
+  elseif position > g.n then
     status = NO_SUCH_MEMBER
   elseif not holds(g, lease, attempt) then
     status = SUPERSEDED
-  elseif is_done(g, member + 1) or (known and known.attempt == attempt and known.tokens >= tokens) then
+  elseif is_done(g, position) or (known and known.attempt == tonumber(attempt) and known.tokens >= tokens) then
     status = DUPLICATE
   end
   if status ~= STORED then
@@ -106,7 +107,7 @@ local function write(gid, lease, attempt, ranges, member, values, bytes, detail,
   if values == -1 then return draft(gid, lease, attempt, ranges, member, detail) end
   local g = fetch(gid)
   if not g or g.n == 0 then return superseded() end
-  local position = member + 1
+  local position = tonumber(member) + 1
   if position > g.n then return NO_SUCH_MEMBER end
   if not holds(g, lease, attempt) then
     -- A late repetition of what an earlier attempt has stored: that value is in use.
@@ -133,10 +134,11 @@ local function write(gid, lease, attempt, ranges, member, values, bytes, detail,
 end
 
 for i = 2, #ARGV do
-  local packed = cmsgpack.unpack(ARGV[i])
-  local gid, lease, attempt, ranges = unpack(packed, 1, 4)
-  for at = 5, #packed, 5 do
-    results[#results + 1] = write(gid, lease, attempt, ranges, unpack(packed, at, at + 4))
+  local at, gid, lease, attempt, ranges = cmsgpack.unpack_limit(ARGV[i], 4, 0)
+  while at >= 0 do
+    local member, values, bytes, detail, meta
+    at, member, values, bytes, detail, meta = cmsgpack.unpack_limit(ARGV[i], 5, at)
+    results[#results + 1] = write(gid, lease, attempt, ranges, member, values, bytes, detail, meta)
   end
 end
 for gid, g in pairs(groups) do

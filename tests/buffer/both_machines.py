@@ -34,6 +34,7 @@ from buffer.policy.rules import Order, TableRules
 from buffer.policy.states import Fate, Group, State, Task
 from buffer.policy.table import LEARNER
 from buffer.redis_access import RedisAccess
+from buffer.store import packed
 from buffer.view import TableView
 from mesh.versions import PolicyVersion
 from tests.buffer.packed import record_of
@@ -128,7 +129,7 @@ class BothMachines(RuleBasedStateMachine):
         tasks = [Task(o, 2, "", 100, f"t{o}") for o in range(max(1, first), max(1, first) + count)]
         flat: list[Any] = []
         for t in tasks:
-            flat += [t.ordinal, json.dumps([t.ordinal, t.n, t.pin, t.reserve, t.task_id, "", 0]), t.pin]
+            flat += [t.ordinal, msgpack.packb([t.ordinal, t.n, t.pin, t.reserve, t.task_id, "", 0]), t.pin]
         answer = self.verb("seed", "train", self.incarnation, int(end), int(withdraw), *flat)
         added, withdrawn = self.machine.seed(self.incarnation, tasks, end_of_data=end, withdraw=withdraw)
         assert (answer[2], answer[5]) == (added, withdrawn)
@@ -239,7 +240,7 @@ class BothMachines(RuleBasedStateMachine):
         self, gid: str, lease: str, attempt: int, ranges: VersionRanges, *member: int | str | bytes
     ) -> tuple[str, bool]:
         """Writes one member: its number, values, bytes, tokens (or the reason) and meta."""
-        outcome = msgpack.packb([gid, lease, attempt, str(ranges), *member], use_bin_type=False)
+        outcome = packed([gid, lease, str(attempt), str(ranges), str(member[0]), *member[1:]])
         return WRITTEN[self.verb("write", "train", outcome)[2]]
 
     def _may_own(self, gid: str, name: str) -> bool:
@@ -499,7 +500,7 @@ class BothMachines(RuleBasedStateMachine):
         for name in names:
             pipe.zrange(keys.table("train", name), 0, -1, withscores=True)
         for holder in HOLDERS:
-            pipe.smembers(keys.table("train", f"held:{holder}"))
+            pipe.zrange(keys.table("train", "leased" if holder == LEARNER else f"held:{holder}"), 0, -1)
         pipe.zrange(keys.table("train", "pending:"), 0, -1)
         for gid in machine.groups:
             pipe.hmget(keys.table("train", f"g:{gid}"), "d0", "d1")
@@ -531,7 +532,7 @@ class BothMachines(RuleBasedStateMachine):
         assert scored["holders"] == machine.holders
         for holder in HOLDERS:
             assert {m.decode() for m in next(answers)} == {g.group_id for g in machine.held(holder)}
-        pending = [json.loads(entry) for entry in next(answers)]
+        pending = [msgpack.unpackb(entry) for entry in next(answers)]
         assert [(p[0], p[5], p[6]) for p in pending] == [
             (t.ordinal, t.parent, t.refills) for t in sorted(machine.pending, key=lambda t: t.ordinal)
         ]
