@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import grpc
@@ -53,11 +54,16 @@ async def fetch_model_bundle(link: LearnerLink, folder: Path, *, timeout_s: floa
             if not closed_under_call(error):
                 raise
             continue
-        _write(files, folder)
+        write_model_files(files, folder)
         return
 
 
-def _write(files: dict[str, list[bytes]], folder: Path) -> None:
+def write_model_files(files: Mapping[str, Sequence[bytes]], folder: Path) -> None:
+    """Writes a bundle's files, each from its parts in order, into a folder.
+
+    Raises:
+        DataError: the bundle is not usable.
+    """
     if "config.json" not in files:
         raise DataError("the learner's model bundle has no config.json")
     for name, parts in files.items():

@@ -11,7 +11,7 @@ import sys
 import typer
 
 from mesh.errors import RollmeshError
-from rollmesh.cli import config, inspect, ledger, replay, results, run, services
+from rollmesh.cli import config, inspect, ledger, replay, results, run, services, weights
 from rollmesh.launcher.errors import ServiceExitError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ services.register(app)
 inspect.register(app)
 ledger.register(app)
 replay.register(app)
+weights.register(app)
 results.register(app)
 config.register(app)
 

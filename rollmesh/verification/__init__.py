@@ -1,0 +1,1 @@
+"""`rollmesh weights verify`: whether every generator serves what the learner has published."""

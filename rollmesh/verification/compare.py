@@ -1,0 +1,234 @@
+"""Asks every generator what it serves and compares it with the learner's bytes of the same version.
+
+Training may go on meanwhile: a generator is asked first, and then the version that it named is fetched from the
+learner; where that is gone by then, it is asked again. A verdict is final; `not compared` is what is left at the end of
+the time, with the last reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import grpc
+
+from mesh.config.models import SecuritySection
+from mesh.errors import RollmeshError, UnreachableError, WeightsError
+from mesh.rpc import open_channel, to_rollmesh_error
+from mesh.versions import PolicyVersion
+from protos import generator_pb2, generator_pb2_grpc, membership_pb2, weights_pb2
+from rollmesh.launcher.monitor import MeshView
+from rollmesh.verification.reference import PublishedModel
+from rollmesh.verification.verdict import Answer, Reference, Verdict, judge
+
+_PROBE_TIMEOUT_S = 30.0
+_BETWEEN_TRIES_S = 0.2
+# Versions whose announcements are remembered.
+_REMEMBERED = 64
+_PROBE_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The outcome.
+
+    Attributes:
+        learner: member id of the learner.
+        verdicts: one per generator, by member id.
+    """
+
+    learner: str
+    verdicts: list[Verdict]
+
+    @property
+    def verified(self) -> bool:
+        """Whether there are generators, and all of them were compared and agree."""
+        return bool(self.verdicts) and all(verdict.outcome == "agrees" for verdict in self.verdicts)
+
+
+async def compare(
+    mesh: str,
+    security: SecuritySection,
+    *,
+    timeout_s: float,
+    prompt: str | None = None,
+    tolerance: float | None = None,
+) -> Comparison:
+    """Compares all generators of a mesh with its learner.
+
+    Args:
+        mesh: address.
+        security: token and TLS of the mesh.
+        timeout_s: how long versions are followed until every generator was compared.
+        prompt: probe; none: token ids spread over the vocabulary.
+        tolerance: largest difference of a log-prob that is none, in nats; None: as the dtype suggests.
+
+    Raises:
+        RollmeshError: the mesh or its learner does not answer, or there is none.
+    """
+    async with MeshView(mesh, security) as view:
+        members = (await view.members()).members
+    learner = next((m for m in members if m.role == membership_pb2.ROLE_LEARNER and m.address), None)
+    if learner is None:
+        raise UnreachableError(
+            "the mesh has no learner to compare with", hint="`rollmesh status` shows who is there; is the run over?"
+        )
+    generators = [member for member in members if member.role == membership_pb2.ROLE_GENERATOR]
+    published = PublishedModel(learner.address, security, timeout_s=timeout_s)
+    try:
+        async with _announcements(published, timeout_s) as announced:
+            loaded = await published.load(_widest_dtype(announced.newest()))
+            ids = _probe_ids(loaded.tokenizer, prompt, int(loaded.model.config.get_text_config().vocab_size))
+            following = _Following(published, announced, ids[: loaded.context], tolerance, security)
+            verdicts = await following.all(generators, timeout_s)
+    finally:
+        await published.close()
+    return Comparison(learner.member_id, sorted(verdicts, key=lambda verdict: verdict.member_id))
+
+
+@dataclass(slots=True)
+class _Announced:
+    """Manifests by version, the newest last."""
+
+    manifests: dict[PolicyVersion, weights_pb2.Manifest] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, manifest: weights_pb2.Manifest) -> None:
+        self.manifests[PolicyVersion.from_proto(manifest.policy)] = manifest
+        while len(self.manifests) > _REMEMBERED:
+            del self.manifests[next(iter(self.manifests))]
+        self.news.set()
+
+    def newest(self) -> weights_pb2.Manifest:
+        return next(reversed(self.manifests.values()))
+
+
+@asynccontextmanager
+async def _announcements(published: PublishedModel, timeout_s: float) -> AsyncIterator[_Announced]:
+    """Follows the learner's announcements while the block runs; the first one is there at its start."""
+    announced = _Announced()
+    call = published.weights.Watch(weights_pb2.WatchRequest())
+
+    async def follow() -> None:
+        async for manifest in call:
+            announced.add(manifest)
+
+    task = asyncio.create_task(follow(), name="follow-announcements")
+    try:
+        first = asyncio.create_task(announced.news.wait())
+        await asyncio.wait({task, first}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+        if not announced.manifests:
+            cause = task.exception() if task.done() and not task.cancelled() else None
+            if isinstance(cause, grpc.aio.AioRpcError):
+                raise to_rollmesh_error(cause, "announcements of the learner") from cause
+            raise UnreachableError(f"the learner has announced no weights within {timeout_s:.0f} s")
+        yield announced
+    finally:
+        call.cancel()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class _Following:
+    """Compares generators at whatever versions they come to serve."""
+
+    def __init__(
+        self,
+        published: PublishedModel,
+        announced: _Announced,
+        token_ids: Sequence[int],
+        tolerance: float | None,
+        security: SecuritySection,
+    ) -> None:
+        self._published = published
+        self._announced = announced
+        self._token_ids = token_ids
+        self._tolerance = tolerance
+        self._security = security
+        self._references: dict[PolicyVersion, Reference] = {}
+        # There is one model, and its memory is large.
+        self._one_at_a_time = asyncio.Lock()
+
+    async def all(self, generators: Sequence[membership_pb2.Member], timeout_s: float) -> list[Verdict]:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        open_ones = {member.member_id: member for member in generators}
+        verdicts: dict[str, Verdict] = {}
+        while open_ones:
+            self._announced.news.clear()
+            found = await asyncio.gather(*(self._look(member, until - loop.time()) for member in open_ones.values()))
+            for verdict in found:
+                verdicts[verdict.member_id] = verdict
+                if verdict.outcome != "not compared":
+                    del open_ones[verdict.member_id]
+            if loop.time() >= until:
+                break
+            if open_ones:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._announced.news.wait(), _BETWEEN_TRIES_S)
+        return list(verdicts.values())
+
+    async def _look(self, member: membership_pb2.Member, time_left_s: float) -> Verdict:
+        try:
+            answer = await self._ask(member, max(1.0, min(time_left_s, _PROBE_TIMEOUT_S)))
+            manifest = self._announced.manifests.get(answer.policy)
+            if manifest is None:
+                newest = PolicyVersion.from_proto(self._announced.newest().policy)
+                why = f"it serves {answer.policy}, which was announced before this began; the learner is at {newest}"
+                return Verdict(member.member_id, "not compared", why, answer.policy, answer.found or answer.announced)
+            return judge(answer, await self._reference(manifest))
+        except RollmeshError as error:
+            return Verdict(member.member_id, "not compared", error.message)
+
+    async def _ask(self, member: membership_pb2.Member, timeout_s: float) -> Answer:
+        channel = open_channel(member.address, self._security)
+        try:
+            control = generator_pb2_grpc.GeneratorControlStub(channel)
+            response = await control.Probe(generator_pb2.ProbeRequest(token_ids=self._token_ids), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise to_rollmesh_error(error, f"generator {member.member_id} at {member.address}") from error
+        finally:
+            await channel.close()
+        if not response.found_digest and not response.not_comparable:
+            raise WeightsError(f"generator {member.member_id} said nothing of its weights")
+        return Answer(
+            member.member_id,
+            PolicyVersion.from_proto(response.serving),
+            response.announced_digest,
+            response.found_digest,
+            response.not_comparable,
+            list(response.differing),
+            list(response.log_probs),
+        )
+
+    async def _reference(self, manifest: weights_pb2.Manifest) -> Reference:
+        policy = PolicyVersion.from_proto(manifest.policy)
+        async with self._one_at_a_time:
+            if policy not in self._references:
+                self._references[policy] = await self._published.reference(manifest, self._token_ids, self._tolerance)
+            return self._references[policy]
+
+
+def _widest_dtype(manifest: weights_pb2.Manifest) -> str:
+    """In which the reference is computed: what most of the weights travel in, or float32 for narrower ones."""
+    by_dtype: dict[str, int] = {}
+    for entry in manifest.tensors:
+        by_dtype[entry.dtype] = by_dtype.get(entry.dtype, 0) + entry.nbytes
+    dtype = max(by_dtype, key=lambda name: by_dtype[name])
+    return dtype if dtype in ("float32", "bfloat16", "float16") else "float32"
+
+
+def _probe_ids(tokenizer: object, prompt: str | None, vocabulary: int) -> list[int]:
+    if prompt is None:
+        # Spread by a step that shares no factor with any usual size.
+        return [(index * 7919 + 11) % vocabulary for index in range(_PROBE_TOKENS)]
+    if not callable(tokenizer):
+        raise UnreachableError("the learner's model has no tokenizer for --prompt", hint="leave --prompt out")
+    ids: list[int] = tokenizer(prompt)["input_ids"]
+    if len(ids) < 2:
+        raise UnreachableError(f"--prompt has {len(ids)} token(s), at least two are needed", hint="give a longer one")
+    return ids

@@ -1,0 +1,106 @@
+"""What a generator says of its weights, judged by what the learner has published. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mesh.versions import PolicyVersion
+
+Outcome = Literal["agrees", "differs", "not compared"]
+
+# Largest difference of a log-prob, in nats, that another order of additions explains, by the dtype of the weights.
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.15, "float16": 0.05}
+# For dtypes narrower than these.
+_WIDEST_TOLERANCE = 0.5
+# Tensors named in a verdict.
+_NAMED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one generator said.
+
+    Attributes:
+        member_id: who.
+        policy: version in service.
+        announced: manifest digest under which it came.
+        found: manifest digest of what is in the engine; empty where it cannot be told.
+        not_comparable: why it cannot.
+        differing: names of tensors that are not what was announced.
+        log_probs: nats, of the probe prompt's tokens from the second on.
+    """
+
+    member_id: str
+    policy: PolicyVersion
+    announced: str
+    found: str
+    not_comparable: str
+    differing: Sequence[str]
+    log_probs: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The learner's word on one version.
+
+    Attributes:
+        policy: the version.
+        digest: of its manifest.
+        log_probs: of the probe prompt, from the bytes that the learner serves.
+        tolerance: largest difference of a log-prob that is none, in nats.
+    """
+
+    policy: PolicyVersion
+    digest: str
+    log_probs: Sequence[float]
+    tolerance: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One line of the outcome.
+
+    Attributes:
+        member_id: the generator.
+        outcome: `agrees`, `differs`, or `not compared`.
+        why: what differs, or why nothing was compared; of one that agrees, what could not be compared, if anything.
+        policy: version in service; None where it did not answer.
+        digest: of what is in the engine; where that cannot be told, of what was announced to it.
+        largest_difference: of a log-prob, in nats; None where there was no reference.
+    """
+
+    member_id: str
+    outcome: Outcome
+    why: str = ""
+    policy: PolicyVersion | None = None
+    digest: str = ""
+    largest_difference: float | None = None
+
+
+def judge(answer: Answer, reference: Reference) -> Verdict:
+    """Compares an answer with the reference of the same version."""
+    digest = answer.found or answer.announced
+    differences = [abs(mine - theirs) for mine, theirs in zip(answer.log_probs, reference.log_probs, strict=False)]
+    # A NaN is greater than nothing: it must not pass for agreement.
+    largest = max(differences, key=lambda value: value if value == value else float("inf"), default=0.0)
+    wrong = []
+    if answer.announced != reference.digest:
+        wrong.append(f"it was announced as {answer.announced}, the learner has {reference.digest}")
+    if answer.found and answer.found != reference.digest:
+        named = f" (first: {', '.join(answer.differing[:_NAMED])})" if answer.differing else ""
+        wrong.append(f"other bytes than the learner's{named}")
+    if len(answer.log_probs) != len(reference.log_probs):
+        wrong.append(f"{len(answer.log_probs)} log-probs, {len(reference.log_probs)} were asked for")
+    if not largest <= reference.tolerance:
+        wrong.append(f"log-probs differ by up to {largest:.3g} nats, at most {reference.tolerance:g} is expected")
+    if wrong:
+        return Verdict(answer.member_id, "differs", "; ".join(wrong), answer.policy, digest, largest)
+    why = f"by log-probs alone: {answer.not_comparable}" if answer.not_comparable else ""
+    return Verdict(answer.member_id, "agrees", why, answer.policy, digest, largest)
+
+
+def tolerance_for(dtypes: Sequence[str]) -> float:
+    """The tolerance for weights of these dtypes: that of the narrowest."""
+    return max((TOLERANCES.get(dtype, _WIDEST_TOLERANCE) for dtype in dtypes), default=TOLERANCES["float32"])

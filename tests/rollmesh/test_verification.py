@@ -1,0 +1,151 @@
+"""`rollmesh weights verify` against real generators, and the judgement by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from generators.engines.hf import weights as engine_weights
+from mesh.errors import UnreachableError
+from mesh.versions import PolicyVersion
+from rollmesh.cli import main
+from rollmesh.verification.compare import compare
+from rollmesh.verification.verdict import Answer, Reference, judge, tolerance_for
+from tests.generators.world import SECURITY, TOKENIZER, World, mesh
+
+V = PolicyVersion(1, 3)
+
+
+def answer(**changes: object) -> Answer:
+    fields = {"announced": "aa", "found": "aa", "not_comparable": "", "differing": [], "log_probs": [-1.0, -2.0]}
+    return Answer("gen-1", V, **{**fields, **changes})  # type: ignore[arg-type]  # test shorthand
+
+
+REFERENCE = Reference(V, "aa", [-1.0, -2.0001], 1e-3)
+
+
+def test_what_agrees() -> None:
+    verdict = judge(answer(), REFERENCE)
+    assert (verdict.outcome, verdict.why, verdict.digest) == ("agrees", "", "aa")
+    assert verdict.largest_difference == pytest.approx(1e-4)
+    by_probe = judge(answer(found="", not_comparable="a form of its own"), REFERENCE)
+    assert by_probe.outcome == "agrees"
+    assert "a form of its own" in by_probe.why
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"found": "bb", "differing": ["lm_head.weight"]}, "lm_head.weight"),
+        ({"announced": "bb"}, "announced as bb"),
+        ({"log_probs": [-1.0, -2.5]}, "up to 0.5 nats"),
+        ({"log_probs": [float("nan"), -2.0]}, "nan"),
+        ({"log_probs": [-1.0]}, "1 log-probs, 2 were"),
+        ({"found": "", "not_comparable": "other form", "log_probs": [-3.0, -2.0]}, "up to 2 nats"),
+    ],
+)
+def test_what_differs(changes: dict[str, object], said: str) -> None:
+    verdict = judge(answer(**changes), REFERENCE)
+    assert verdict.outcome == "differs"
+    assert said in verdict.why
+
+
+def test_the_narrowest_dtype_decides_the_tolerance() -> None:
+    assert tolerance_for(["float32"]) < tolerance_for(["float32", "bfloat16"]) < tolerance_for(["float8_e4m3fn"])
+
+
+def _command(world: World, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["rollmesh", "weights", "verify", "--mesh", world.address, *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+async def test_generators_are_compared_while_versions_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        for name in ("gen-1", "gen-2"):
+            world.generator(name)
+            await world.holds_weights(name)
+        ended = asyncio.Event()
+
+        async def train() -> None:
+            version = 0
+            while not ended.is_set():
+                version += 1
+                await learner.publish(version)
+                await learner.swapped(2 * version)
+
+        training = asyncio.create_task(train())
+        try:
+            status = await asyncio.to_thread(_command, world, monkeypatch, "--json", "--timeout", "20")
+        finally:
+            ended.set()
+            await training
+        found = json.loads(capsys.readouterr().out)
+        assert (status, found["verified"], found["learner"]) == (0, True, "learner-1")
+        assert [entry["member_id"] for entry in found["generators"]] == ["gen-1", "gen-2"]
+        for entry in found["generators"]:
+            assert entry["outcome"] == "agrees"
+            assert entry["largest_difference"] < 1e-3
+        assert await asyncio.to_thread(_command, world, monkeypatch, "--prompt", "07+35=") == 0
+        out = capsys.readouterr().out
+        assert "compared with learner-1" in out
+        assert out.count("agrees") == 2
+
+
+async def test_a_generator_with_other_weights_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        world.generator("good")
+        await learner.publish(0)
+        await world.holds_weights("good")
+        usable = engine_weights._usable
+
+        def damaged(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            tensor = usable(source, target)
+            return tensor * 1.5 if tensor.dim() > 1 else tensor
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine_weights, "_usable", damaged)
+            world.generator("bad")
+            await world.holds_weights("bad")
+        assert await asyncio.to_thread(_command, world, monkeypatch, "--timeout", "20", "--json") == 1
+        found = json.loads(capsys.readouterr().out)
+        assert not found["verified"]
+        bad, good = found["generators"]
+        assert (bad["member_id"], bad["outcome"], bad["policy"]) == ("bad", "differs", "1:0")
+        assert "other bytes than the learner's (first: model.embed_tokens.weight, " in bad["why"]
+        assert "log-probs differ by up to" in bad["why"]
+        assert bad["digest"] != good["digest"]
+        assert good["outcome"] == "agrees"
+
+
+async def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
+    """No generator, one that is gone, one that serves what nobody announced any more."""
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        nobody = await compare(world.address, SECURITY, timeout_s=5)
+        assert (nobody.verified, nobody.verdicts) == (False, [])
+        task, _ = world.generator("gen-1")
+        await world.holds_weights("gen-1")
+        with pytest.raises(UnreachableError, match="at least two"):
+            await compare(world.address, SECURITY, timeout_s=5, prompt=TOKENIZER.decode([]))
+        task.cancel()
+        await asyncio.wait({task})
+        gone = await compare(world.address, SECURITY, timeout_s=1)
+        assert not gone.verified
+        assert [verdict.outcome for verdict in gone.verdicts] in ([], ["not compared"])
+    with pytest.raises(UnreachableError):
+        await compare(world.address, SECURITY, timeout_s=1)
