@@ -15,6 +15,9 @@ from mesh.weights import Encoding
 
 # Verifying more than this would hold up the event loop for milliseconds.
 _VERIFY_INLINE_BYTES = 8 << 20
+# Larger buckets verified at once, each in a thread: where pages are touched for the first time, two are 1.4 times as
+# fast as one, and decoding needs the cores as well.
+_VERIFIERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ async def receive(
     wanted = fetch.wanted
     first_byte_ns = 0
     verifying: list[asyncio.Future[None]] = []
+    verifiers = asyncio.Semaphore(_VERIFIERS)
 
     def arrived(data: memoryview, index: int) -> None:
         nonlocal first_byte_ns
@@ -68,7 +72,8 @@ async def receive(
             verifying.append(asyncio.ensure_future(verify_aside(data, index)))
 
     async def verify_aside(data: memoryview, index: int) -> None:
-        await asyncio.to_thread(wanted.verify, index, wanted.part(data, index))
+        async with verifiers:
+            await asyncio.to_thread(wanted.verify, index, wanted.part(data, index))
         if verified is not None:
             verified(data, index)
 
