@@ -123,7 +123,8 @@ class Engine(ABC):
     def export_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under their Hugging Face names, on the CPU, in the order of the model, tied ones once.
 
-        Tensors may share memory with the model while the iterator stands: copy what must outlive the next step.
+        On rank 0; the other ranks exhaust the iterator too, which gives them nothing. It never holds the full model.
+        Tensors may share memory with the model or with one another: copy what must outlive the next one.
 
         Args:
             dtype: dtype of floating-point tensors; none: the model section's.

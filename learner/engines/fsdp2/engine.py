@@ -26,6 +26,7 @@ from learner.algorithms.types import GlobalCounts, ModelOutput
 from learner.batching.pack import pack
 from learner.batching.types import PackedBatch, TrainSequence
 from learner.engines.base import Engine, EngineSpec, StepResult
+from learner.engines.fsdp2.export import full_tensors
 from learner.engines.fsdp2.figures import step_figures
 from learner.engines.fsdp2.layout import AttentionLayout, build_layout
 from learner.engines.fsdp2.loading import load_model, load_tokenizer
@@ -150,11 +151,7 @@ class Fsdp2Engine(Engine):
         return self._world.gather(values)
 
     def export_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        wanted = dtype or getattr(torch, self._spec.model.dtype)
-        for name, tensor in self._named_tensors():
-            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            full = full.detach().to("cpu", wanted if full.is_floating_point() else full.dtype)
-            yield name, full.contiguous()
+        return full_tensors(self._named_tensors(), self._world, dtype or getattr(torch, self._spec.model.dtype))
 
     def save_checkpoint(self, folder: Path, extra: dict[str, object]) -> None:
         save_state(folder, self._world, self._model, self._training()[1], self._steps, extra)

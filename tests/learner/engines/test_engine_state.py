@@ -87,6 +87,12 @@ def test_weights_carry_the_models_names_once_in_wire_dtype(tmp_path):
     assert missing in ([], ["lm_head.weight"])
 
 
+def test_the_size_of_a_bucket_changes_nothing(two_rank_results):
+    small, large = (two_rank_results.tensors[name] for name in ("in_small_buckets", "resumed"))
+    assert list(small) == list(large)
+    assert_same(small, large, 0.0)
+
+
 def test_sharded_bfloat16_folder_loads(tmp_path):
     folder = make_model(tmp_path / "model", "llama")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)

@@ -14,6 +14,7 @@ import torch
 
 from learner.checkpoint.store import CheckpointStore
 from learner.engines.base import Engine
+from learner.engines.fsdp2.export import full_tensors
 from mesh.versions import PolicyVersion
 from tests.learner.engines.models import make_critic, make_engine
 from tests.learner.engines.training import critic_loss, gradients, train_step, weights
@@ -44,6 +45,10 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     extra = engine.load_checkpoint(checkpoint)
     train_step(engine, seed=5)
     seen["resumed"] = weights(engine)
+    # Full tensors are on the first rank alone, however many fit into a bucket.
+    assert bool(seen["resumed"]) == (engine.rank == 0)
+    tensors = full_tensors(engine._named_tensors(), engine._world, torch.float32, bucket_bytes=9000)
+    seen["in_small_buckets"] = {name: tensor.clone() for name, tensor in tensors}
     figures = {"critic_metrics": values.metrics, "idle_critic_metrics": idle.metrics}
     if engine.rank == 0:
         torch.save(seen, out / "seen.pt")
