@@ -21,8 +21,8 @@ local function grant(gid, g, number)
   g.lease, g.former = 'a' .. C.leases, nil
   g.attempt, g.holder = g.attempt + 1, member
   local drafts = hand_out(gid, g)
-  move(held_by(member), gid, number)
-  move(T .. ':deadline', gid, g.deadline)
+  enter(held_by(member), gid, number)
+  enter(T .. ':deadline', gid, g.deadline)
   save_group(gid, g)
   grants[#grants + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent, drafts}
 end
@@ -70,7 +70,7 @@ local function admit(pin)
       order = number, ranges = '', attempt = 0, lost = 0, lease = '', holder = '', leased_ms = 0, grant = serving_pin,
       for_version = 0, deadline = deadline
     }
-    move(set_of('generating'), gid, number)
+    enter(set_of('generating'), gid, number)
     grant(gid, g, number)
   end
   over('ZREM', pending_key(pin), taken)

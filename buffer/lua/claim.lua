@@ -48,8 +48,8 @@ for _, pair in ipairs(groups) do
   if again then
     make_ready(gid, g)
   else
-    move(set_of('leased'), gid)
-    move(set_of('consumed'), gid, version)
+    leave(set_of('leased'), gid)
+    enter(set_of('consumed'), gid, version)
     g.state, g.holder = 'consumed', ''
     add('leased', -1)
     add('consumed', 1)

@@ -23,7 +23,7 @@ local RULES = [[
 ]]
 -- `C`: the table's figures, and behind them its rules. `ended` (fates by reason) and `trash` are written by `flush`.
 local TABLE, T, C, changed, ended, trash, R
-local moves = {}
+local entering, leaving = {}, {}
 
 -- Packed into one field each: reading and writing them one by one would cost more than most verbs do else. Where Redis
 -- has lost them, all are 0.
@@ -71,32 +71,33 @@ local function over(command, key, members)
   for i = 1, #members, 1000 do redis.call(command, key, unpack(members, i, math.min(i + 999, #members))) end
 end
 
--- Groups enter sets of the table (with a score) and leave them (without): the last word on each counts, carried out by
--- `settle` and thus before the verb answers. A verb that reads such a set after it has moved groups settles first.
-local function move(key, gid, score)
-  local members = moves[key]
-  if not members then
-    members = {}
-    moves[key] = members
-  end
-  members[gid] = score or false
+-- Groups enter and leave the sorted sets of the table together: `settle` carries it out, before the verb answers. A verb
+-- that reads a set into or out of which it has moved groups settles first.
+local function settle()
+  for key, gids in pairs(leaving) do over('ZREM', key, gids) end
+  for key, scored in pairs(entering) do over('ZADD', key, scored) end
+  entering, leaving = {}, {}
 end
 
-local function settle()
-  for key, members in pairs(moves) do
-    local gone, come = {}, {}
-    for gid, score in pairs(members) do
-      if score then
-        come[#come + 1] = score
-        come[#come + 1] = gid
-      else
-        gone[#gone + 1] = gid
-      end
-    end
-    over('ZREM', key, gone)
-    over('ZADD', key, come)
+local function enter(key, gid, score)
+  if leaving[key] then settle() end
+  local scored = entering[key]
+  if not scored then
+    scored = {}
+    entering[key] = scored
   end
-  moves = {}
+  local length = #scored
+  scored[length + 1], scored[length + 2] = score, gid
+end
+
+local function leave(key, gid)
+  if entering[key] then settle() end
+  local gids = leaving[key]
+  if not gids then
+    gids = {}
+    leaving[key] = gids
+  end
+  gids[#gids + 1] = gid
 end
 
 -- Writes the figures where they have changed, and hints to the other fronts that there is something new: who is alone

@@ -23,9 +23,9 @@ for i = 5, #ARGV do
       put('race', math.max(C.race, g.order))
       leave_ready(g)
     end
-    move(set_of('ready'), gid)
-    move(waiting_set(g), gid)
-    move(set_of('leased'), gid, version)
+    leave(set_of('ready'), gid)
+    leave(waiting_set(g), gid)
+    enter(set_of('leased'), gid, version)
     add('ready', -1)
     add('leased', 1)
     add('leases', 1)

@@ -120,7 +120,7 @@ local function drive_again(gid, note)
 end
 
 local function leave_holder(gid, g)
-  if g.holder ~= '' then move(held_by(g.holder), gid) end
+  if g.holder ~= '' then leave(held_by(g.holder), gid) end
   if is_orphan(g) then
     redis.call('ZREM', orphans_key(g.pin), gid)
     add('orphaned', -1)
@@ -131,8 +131,8 @@ end
 -- Ends a group with its fate and notes its payloads for removal. `requeue` gives its prompt another group.
 local function finish(gid, g, fate, reason, requeue)
   if g.state == 'generating' and string.find(g.done, '0', 1, true) then cancel(gid, g) end
-  move(set_of(g.state), gid)
-  if g.state ~= 'consumed' then move(T .. ':deadline', gid) end
+  leave(set_of(g.state), gid)
+  if g.state ~= 'consumed' then leave(T .. ':deadline', gid) end
   leave_holder(gid, g)
   add(g.state, -1)
   add(fate, 1)
@@ -142,7 +142,7 @@ local function finish(gid, g, fate, reason, requeue)
   if g.state == 'generating' then add('reserved', -g.reserve) end
   if g.state == 'ready' then leave_ready(g) end
   if g.uses and g.state ~= 'consumed' then
-    move(T .. ':reuse', gid)
+    leave(T .. ':reuse', gid)
     add('spent', -spent(g))
   end
   local prompt = g.unseeded and '' or g.ordinal
@@ -165,8 +165,8 @@ end
 -- A group that may not be used any more but has been: consumed until its last use is committed, then trained.
 local function retire(gid, g)
   if last_use(g) < R.committed then return finish(gid, g, 'trained', 'committed', false) end
-  move(set_of(g.state), gid)
-  move(T .. ':reuse', gid)
+  leave(set_of(g.state), gid)
+  leave(T .. ':reuse', gid)
   leave_holder(gid, g)
   if g.state == 'ready' then leave_ready(g) end
   add('spent', -spent(g))
@@ -174,7 +174,7 @@ local function retire(gid, g)
   add('consumed', 1)
   add('consumed_bytes', g.bytes)
   g.state, g.lease = 'consumed', ''
-  move(set_of('consumed'), gid, last_use(g))
+  enter(set_of('consumed'), gid, last_use(g))
   save_group(gid, g)
 end
 
@@ -186,7 +186,7 @@ end
 
 -- Back to ready, from generating (sealed), leased or consumed. The caller saves the group.
 local function make_ready(gid, g)
-  move(set_of(g.state), gid)
+  leave(set_of(g.state), gid)
   leave_holder(gid, g)
   add(g.state, -1)
   add('ready', 1)
@@ -195,8 +195,8 @@ local function make_ready(gid, g)
   g.state, g.lease = 'ready', ''
   g.deadline = deadline_of(g)
   take_place(gid, g)
-  move(set_of('ready'), gid, g.order)
-  move(waiting_set(g), gid, g.deadline)
+  enter(set_of('ready'), gid, g.order)
+  enter(waiting_set(g), gid, g.deadline)
 end
 
 -- Takes a generating group from its holder; it waits for the next one, or fails when it has lost too many.
