@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +26,8 @@ from mesh.weights.way import links_from
 from protos import weights_pb2
 
 log = logging.getLogger(__name__)
+# Buckets in work at a time. Decoding goes on beside it, and needs the other cores.
+_THREADS = 2
 
 
 class BaseCopy:
@@ -67,7 +69,7 @@ class BaseCopy:
             return None
         try:
             received = [await receive(Wanted.link(link)) for link in links]
-            data = await asyncio.to_thread(_apply, self._data, manifest, links, received)
+            data = await _apply(self._data, manifest, links, received)
         except WeightsError as error:
             log.warning("version %d comes in full, its differences failed: %s", manifest.policy.version, error.message)
             return None
@@ -80,7 +82,7 @@ class BaseCopy:
         )
 
 
-def _apply(
+async def _apply(
     base: memoryview,
     manifest: weights_pb2.Manifest,
     links: Sequence[weights_pb2.Delta],
@@ -100,12 +102,16 @@ def _apply(
     full = Wanted.full(manifest)
     target = fresh(full.nbytes)
     of_links = [Wanted.link(link) for link in links]
-    spans: Sequence[Sequence[Span]] = spans_of(manifest.tensors, len(manifest.buckets))
-    for index, of_bucket in enumerate(spans):
-        part = full.part(target, index)
-        # numpy copies without holding up other threads; a memoryview would.
-        np.copyto(np.frombuffer(part, np.uint8), np.frombuffer(full.part(base, index), np.uint8))
-        for link, bytes_of_link in zip(of_links, received, strict=True):
-            apply_bucket(link.part(bytes_of_link.data, index), part, of_bucket)
-        full.verify(index, part)
+    todo: Iterator[tuple[int, Sequence[Span]]] = iter(enumerate(spans_of(manifest.tensors, len(manifest.buckets))))
+
+    def work() -> None:
+        for index, spans in todo:
+            part = full.part(target, index)
+            # numpy copies without holding up other threads; a memoryview would.
+            np.copyto(np.frombuffer(part, np.uint8), np.frombuffer(full.part(base, index), np.uint8))
+            for link, bytes_of_link in zip(of_links, received, strict=True):
+                apply_bucket(link.part(bytes_of_link.data, index), part, spans)
+            full.verify(index, part)
+
+    await asyncio.gather(*(asyncio.to_thread(work) for _ in range(_THREADS)))
     return target

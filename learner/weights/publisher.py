@@ -31,6 +31,8 @@ from protos import weights_pb2
 
 log = logging.getLogger(__name__)
 _PADDING = bytes(ALIGNMENT)
+# Of the threads that the learner computes with, so many encode differences at most.
+_ENCODING_THREADS = 4
 
 
 class WeightPublisher:
@@ -66,7 +68,8 @@ class WeightPublisher:
     ) -> None:
         self.run = run
         self.encoding = encoding
-        self.chain = DeltaChain(chain, self._tell_listeners) if encoding != "full" else None
+        threads = min(_ENCODING_THREADS, torch.get_num_threads())
+        self.chain = DeltaChain(chain, self._tell_listeners, threads=threads) if encoding != "full" else None
         self.model_bundle = dict(model_bundle)
         self.pushes = PushStatistics()
         self._keep_versions = keep_versions
