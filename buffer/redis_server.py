@@ -31,6 +31,7 @@ import redis.asyncio
 import redis.exceptions
 
 from mesh.errors import StoreError
+from mesh.heap import KEEP_FREED_MEMORY
 from mesh.supervised import wrapped
 
 log = logging.getLogger(__name__)
@@ -147,7 +148,8 @@ class RedisServer:
                     stderr=sink,
                     start_new_session=True,
                     pass_fds=[lock],
-                    env={**os.environ, **self._environment},
+                    # Where its allocator is the C library's: a tenth of its time at payloads of 100 KB.
+                    env={**KEEP_FREED_MEMORY, **os.environ, **self._environment},
                 )
         except OSError as error:
             raise StoreError(f"cannot start {binary}: {error.strerror}") from error

@@ -14,13 +14,16 @@ import gc
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 # The largest block that the heap may serve (glibc's limit).
 _BLOCK_BYTES = 32 << 20
+_IDLE_BYTES = 64 << 20
 # What processes that compute keep idle: room for the tensors of a step.
 TENSOR_BYTES = 512 << 20
+# `keep_freed_memory` for a child process that is not Python, as its environment.
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(_BLOCK_BYTES), "MALLOC_TRIM_THRESHOLD_": str(_IDLE_BYTES)}
 # New containers before the youngest generation is searched, and how often each is before the next one is.
 _THRESHOLDS = (20_000, 20, 20)
 
 
-def keep_freed_memory(idle_bytes: int = 64 << 20) -> bool:
+def keep_freed_memory(idle_bytes: int = _IDLE_BYTES) -> bool:
     """For this process; False where the C library is not glibc (nothing changes then).
 
     Args:
