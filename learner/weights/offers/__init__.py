@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from learner.weights.offers.base import Offer
 from learner.weights.offers.broadcast import Broadcast
+from learner.weights.offers.cuda_ipc import CudaIpc
 from learner.weights.offers.disk import Disk
 from learner.weights.offers.rendezvous import Rendezvous
 from learner.weights.offers.shm import SHARED_MEMORY, SharedMemory, shared_memory
@@ -16,6 +17,7 @@ from mesh.config import Config
 __all__ = [
     "SHARED_MEMORY",
     "Broadcast",
+    "CudaIpc",
     "Disk",
     "Offer",
     "Rendezvous",
@@ -39,5 +41,7 @@ def further_offers(config: Config) -> list[Offer]:
         case "gloo" | "nccl":
             rendezvous = Rendezvous(config.network, config.security)
             return [Broadcast(weights.transport, rendezvous, timeout_s=weights.timeout_s)]
+        case "cuda_ipc":
+            return [CudaIpc()]
         case _:
             return []
