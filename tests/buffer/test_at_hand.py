@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from buffer.at_hand import AtHand
 from buffer.keys import Keys
 from mesh.versions import PolicyVersion
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
@@ -58,3 +59,12 @@ async def test_the_first_stored_value_counts_even_so(mesh: Mesh) -> None:
     await generator.finish(generator.writer(), [grant], PolicyVersion(learner.incarnation, 0))
     (group,) = await learner.collect(sampler, 1)
     assert group.payloads[1] == b"stored before"
+
+
+def test_the_oldest_go_first_and_every_byte_is_counted_once() -> None:
+    kept = AtHand(limit=10)
+    kept.keep([("a", b"1234"), ("b", b"1234")])
+    kept.keep([("b", b"12")])
+    assert kept.bytes == 6
+    kept.keep([("c", b"123456")])
+    assert (kept.take("a"), kept.take("b"), kept.take("c"), kept.bytes) == (None, b"12", b"123456", 0)

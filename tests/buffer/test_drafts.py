@@ -212,3 +212,27 @@ async def test_malformed_drafts_are_rejected_by_field(mesh: Mesh) -> None:
         (pb.WRITE_STATUS_REJECTED, field) for field in ("payload", "tokens", "meta.member")
     ]
     assert await values(front) == set()
+
+
+async def test_what_one_message_makes_useless_is_removed_and_nothing_else(mesh: Mesh) -> None:
+    """Members of several groups travel together; each draft that is dropped is the one of its group."""
+    front = await mesh.front()
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 2)
+    admission = generator.admission()
+    admission.update(2, V0)
+    first, second = await generator.grants(admission, 2)
+    results = await generator.writer().write(
+        [
+            make_draft(first, 0, [V0] * 4),
+            make_draft(second, 0, [V0] * 4),
+            make_draft(second, 0, [V0] * 3),
+            make_write(first, 1, [V0]),
+            make_draft(second, 1, [V0] * 6),
+            make_write(second, 1, [V0]),
+        ]
+    )
+    stored = pb.WRITE_STATUS_STORED
+    assert [r.status for r in results] == [stored, stored, pb.WRITE_STATUS_DUPLICATE, stored, stored, stored]
+    one, two = first.group_id, second.group_id
+    assert await values(front) == {f"{one}:0:d1-4", f"{one}:1:1", f"{two}:0:d1-4", f"{two}:1:1"}
