@@ -111,6 +111,11 @@ class Subject(Protocol):
         ...
 
     @property
+    def weights_transport(self) -> str:
+        """Which transport brings the weights, and why no cheaper one."""
+        ...
+
+    @property
     def manual(self) -> ManualRequests | None:
         """Answers prompts by hand; None before there are weights."""
         ...
@@ -142,7 +147,10 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
         """A snapshot."""
         status, held, reason = self._subject.snapshot()
         response = generator_pb2.GeneratorStatusResponse(
-            groups_held=held, waiting_reason=reason, engine=self._subject.engine_name
+            groups_held=held,
+            waiting_reason=reason,
+            engine=self._subject.engine_name,
+            weights_transport=self._subject.weights_transport,
         )
         if status is not None:
             response.active_sequences = status.active

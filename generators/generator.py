@@ -83,6 +83,11 @@ class Generator:
         self.metrics = GeneratorMetrics()
 
     @property
+    def weights_transport(self) -> str:
+        """Which transport brings the weights, and why no cheaper one; empty before there are weights."""
+        return self._parts.receiver.chosen.text if self._parts is not None else ""
+
+    @property
     def manual(self) -> ManualRequests | None:
         """Answers prompts by hand; None before there are weights."""
         parts = self._parts

@@ -21,6 +21,7 @@ from generators.engines.base import InferenceEngine, SwapTimings
 from generators.learner_link import LearnerConnection, LearnerLink
 from generators.together import run_together
 from generators.weights.base import BaseCopy
+from generators.weights.chosen import Chosen
 from generators.weights.relay import Relay
 from generators.weights.transfer import Verified, receive
 from generators.weights.transports import Fetch, Transport, choose, transports
@@ -72,6 +73,7 @@ class WeightReceiver:
         serving, digest: what is in service; None and empty before the first weights.
         waiting_reason: why the newest weights are not in service yet; empty when they are.
         gate_open: set once the first weights are in service.
+        chosen: which transport brings the weights, and why no cheaper one.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class WeightReceiver:
         self.digest = ""
         self.waiting_reason = "waits for a learner"
         self.gate_open = asyncio.Event()
+        self.chosen = Chosen()
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -276,12 +279,19 @@ class WeightReceiver:
             relay_address=self._relay.address,
         )
         *others, last = choose(self._transports, self._transport, wanted)
-        for transport in others:
+        failures: dict[str, str] = {}
+        for transport in (*others, last):
             try:
-                return await self._receive_over(transport, fetch)
+                verified = await self._receive_over(transport, fetch)
             except WeightsError as error:
+                if transport is last:
+                    raise
+                failures[transport.name] = error.message
                 log.info("version %s does not come over %s: %s", wanted.policy, transport.name, error.message)
-        return await self._receive_over(last, fetch)
+            else:
+                self.chosen.note(transport.name, wanted, self._transports, self._transport, failures)
+                return verified
+        raise AssertionError("the last one brings the bytes or raises")
 
     async def _receive_over(self, transport: Transport, fetch: Fetch) -> Verified:
         """Over one transport; what has come is served to others meanwhile."""
