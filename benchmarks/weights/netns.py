@@ -1,14 +1,15 @@
-"""A second host on this machine: a network namespace behind a link of a given rate.
+"""Further hosts on this machine: network namespaces behind links of a given rate.
 
 Needs root, Debian's iproute2 (`ip`, `tc`) and a kernel with veth and tbf. Namespaces and links end with the context.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 _BURST_BYTES = 256 << 10
@@ -52,6 +53,61 @@ def far_host(bits_per_s: float, *, number: int = 0) -> Iterator[FarHost]:
     finally:
         # The link goes with its namespace.
         _run("ip", "netns", "del", namespace)
+
+
+@dataclass(frozen=True, slots=True)
+class StarHost:
+    """A host on a network of several.
+
+    Attributes:
+        address: its own.
+        namespace: its name.
+    """
+
+    address: str
+    namespace: str
+
+    def command(self, *arguments: str) -> list[str]:
+        """A command line that runs over there."""
+        return ["ip", "netns", "exec", self.namespace, *arguments]
+
+    def sent_bytes(self) -> int:
+        """What has left over its link, headers and all."""
+        shown = _output("ip", "-n", self.namespace, "-s", "-j", "link", "show", "dev", "eth")
+        sent: int = json.loads(shown)[0]["stats64"]["tx"]["bytes"]
+        return sent
+
+
+@contextmanager
+def star(bits_per_s: float, hosts: int) -> Iterator[list[StarHost]]:
+    """So many hosts (up to 250) on one switch, each behind a link of its own that carries `bits_per_s` each way."""
+    shape = ["tbf", "rate", f"{int(bits_per_s)}bit", "burst", f"{_BURST_BYTES}b", "latency", f"{_QUEUE_MS}ms"]
+    switch = f"rm{os.getpid()}switch"
+    with ExitStack() as stack:
+        _run("ip", "netns", "add", switch)
+        stack.callback(_run, "ip", "netns", "del", switch)
+        _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "bridge", "up")
+        found = []
+        for number in range(1, hosts + 1):
+            host, port = StarHost(f"10.214.0.{number}", f"rm{os.getpid()}host{number}"), f"port{number}"
+            _run("ip", "netns", "add", host.namespace)
+            stack.callback(_run, "ip", "netns", "del", host.namespace)
+            _run(
+                "ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", "eth", "netns", host.namespace
+            )
+            _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+            _run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth")
+            _run("ip", "-n", host.namespace, "link", "set", "eth", "up")
+            _run("ip", "-n", host.namespace, "link", "set", "lo", "up")
+            _run("tc", "-n", switch, "qdisc", "add", "dev", port, "root", *shape)
+            _run("tc", "-n", host.namespace, "qdisc", "add", "dev", "eth", "root", *shape)
+            found.append(host)
+        yield found
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, timeout=10, capture_output=True, text=True).stdout
 
 
 def _run(*command: str) -> None:
