@@ -21,6 +21,8 @@ POLICY_KEY, DIGEST_KEY, OFFSETS_KEY = "rollmesh.policy", "rollmesh.digest", "rol
 LENGTH_BYTES = 8
 # The format's own limit of a header.
 _MAX_HEADER_BYTES = 100_000_000
+# Positions in files are signed.
+_LARGEST_FILE = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,13 @@ def parse_header(header: bytes, policy: PolicyVersion, bucket_bytes: int) -> lis
         for name, entry in entries.items():
             begin, end = (int(value) for value in entry["data_offsets"])
             tensors.append(StoredTensor(start + begin, end - begin, int(offsets[name])))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise WeightsError(f"its header cannot be read: {type(error).__name__}: {error}") from error
     if found != str(policy):
         raise WeightsError(f"it belongs to version {found}")
     for tensor in tensors:
         if min(tensor.nbytes, tensor.offset) < 0 or tensor.offset + tensor.nbytes > bucket_bytes:
             raise WeightsError("a tensor lies outside its bucket")
+        if not 0 <= tensor.position < _LARGEST_FILE:
+            raise WeightsError("a tensor lies outside any file")
     return tensors
