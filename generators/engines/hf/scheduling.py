@@ -20,7 +20,7 @@ from generators.engines.hf.prefill import Prefix
 _AHEAD_PROMPTS = 16
 _AHEAD_TOKENS = 512
 # Tokens of interrupted sequences that are prefilled in one step, if not by a single one.
-_RESUMED_TOKENS = 2048
+_RESUMED_TOKENS = 1024
 
 
 @dataclass(slots=True, eq=False)

@@ -156,10 +156,10 @@ def test_what_was_interrupted_starts_first_and_in_order() -> None:
 def test_long_interrupted_sequences_come_back_over_several_steps() -> None:
     """At least one per step, however long; a later interruption finds those that still wait where they were."""
     line = WaitingLine()
-    line.put_back([_stopped(str(index), tokens, 1.0) for index, tokens in enumerate((5000, 1200, 700, 600, 10))])
+    line.put_back([_stopped(str(index), tokens, 1.0) for index, tokens in enumerate((5000, 600, 400, 300, 10))])
     assert _names(line, 9) == ["0"]
     assert _names(line, 9) == ["1", "2"]
-    line.put_back([_stopped("1", 1201, 1.0)])
+    line.put_back([_stopped("1", 601, 1.0)])
     assert _names(line, 9) == ["1", "3", "4"]
 
 
