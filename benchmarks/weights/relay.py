@@ -83,16 +83,19 @@ def main(argv: list[str] | None = None) -> int:
             for count, relay in random.Random(repetition).sample(cells, len(cells)):
                 runs[count, relay].append(mesh.push(count, relay=relay))
     one = args.mib * (8 << 20) / (args.mbit * 1e6)
-    rows, document = [], {"machine": machine(), "settings": vars(args), "yardsticks": moods, "cells": []}
+    rows, cells_found = [], []
     for (count, relay), found in runs.items():
         copies, seconds = (summarize(run[key] for run in found) for key in ("copies", "seconds"))
         of_one = summarize(run["seconds"] / one for run in found)
         way = "tree" if relay else "direct"
         rows.append((count, way, copies, seconds, of_one, max(int(run["hops"]) for run in found)))
-        document["cells"].append({"generators": count, "way": way, "runs": found, "copies": copies, "seconds": seconds})
+        cells_found.append({"generators": count, "way": way, "runs": found, "copies": copies, "seconds": seconds})
     print(table(_HEADER, rows))
     if args.json:
-        write_json(args.json, document)
+        write_json(
+            args.json,
+            {"machine": machine(), "settings": vars(args), "yardsticks": moods, "cells": cells_found},
+        )
     return 0
 
 
