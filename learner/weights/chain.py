@@ -68,7 +68,7 @@ class DeltaChain:
         threads: encode at a time, a bucket each.
 
     Attributes:
-        share: expected bytes of a link as a share of the full bytes.
+        share: expected bytes of a link as a share of the full bytes; 1 where none is expected to be kept.
         bytes_per_s: of full weights encoded.
     """
 
@@ -184,7 +184,8 @@ class DeltaChain:
         full = sum(bucket.nbytes for bucket in target.manifest.buckets)
         share = sum(map(len, buckets)) / full
         with self._lock:
-            self.share, self.bytes_per_s = share, full / (time.perf_counter() - began)
+            self.share = share if share <= _WORTH else 1.0
+            self.bytes_per_s = full / (time.perf_counter() - began)
         log.debug("link %s to %s: %.2f %% of %d bytes", base.policy, target.policy, 100 * share, full)
         return _Encoded(target, _link(base, target, buckets) if share <= _WORTH else None)
 

@@ -163,7 +163,7 @@ def test_a_link_that_saves_nothing_is_not_kept(published: Published) -> None:
     published.publish()
     published.wait()
     assert published.links() == []
-    assert published.chain.share > 0.5
+    assert published.chain.share == 1.0
 
 
 def test_a_failed_encoding_leaves_the_full_bytes(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
