@@ -1,8 +1,9 @@
 """What a generator serves to others: the buckets of a version that it is receiving, or has received.
 
 Invariants: only verified buckets are served, each as soon as it is; whoever waits for one hears something at least
-every `HEARTBEAT_S`, so that a relay that waits itself is told from one that is dead; bytes are kept until the next
-version is whole, or nobody has asked for them for a while; without an address nothing is kept.
+every `HEARTBEAT_S`, so that a relay that waits itself is told from one that is dead; a version's full bytes are kept
+until those of the next one are whole, a few links of differences as well, none for which nobody has asked for a while;
+without an address nothing is kept.
 
 Whoever receives from here verifies against the learner's manifest: a relay can delay a version, not change it.
 """
@@ -25,6 +26,8 @@ SERVICE_NAME = weights_pb2.DESCRIPTOR.services_by_name["Weights"].full_name
 HEARTBEAT_S = 1.0
 # A whole version for which nobody has asked for so long is let go of: others find it at the learner.
 _IDLE_S = 60.0
+# Links of differences kept: those who follow a chain are rarely at the same one.
+_LINKS = 8
 _NOTHING = memoryview(b"")
 
 
@@ -115,11 +118,13 @@ class Relay:
 
     def finish(self, holding: Holding) -> None:
         """All of it is there: earlier ones give way."""
-        for other in list(self._holdings):
-            if other is not holding:
-                self.end(other)
-        if holding in self._holdings:
-            asyncio.get_running_loop().call_later(_IDLE_S, self._end_if_idle, holding)
+        if holding not in self._holdings:
+            return
+        links = [other for other in self._holdings if other.wanted.base is not None]
+        full = [other for other in self._holdings if other.wanted.base is None]
+        for other in [*links[:-_LINKS], *(full[:-1] if holding in full else ())]:
+            self.end(other)
+        asyncio.get_running_loop().call_later(_IDLE_S, self._end_if_idle, holding)
 
     def end(self, holding: Holding) -> None:
         """Lets go of it: it could not be received, or is of no use any more."""

@@ -62,9 +62,11 @@ class Transport(ABC):
 
     Attributes:
         alone: where it is the one that is asked for, what it cannot bring does not come any other way either.
+        relays: others may be sent here for what this receives.
     """
 
     name: ClassVar[str]
+    relays: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
     @abstractmethod

@@ -43,6 +43,7 @@ class Grpc(Transport):
     """
 
     name = "grpc"
+    relays = True
     alone = True
 
     def __init__(self, *, streams: int = 2, security: SecuritySection | None = None) -> None:

@@ -275,26 +275,42 @@ async def test_a_waiting_relay_is_heard(tmp_path: Path, monkeypatch: pytest.Monk
         assert (found.offset, found.data[0]) == (5, 5)
 
 
-async def test_newer_versions_take_the_place_of_older_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_newer_versions_take_the_place_of_older_ones(tmp_path: Path) -> None:
     async with world_of(tmp_path, fanout=1) as world:
-        later = Wanted(PolicyVersion(1, 1), None, world.wanted.buckets)
+        buckets = world.wanted.buckets
         held = Relay("here:1")
-        first = held.begin(world.wanted)
-        data = memoryview(bytes(world.wanted.nbytes))
-        for index in range(BUCKETS):
-            first.verified(data, index)
+
+        def begin(version: int, base: int | None = None) -> relay.Holding:
+            holding = held.begin(Wanted(PolicyVersion(1, version), PolicyVersion(1, base) if base else None, buckets))
+            for index in range(BUCKETS):
+                holding.verified(memoryview(bytes(world.wanted.nbytes)), index)
+            return holding
+
+        first = begin(1)
         held.finish(first)
-        second = held.begin(later)
+        second = begin(2)
         # The older one is served until the newer one is whole.
-        assert held.holding(VERSION, None) is first
-        for index in range(BUCKETS):
-            second.verified(data, index)
-        monkeypatch.setattr(relay, "_IDLE_S", 0.0)
+        assert held.holding(PolicyVersion(1, 1), None) is first
         held.finish(second)
         with pytest.raises(WeightsError):
-            held.holding(VERSION, None)
+            held.holding(PolicyVersion(1, 1), None)
+        # Links stay for those who are behind in the chain, but not for ever.
+        links = [begin(version, version - 1) for version in range(3, 20)]
+        for link in links:
+            held.finish(link)
+        assert held.holding(PolicyVersion(1, 2), None) is second
+        assert held.holding(PolicyVersion(1, 18), PolicyVersion(1, 17)) is links[-2]
+        with pytest.raises(WeightsError):
+            held.holding(PolicyVersion(1, 3), PolicyVersion(1, 2))
+
+
+async def test_what_nobody_asks_for_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_IDLE_S", 0.0)
+    async with world_of(tmp_path, fanout=1) as world:
+        parent = await world.generator("parent")
+        await parent.receive(world.wanted)
         async with asyncio.timeout(DEADLINE_S):
-            while held._holdings:
+            while parent.relay._holdings:
                 await asyncio.sleep(0)
 
 
