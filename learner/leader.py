@@ -229,6 +229,7 @@ class Leader:
             version=loop.version,
             stop_reason=reason,
             pushes=self._publisher.pushes.summary(),
+            receivers=self._publisher.pushes.receivers(),
             waiting=session.monitor.clocks(),
             refused_prompts=self._prompts.refused,
         )

@@ -92,6 +92,7 @@ def write_learner_json(
     version: int,
     stop_reason: str,
     pushes: PushSummary,
+    receivers: Mapping[str, Any],
     waiting: Mapping[str, float],
     refused_prompts: Mapping[str, int],
 ) -> None:
@@ -103,6 +104,7 @@ def write_learner_json(
         incarnation, version: of the last published weights.
         stop_reason: steps, stop_at, end_of_data, signal or request.
         pushes: what generators reported of the weights they received.
+        receivers: the same by generator.
         waiting: the buffer's cumulative clocks, in seconds.
         refused_prompts: prompts skipped, by reason.
     """
@@ -127,6 +129,7 @@ def write_learner_json(
             "errors": pushes.errors,
             "bytes": pushes.bytes,
             **pushes.figures(),
+            "receivers": receivers,
         },
         "refused_prompts": dict(refused_prompts),
         "peak_rss_bytes": peak_rss_bytes(),

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -146,6 +147,15 @@ class PushStatistics:
                 if receiver.last is not None
             }
 
+    def receivers(self) -> dict[str, dict[str, Any]]:
+        """Per member id, as JSON: counts, percentiles in milliseconds, the last push and the last failure."""
+        with self._lock:
+            return {
+                name: {**_last_push(receiver), **_summarize([receiver]).figures(), "errors": receiver.errors}
+                for name, receiver in self._receivers.items()
+                if receiver.reported_ns
+            }
+
     def to_proto(self) -> weights_pb2.PushesResponse:
         """Everything, those heard of last first."""
         with self._lock:
@@ -167,6 +177,24 @@ def _summarize(receivers: Iterable[_Receiver]) -> PushSummary:
         p99={stage: p99 for stage, (_, p99) in found.items()},
         last_error=newest.failed.error if newest is not None and newest.failed is not None else "",
     )
+
+
+def _last_push(receiver: _Receiver) -> dict[str, Any]:
+    last, failed = receiver.last, receiver.failed
+    found: dict[str, Any] = {"count": receiver.count, "bytes": receiver.bytes}
+    if last is not None:
+        times = {stage: getattr(last, f"{stage}_us") for stage in ("first_byte", "last_byte", "pause", "total")}
+        found["last"] = {
+            "version": str(PolicyVersion.from_proto(last.policy)),
+            "transport": last.transport,
+            "encoding": last.encoding,
+            "source": last.source,
+            "bytes": last.bytes,
+            **{f"{stage}_ms": value / 1e3 for stage, value in {**times, "ack": receiver.last_ack_us}.items()},
+        }
+    if failed is not None:
+        found["last_error"] = {"version": str(PolicyVersion.from_proto(failed.policy)), "error": failed.error}
+    return found
 
 
 def _entry(member_id: str, receiver: _Receiver) -> weights_pb2.ReceiverPushes:

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from mesh.errors import RollmeshError
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TokenFile, target
 
 # Characters; wider than any line of the tables.
-_PIPED_WIDTH = 200
+_PIPED_WIDTH = 320
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +28,7 @@ def _status(
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Show the mesh: version, ledger, ages, bytes, who waits for whom, members."""
+    """Show the mesh: version, ledger, ages, bytes, who waits for whom, members, the weights' way to generators."""
     where = target(run, mesh, token_file, tls_ca)
     if as_json:
         typer.echo(json.dumps(asyncio.run(_everything(where)), indent=2))
@@ -35,16 +36,22 @@ def _status(
     from rich.console import Console
 
     from rollmesh.launcher.monitor import MeshView, Snapshot
-    from rollmesh.launcher.view import figures, members
+    from rollmesh.launcher.view import figures, members, pushes
+    from rollmesh.report.pushes import live_rows
 
-    async def look() -> Snapshot:
+    async def look() -> tuple[Snapshot, list[list[str]], str]:
         async with MeshView(where.address, where.security) as view:
-            return await view.look()
+            snapshot = await view.look()
+            try:
+                return snapshot, live_rows(await view.pushes(snapshot.members)), ""
+            except RollmeshError as error:
+                return snapshot, [], error.message
 
-    snapshot = asyncio.run(look())
+    snapshot, rows, unknown = asyncio.run(look())
     # Piped output is for programs and for grep: no line is cut to the 80 columns that rich would assume.
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     console.print(figures(snapshot), members(snapshot.members))
+    console.print(pushes(rows) if rows else f"of weights nothing is known: {unknown}")
     if snapshot.run_finished:
         console.print("the run has finished")
 
@@ -55,4 +62,9 @@ async def _everything(where: Target) -> dict[str, Any]:
 
     async with MeshView(where.address, where.security) as view:
         tables = {table: plain(await view.describe(table)) for table in (TRAIN, EVAL)}
-        return {"tables": tables, **plain(await view.members())}
+        members = await view.members()
+        try:
+            pushes = plain(await view.pushes(members.members))
+        except RollmeshError as error:
+            pushes = {"unknown": error.message}
+        return {"tables": tables, **plain(members), "pushes": pushes}

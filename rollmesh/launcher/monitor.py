@@ -11,9 +11,17 @@ import grpc
 from google.protobuf.message import Message
 
 from mesh.config.models import SecuritySection
+from mesh.errors import UnreachableError
 from mesh.fronts import open_mesh
-from mesh.rpc import is_transient, to_rollmesh_error
-from protos import buffer_pb2, buffer_pb2_grpc, membership_pb2, membership_pb2_grpc
+from mesh.rpc import is_transient, open_channel, to_rollmesh_error
+from protos import (
+    buffer_pb2,
+    buffer_pb2_grpc,
+    membership_pb2,
+    membership_pb2_grpc,
+    weights_pb2,
+    weights_pb2_grpc,
+)
 from rollmesh.report.metrics import Record, is_evaluation, is_training
 
 TRAIN = "train"
@@ -78,6 +86,7 @@ class MeshView:
 
     def __init__(self, address: str, security: SecuritySection) -> None:
         self._address = address
+        self._security = security
         self._channel = open_mesh(address, security)
         self._buffer = buffer_pb2_grpc.BufferStub(self._channel)
         self._membership = membership_pb2_grpc.MembershipStub(self._channel)
@@ -137,6 +146,26 @@ class MeshView:
         answer: membership_pb2.ListResponse = await self._ask(
             self._membership.List, membership_pb2.ListRequest(), _DEADLINE_S
         )
+        return answer
+
+    async def pushes(self, members: Sequence[membership_pb2.Member]) -> weights_pb2.PushesResponse:
+        """What generators have reported of the weights, as the learner among the members has it.
+
+        Raises:
+            RollmeshError: there is no learner, or it does not answer.
+        """
+        learner = next((member for member in members if member.role == membership_pb2.ROLE_LEARNER), None)
+        if learner is None or not learner.address:
+            raise UnreachableError("there is no learner")
+        channel = open_channel(learner.address, self._security)
+        try:
+            answer: weights_pb2.PushesResponse = await weights_pb2_grpc.WeightsStub(channel).Pushes(
+                weights_pb2.PushesRequest(), timeout=_DEADLINE_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise to_rollmesh_error(error, f"learner {learner.address}") from error
+        finally:
+            await channel.close()
         return answer
 
     async def _ask(self, method: Callable[..., Any], request: Message, deadline_s: float) -> Any:

@@ -192,6 +192,17 @@ def members(everyone: Sequence[membership_pb2.Member]) -> Table:
     return table
 
 
+def pushes(rows: Sequence[Sequence[str]]) -> Table:
+    """The way of the weights to each generator: the last push, and p50 / p99 of all; the first row is the head."""
+    head, *body = rows
+    table = Table(box=None, padding=(0, 2))
+    for title in head:
+        table.add_column(title, overflow="fold")
+    for row in body:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
 def _number(record: Record, name: str, form: str) -> str:
     value = record.get(name)
     return format(value, form) if isinstance(value, int | float) else "-"

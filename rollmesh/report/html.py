@@ -11,6 +11,7 @@ from mesh.config import load_config
 from mesh.config.models import Config
 from mesh.errors import DataError
 from rollmesh.report.metrics import read_metrics, run_records
+from rollmesh.report.pushes import push_rows, read_receivers
 from rollmesh.report.samples import read_samples
 from rollmesh.report.series import curves
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary
@@ -61,6 +62,7 @@ def _page(folder: Path, config: Config, summary: Summary) -> str:
         template.replace("{{title}}", escape(f"Rollmesh: {summary.run}"))
         .replace("{{figures}}", figures)
         .replace("{{summary}}", _table(_rows(summary)))
+        .replace("{{pushes}}", _grid(push_rows(summary, read_receivers(folder))))
         .replace("{{samples}}", _samples(folder))
         .replace("{{config}}", escape((folder / "config.yaml").read_text(encoding="utf-8")))
     )
@@ -81,8 +83,6 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
         if ledger["reasons"]:
             yield f"reasons in {table}", _pairs(ledger["reasons"], "d")
     yield "waited, in seconds", _pairs(summary.waiting_s, ".1f")
-    push = summary.weight_push_ms
-    yield "weight push", f"p50 {show(push.get('p50'), '.1f', ' ms')}, p99 {show(push.get('p99'), '.1f', ' ms')}"
     yield "peak memory, MiB", _pairs(summary.peak_memory_mb, ".0f")
     yield "restarts", _pairs(summary.restarts, "d") or "none"
 
@@ -93,6 +93,17 @@ def _pairs(values: dict[str, int] | dict[str, float], form: str) -> str:
 
 def _table(rows: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
+
+
+def _grid(rows: Sequence[Sequence[str]]) -> str:
+    """The first row is the head."""
+    head, *body = ("".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) for tag, row in _tagged(rows))
+    return "\n".join(f"<tr>{line}</tr>" for line in (head, *body))
+
+
+def _tagged(rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, Sequence[str]]]:
+    for index, row in enumerate(rows):
+        yield "td" if index else "th", row
 
 
 def _samples(folder: Path) -> str:

@@ -58,7 +58,8 @@ class Summary:
         ledger: table -> counters, and the discrepancies of the recount.
         staleness: age in versions -> trained tokens.
         waiting_s: who waited how long for whom, in seconds.
-        weight_push_ms: p50 and p99 from announcement to service, and of the pause in decoding.
+        weight_push_ms: p50 and p99 from announcement to service, to the first byte, to the last one, to the report
+            (`ack`), and of the pause in decoding.
         peak_memory_mb: by service.
         restarts: by service, those above zero.
     """
@@ -131,8 +132,11 @@ def build_summary(config: Config, records: Sequence[Record], looks: Sequence[Rec
         weight_push_ms={
             "p50": _last(steps, "push/total_ms_p50"),
             "p99": _last(steps, "push/total_ms_p99"),
-            "pause_p50": _last(steps, "push/pause_ms_p50"),
-            "pause_p99": _last(steps, "push/pause_ms_p99"),
+            **{
+                f"{stage}_{quantile}": _last(steps, f"push/{stage}_ms_{quantile}")
+                for stage in ("first_byte", "last_byte", "pause", "ack")
+                for quantile in ("p50", "p99")
+            },
         },
         peak_memory_mb={name: round(size / 2**20, 1) for name, size in sorted(final.peak_memory_bytes.items())},
         restarts={name: starts - 1 for name, starts in final.starts.items() if starts > 1},

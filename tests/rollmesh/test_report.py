@@ -118,6 +118,34 @@ def test_report_is_one_file_with_its_plots(run_folder: Path) -> None:
     assert "0.100 → 0.900" in page
 
 
+def test_the_report_shows_the_way_of_the_weights_to_each_generator(run_folder: Path) -> None:
+    receivers = {
+        "gen-1": {
+            "count": 8,
+            "errors": 1,
+            "total_ms_p50": 4.0,
+            "total_ms_p99": 8.5,
+            "last": {
+                "version": "1:8",
+                "transport": "grpc",
+                "encoding": "delta",
+                "source": "10.0.0.7:5",
+                "bytes": 2_500_000,
+            }
+            | {"first_byte_ms": 1.25, "total_ms": 6.5},
+            "last_error": {"version": "1:7", "error": "bucket 0 is <damaged>"},
+        }
+    }
+    (run_folder / "learner.json").write_text(json.dumps({"pushes": {"receivers": receivers}}))
+    page = write_report(run_folder).read_text(encoding="utf-8")
+    assert "<td>1:8: 2.5 MB delta over grpc from 10.0.0.7:5</td>" in page
+    assert "<td>6.5 (4 / 8.5)</td>" in page
+    assert "<td>1:7: bucket 0 is &lt;damaged&gt;</td>" in page
+    assert "<td>4 / 9</td>" in page, "all together, from the metrics"
+    (run_folder / "learner.json").write_text("{")
+    assert "<td>all</td>" in write_report(run_folder).read_text(encoding="utf-8")
+
+
 def test_report_of_a_run_that_still_goes_on(run_folder: Path) -> None:
     assert "<svg" in write_report(run_folder).read_text(encoding="utf-8")
 

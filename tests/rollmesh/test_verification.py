@@ -59,8 +59,10 @@ def test_the_narrowest_dtype_decides_the_tolerance() -> None:
     assert tolerance_for(["float32"]) < tolerance_for(["float32", "bfloat16"]) < tolerance_for(["float8_e4m3fn"])
 
 
-def _command(world: World, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["rollmesh", "weights", "verify", "--mesh", world.address, *arguments])
+def _command(
+    world: World, monkeypatch: pytest.MonkeyPatch, *arguments: str, command: tuple[str, ...] = ("weights", "verify")
+) -> int:
+    monkeypatch.setattr(sys, "argv", ["rollmesh", *command, "--mesh", world.address, *arguments])
     with pytest.raises(SystemExit) as end:
         main()
     return int(end.value.code or 0)
@@ -100,6 +102,16 @@ async def test_generators_are_compared_while_versions_move(
         out = capsys.readouterr().out
         assert "compared with learner-1" in out
         assert out.count("agrees") == 2
+        # What the learner heard of the pushes is part of the mesh's status.
+        assert await asyncio.to_thread(_command, world, monkeypatch, command=("status",)) == 0
+        lines = capsys.readouterr().out.splitlines()
+        for name in ("gen-1", "gen-2"):
+            [line] = [line for line in lines if line.strip().startswith(name) and "over shm" in line]
+            assert f"1:{learner.version}: " in line
+        assert await asyncio.to_thread(_command, world, monkeypatch, "--json", command=("status",)) == 0
+        pushes = {entry["member_id"]: entry for entry in json.loads(capsys.readouterr().out)["pushes"]["receivers"]}
+        assert int(pushes["gen-1"]["count"]) == learner.version + 1
+        assert pushes["gen-2"]["total_us"]["p50"] > 0
 
 
 async def test_a_generator_with_other_weights_is_found(

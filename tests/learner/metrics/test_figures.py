@@ -118,6 +118,7 @@ def test_figures_survive_a_checkpoint_and_end_in_learner_json(tmp_path: Path) ->
         version=2,
         stop_reason="steps",
         pushes=PushStatistics().summary(),
+        receivers=PushStatistics().receivers(),
         waiting={"inserts_s": 1.0},
         refused_prompts={"long_prompt": 3},
     )

@@ -1,0 +1,96 @@
+"""The way of the weights to each generator, as rows of a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mesh.versions import PolicyVersion
+from rollmesh.report.table_lines import size
+
+if TYPE_CHECKING:
+    from protos import weights_pb2
+    from rollmesh.report.summary import Summary
+
+# Moments after the announcement, but for the pause, which is a length.
+_STAGES = {
+    "first_byte": "first byte",
+    "last_byte": "last byte",
+    "pause": "pause",
+    "total": "in service",
+    "ack": "acknowledged",
+}
+_HEAD = ["receiver", "versions", "failed", "last", *(f"{title}, ms" for title in _STAGES.values()), "last failure"]
+
+
+def read_receivers(folder: Path) -> dict[str, Any]:
+    """What each generator reported, as the learner wrote it at the end of the run; nothing where it has not."""
+    try:
+        found = json.loads((folder / "learner.json").read_text(encoding="utf-8"))["pushes"]["receivers"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def push_rows(summary: Summary, receivers: Mapping[str, Any]) -> list[list[str]]:
+    """Head, all receivers together, and each by itself: the last push, and p50 / p99 of all.
+
+    Args:
+        summary: of the run.
+        receivers: see `read_receivers`.
+    """
+    push = summary.weight_push_ms
+    quantiles = {"total": (push.get("p50"), push.get("p99"))}
+    for stage in _STAGES:
+        quantiles.setdefault(stage, (push.get(f"{stage}_p50"), push.get(f"{stage}_p99")))
+    rows = [_HEAD, ["all", "", "", "", *(_cell(None, *quantiles[stage]) for stage in _STAGES), ""]]
+    for name, found in receivers.items():
+        last, error = found.get("last", {}), found.get("last_error")
+        cells = [
+            _cell(last.get(f"{stage}_ms"), found.get(f"{stage}_ms_p50"), found.get(f"{stage}_ms_p99"))
+            for stage in _STAGES
+        ]
+        failure = f"{error['version']}: {error['error']}" if error else ""
+        rows.append([name, str(found.get("count", 0)), str(found.get("errors", 0)), _what(last), *cells, failure])
+    return rows
+
+
+def live_rows(pushes: weights_pb2.PushesResponse) -> list[list[str]]:
+    """The same of a run that goes on, from the learner's own mouth; without the row of all together."""
+    rows = [_HEAD]
+    for entry in pushes.receivers:
+        reported = entry.HasField("last")
+        last = {
+            "version": str(PolicyVersion.from_proto(entry.last.policy)),
+            "transport": entry.last.transport,
+            "encoding": entry.last.encoding,
+            "source": entry.last.source,
+            "bytes": entry.last.bytes,
+        }
+        cells = []
+        for stage in _STAGES:
+            of_all = getattr(entry, f"{stage}_us")
+            newest = entry.last_ack_us if stage == "ack" else getattr(entry.last, f"{stage}_us")
+            known = reported and (stage != "ack" or newest > 0)
+            cells.append(_cell(newest / 1e3 if known else None, of_all.p50 / 1e3, of_all.p99 / 1e3))
+        failure = ""
+        if entry.last_error:
+            failure = f"{PolicyVersion.from_proto(entry.last_error_policy)}: {entry.last_error}"
+        what = _what(last) if reported else "-"
+        rows.append([entry.member_id, str(entry.count), str(entry.errors), what, *cells, failure])
+    return rows
+
+
+def _what(last: Mapping[str, Any]) -> str:
+    if not last:
+        return "-"
+    source = f" from {last['source']}" if last.get("source") else ""
+    return f"{last['version']}: {size(last['bytes'])} {last['encoding']} over {last['transport']}{source}"
+
+
+def _cell(last: float | None, p50: float | None, p99: float | None) -> str:
+    """`last (p50 / p99)`; what is not known is a dash."""
+    parts: Sequence[str] = ["-" if value is None else f"{value:.3g}" for value in (last, p50, p99)]
+    return f"{parts[1]} / {parts[2]}" if last is None else f"{parts[0]} ({parts[1]} / {parts[2]})"
