@@ -98,6 +98,12 @@ class BroadcastGroup:
         """Ranks that have not come to the round; for rank 0, after `begin` has failed."""
         return [rank for rank in range(1, self.size) if not self._store.check([self._here(rank)])]
 
+    def behind(self) -> list[int]:
+        """Ranks that have got fewer buckets of the round than others; for rank 0, after the round has failed."""
+        with self._errors("the members' progress is not known"):
+            got = {rank: self._store.add(self._got(rank), 0) for rank in range(1, self.size)}
+        return [rank for rank, buckets in got.items() if buckets < max(got.values())]
+
     def start(self, tensor: torch.Tensor) -> Work:
         """Starts with a bucket; at most `DEPTH` are under way.
 
@@ -127,6 +133,8 @@ class BroadcastGroup:
             if self.device.type == "cuda":
                 # `wait` orders streams only.
                 torch.cuda.current_stream().synchronize()
+            if self._rank:
+                self._store.add(self._got(self._rank), 1)
 
     def close(self) -> None:
         """Leaves; calls that are under way here and at the others end with errors."""
@@ -161,11 +169,16 @@ class BroadcastGroup:
 
     def _forget(self, finished: int) -> None:
         """Removes the keys of a round that everybody has been through."""
-        for key in (*(f"round-{finished}/here-{rank}" for rank in range(1, self.size)), f"round-{finished}/said"):
-            self._store.delete_key(key)
+        members = range(1, self.size)
+        kinds = [f"{kind}-{rank}" for kind in ("here", "got") for rank in members]
+        for key in (*kinds, "said"):
+            self._store.delete_key(f"round-{finished}/{key}")
 
     def _here(self, rank: int) -> str:
         return f"round-{self._round}/here-{rank}"
+
+    def _got(self, rank: int) -> str:
+        return f"round-{self._round}/got-{rank}"
 
     def _said(self) -> str:
         return f"round-{self._round}/said"

@@ -9,6 +9,7 @@ Invariants:
   name of its own, with the incarnation in it.
 - Every step of a round has a deadline. What goes wrong ends the round for all of its members, who get the version over
   grpc; those that did not come are not expected again.
+- Who was behind when a round got stuck takes no part in the next ones, twice as many each time.
 - Who joins while the broadcast of the same version runs is refused at once and fetches from elsewhere; who has left
   that broadcast and joins again ends it, and is a member of the next.
 """
@@ -35,6 +36,8 @@ from protos import weights_pb2
 log = logging.getLogger(__name__)
 # Receivers hear of a version at the same moment; what they differ by is the swap of the version before.
 WINDOW_S = 0.5
+# Rounds that a receiver leaves out at most.
+_MOST_ROUNDS = 64
 # For the thread at the end; a step that is stuck ends with the process.
 _END_S = 2.0
 
@@ -47,6 +50,14 @@ class _Join:
     policy: PolicyVersion
     group: str
     answer: Future[weights_pb2.JoinBroadcastResponse] = field(default_factory=Future)
+
+
+@dataclass(slots=True)
+class _Stuck:
+    """A receiver that held rounds up: how often in a row, and the rounds that it has to leave out."""
+
+    times: int = 0
+    rounds: int = 0
 
 
 @dataclass(slots=True)
@@ -81,7 +92,8 @@ class Broadcast(Offer):
         self._versions: dict[PolicyVersion, PublishedVersion] = {}
         self._joins: list[_Join] = []
         self._expected: set[str] = set()
-        self._running: tuple[PolicyVersion, dict[str, int]] | None = None
+        self._running: tuple[PolicyVersion, set[str]] | None = None
+        self._stuck: dict[str, _Stuck] = {}
         self._kept: _Group | None = None
         self._formed = 0
         self._closed = False
@@ -103,10 +115,8 @@ class Broadcast(Offer):
         """Ends the round that runs, and the thread."""
         with self._changed:
             self._closed = True
-            kept = self._kept
+            self._break_off()
             self._changed.notify()
-        if kept is not None:
-            kept.group.close()
         self._thread.join(_END_S)
 
     def join(self, member_id: str, policy: PolicyVersion, group: str) -> Future[weights_pb2.JoinBroadcastResponse]:
@@ -127,8 +137,10 @@ class Broadcast(Offer):
                 if member_id not in self._running[1]:
                     self._expected.add(member_id)
                     raise WeightsError(f"the broadcast of version {policy} has begun without {member_id}")
-                if self._kept is not None:
-                    self._kept.group.close()
+                self._running[1].discard(member_id)
+                self._break_off()
+            if (stuck := self._stuck.get(member_id)) is not None and stuck.rounds:
+                raise WeightsError(f"{member_id} held up the broadcast and leaves out {stuck.rounds} rounds more")
             join = _Join(member_id, policy, group)
             for twin in [other for other in self._joins if other.member_id == member_id]:
                 self._joins.remove(twin)
@@ -144,11 +156,14 @@ class Broadcast(Offer):
             version, members = settled
             try:
                 self._round(version, members)
-            except WeightsError as error:
-                log.warning(
-                    "version %s goes over grpc to %d receivers: %s", version.policy, len(members), error.message
-                )
+            # torch says RuntimeError where it means memory, streams or devices.
+            except (WeightsError, RuntimeError, MemoryError) as error:
+                log.warning("version %s goes over grpc to %d receivers: %s", version.policy, len(members), error)
                 self._drop()
+            else:
+                with self._changed:
+                    for join in members:
+                        self._stuck.pop(join.member_id, None)
             finally:
                 with self._changed:
                     self._running = None
@@ -184,8 +199,9 @@ class Broadcast(Offer):
                         join.answer.set_exception(WeightsError(f"version {join.policy} is not broadcast any more"))
                 elif members:
                     self._expected = {join.member_id for join in members}
-                    self._kept = self._group_of(version.policy, members)
-                    self._running = version.policy, self._kept.ranks
+                    self._running = version.policy, set(self._expected)
+                    for stuck in self._stuck.values():
+                        stuck.rounds = max(0, stuck.rounds - 1)
                     return version, members
 
     def _group_of(self, policy: PolicyVersion, members: Sequence[_Join]) -> _Group:
@@ -210,7 +226,8 @@ class Broadcast(Offer):
             host=self._rendezvous.host,
             device=self._device,
         )
-        return _Group(group, {join.member_id: rank for rank, join in enumerate(members, 1)})
+        self._kept = _Group(group, {join.member_id: rank for rank, join in enumerate(members, 1)})
+        return self._kept
 
     def _round(self, version: PublishedVersion, members: Sequence[_Join]) -> None:
         """Sends all buckets.
@@ -218,8 +235,8 @@ class Broadcast(Offer):
         Raises:
             WeightsError: somebody did not come, left, or did not get on.
         """
-        assert self._kept is not None
-        group, ranks = self._kept.group, self._kept.ranks
+        found = self._group_of(version.policy, members)
+        group, ranks = found.group, found.ranks
         for join in members:
             join.answer.set_result(
                 weights_pb2.JoinBroadcastResponse(
@@ -236,7 +253,11 @@ class Broadcast(Offer):
             with self._changed:
                 self._expected -= {member for member, rank in ranks.items() if rank in missing}
             raise
-        self._send(group, version)
+        try:
+            self._send(group, version)
+        except WeightsError:
+            self._leave_out(found)
+            raise
 
     def _send(self, group: BroadcastGroup, version: PublishedVersion) -> None:
         """Each bucket is staged while the one before is sent."""
@@ -249,6 +270,23 @@ class Broadcast(Offer):
             under_way.append(group.start(staging.put(index, version.bucket(index))))
         for work in under_way:
             group.finish(work)
+
+    def _leave_out(self, found: _Group) -> None:
+        """Those that got fewer buckets than others sit out; not who has left, and nobody where all are level."""
+        behind = set(found.group.behind())
+        with self._changed:
+            present = self._running[1] if self._running is not None else set()
+            for member, rank in found.ranks.items():
+                if rank in behind and member in present:
+                    stuck = self._stuck.setdefault(member, _Stuck())
+                    stuck.times += 1
+                    stuck.rounds = min(2**stuck.times, _MOST_ROUNDS)
+                    self._expected.discard(member)
+
+    def _break_off(self) -> None:
+        """Ends the round that runs. In a thread, because nccl takes its time."""
+        if self._kept is not None:
+            threading.Thread(target=self._kept.group.close, name="broadcast-break-off", daemon=True).start()
 
     def _drop(self) -> None:
         """Gives the group up; who is in it notices."""

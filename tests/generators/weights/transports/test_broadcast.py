@@ -20,6 +20,7 @@ from generators.weights.transports import choose, transports
 from generators.weights.transports.broadcast import Broadcast
 from learner.weights.offers import Broadcast as Offered
 from learner.weights.offers import Rendezvous
+from learner.weights.offers.broadcast import _Stuck as Stuck
 from mesh.config.models import NetworkSection, SecuritySection
 from mesh.errors import ConfigError, WeightsError
 from mesh.weights import Wanted
@@ -106,13 +107,17 @@ async def test_a_stopped_receiver_holds_up_nobody(tmp_path: Path) -> None:
         await start(learner)
         first = [asyncio.create_task(member.get(learner, wanted)) for member in members]
         await asyncio.wait_for(_stopped(process.pid), DEADLINE_S)
-        gloo._window_s = 0.1
         assert not any(task.done() for task in first)
         # The learner trains and publishes meanwhile.
         manifest = learner.publish(1)
         assert not any(task.done() for task in first)
         for verified in await asyncio.wait_for(asyncio.gather(*first), DEADLINE_S):
             assert verified.transport == "grpc"
+        assert set(gloo._stuck) <= {"stops", "here-0", "here-1"}
+        assert gloo._stuck["stops"].rounds == 2
+        # Who waited for the one that stopped may have been behind as well.
+        gloo._stuck.clear()
+        gloo._expected, gloo._window_s = {"here-0", "here-1"}, DEADLINE_S
         # The next version is broadcast among those that live.
         for verified in await together(learner, members, manifest):
             assert verified.transport == "gloo"
@@ -138,6 +143,21 @@ async def test_who_comes_late_takes_another_way_and_part_in_the_next(tmp_path: P
         assert gloo._expected == {"here-0", "here-1"}
         for verified in await together(learner, [first, late], learner.publish(1)):
             assert verified.transport == "gloo"
+
+
+async def test_who_holds_up_rounds_leaves_out_more_and_more(tmp_path: Path) -> None:
+    async with local_learner(CASE, tmp_path) as learner, receivers(1) as (member,):
+        gloo = offered(learner)
+        gloo._stuck["here-0"] = Stuck(times=2, rounds=1)
+        assert (await member.get(learner, Wanted.full(learner.publish(0)))).transport == "grpc"
+        # A round without it.
+        async with receivers(2) as (_, other):
+            wanted = Wanted.full(learner.publish(1))
+            assert (await other.get(learner, wanted)).transport == "gloo"
+            assert (await member.get(learner, wanted)).transport == "gloo"
+        async with asyncio.timeout(DEADLINE_S):
+            while gloo._stuck:
+                await asyncio.sleep(0.01)
 
 
 async def test_joins_that_make_no_sense_are_refused(tmp_path: Path) -> None:
@@ -176,7 +196,7 @@ async def _stopped(pid: int) -> None:
 
 @asynccontextmanager
 async def _stopping_receiver() -> AsyncIterator[tuple[Process, Callable[[LocalLearner], Awaitable[None]]]]:
-    """A receiver in a process of its own, which stops itself after one bucket of the first broadcast."""
+    """A receiver in a process of its own, which stops itself while its first bucket is under way."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.generators.weights.transports.test_broadcast", cwd=ROOT, stdin=PIPE, stdout=PIPE
     )
@@ -203,13 +223,12 @@ async def _receive_and_stop() -> None:
     import torch
 
     torch.set_num_threads(1)
-    real, finished = group_module.BroadcastGroup.finish, []
+    real = group_module.BroadcastGroup.finish
 
     def finish(self: group_module.BroadcastGroup, work: torch.distributed.Work) -> None:
+        group_module.BroadcastGroup.finish = real  # type: ignore[method-assign]
+        os.kill(os.getpid(), signal.SIGSTOP)
         real(self, work)
-        finished.append(1)
-        if len(finished) == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
 
     group_module.BroadcastGroup.finish = finish  # type: ignore[method-assign]
     print(json.dumps("ready"), flush=True)
