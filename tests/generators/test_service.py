@@ -81,10 +81,11 @@ async def test_the_greedy_member_is_the_most_likely_response(tmp_path: Path) -> 
         assert elsewhere, "the other members are sampled"
 
 
-async def test_version_stamps_are_those_of_the_weights_that_drew_the_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv", ["recompute", "interrupt"])
+async def test_version_stamps_are_those_of_the_weights_that_drew_the_token(tmp_path: Path, kv: str) -> None:
     """Weights change three times while sequences run; each token's log-prob is that of the version it names."""
     async with mesh(
-        tmp_path, endless=True, weights__kv="recompute", rollout__max_response_tokens=500, rollout__slots=8
+        tmp_path, endless=True, weights__kv=kv, rollout__max_response_tokens=500, rollout__slots=8
     ) as world:
         learner = await world.learner()
         await learner.publish(0)
