@@ -22,7 +22,7 @@ local function grant(gid, g, number)
   g.attempt, g.holder = g.attempt + 1, member
   local drafts = hand_out(gid, g)
   enter(held_by(member), gid, number)
-  enter(T .. ':deadline', gid, g.deadline)
+  enter(set_of('deadline'), gid, g.deadline)
   save_group(gid, g)
   grants[#grants + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent, drafts}
 end
@@ -62,12 +62,12 @@ local function admit(pin)
     add('seq', 1)
     add('generating', 1)
     add('reserved', reserve)
-    local number = C.seq
+    local number = tostring(C.seq)
     local gid = TABLE .. '-' .. number
     local g = {
       state = 'generating', ordinal = ordinal, n = n, pin = pin, reserve = reserve, task = task, parent = parent,
       refills = refills, admitted_ms = now, done = string.rep('0', n), bytes = 0, payloads = '', tokens = 0, sealed_ms = 0,
-      order = number, ranges = '', attempt = 0, lost = 0, lease = '', holder = '', leased_ms = 0, grant = serving_pin,
+      order = C.seq, ranges = '', attempt = 0, lost = 0, lease = '', holder = '', leased_ms = 0, grant = serving_pin,
       for_version = 0, deadline = deadline
     }
     enter(set_of('generating'), gid, number)

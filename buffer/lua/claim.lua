@@ -49,7 +49,7 @@ for _, pair in ipairs(groups) do
     make_ready(gid, g)
   else
     leave(set_of('leased'), gid)
-    enter(set_of('consumed'), gid, version)
+    enter(set_of('consumed'), gid, ARGV[3])
     g.state, g.holder = 'consumed', ''
     add('leased', -1)
     add('consumed', 1)

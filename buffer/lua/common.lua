@@ -23,7 +23,7 @@ local RULES = [[
 ]]
 -- `C`: the table's figures, and behind them its rules. `ended` (fates by reason) and `trash` are written by `flush`.
 local TABLE, T, C, changed, ended, trash, R
-local entering, leaving = {}, {}
+local entering, leaving, sets = {}, {}, {}
 
 -- Packed into one field each: reading and writing them one by one would cost more than most verbs do else. Where Redis
 -- has lost them, all are 0.
@@ -35,7 +35,7 @@ local function unpacked(packed, names)
 end
 
 local function load_table(name)
-  TABLE, T, changed, ended, trash = name, RUN .. ':' .. name, false, {}, {}
+  TABLE, T, changed, ended, trash, sets = name, RUN .. ':' .. name, false, {}, {}, {}
   local packed = redis.call('HMGET', T, 'figures', 'rules')
   C = setmetatable(unpacked(packed[1], FIGURES), {__index = unpacked(packed[2], RULES)})
 end
@@ -145,7 +145,15 @@ local function refusal(incarnation)
   if incarnation > R.incarnation or suspect() then return 'suspect' end
 end
 
-local function set_of(state) return T .. ':' .. state end
+-- A sorted set of the table: of a state, `deadline` or `reuse`.
+local function set_of(name)
+  local key = sets[name]
+  if not key then
+    key = T .. ':' .. name
+    sets[name] = key
+  end
+  return key
+end
 -- What a holder has, sorted by admission; the learner, what is leased.
 local function held_by(holder) return holder == 'learner' and set_of('leased') or T .. ':held:' .. holder end
 local function group_key(gid) return T .. ':g:' .. gid end

@@ -1,8 +1,9 @@
 -- Shared by `sample` and `attach`: a leased group as the learner is told of it.
+local members = {}
 local function leased_group(gid, g)
-  local members = {}
-  for member = 0, g.n - 1 do members[member + 1] = member end
-  local metas = redis.call('HMGET', group_key(gid), unpack(members))
+  -- As text, once for all groups: Redis would print each number anew.
+  for member = #members, g.n - 1 do members[member + 1] = tostring(member) end
+  local metas = redis.call('HMGET', group_key(gid), unpack(members, 1, g.n))
   return {
     gid, g.lease, g.for_version, g.ordinal, g.attempt, g.sealed_ms - g.admitted_ms,
     math.max(0, g.leased_ms - g.sealed_ms), g.payloads, metas, use_count(g) + 1,

@@ -25,7 +25,7 @@ for i = 5, #ARGV do
     end
     leave(set_of('ready'), gid)
     leave(waiting_set(g), gid)
-    enter(set_of('leased'), gid, version)
+    enter(set_of('leased'), gid, ARGV[3])
     add('ready', -1)
     add('leased', 1)
     add('leases', 1)

@@ -8,7 +8,7 @@ local WEIGHT_UNIT = 1000000
 -- Uses: the train versions of the group's claims on the surviving lineage, ascending; absent while it has none.
 local function use_count(g) return g.uses and #g.uses or 0 end
 local function last_use(g) return g.uses[#g.uses] end
-local function waiting_set(g) return T .. (g.uses and ':reuse' or ':deadline') end
+local function waiting_set(g) return set_of(g.uses and 'reuse' or 'deadline') end
 -- Uses that an unclaimed group does not demand of the gate any more.
 local function spent(g) return math.min(use_count(g), C.samples_per_insert) end
 
@@ -132,7 +132,7 @@ end
 local function finish(gid, g, fate, reason, requeue)
   if g.state == 'generating' and string.find(g.done, '0', 1, true) then cancel(gid, g) end
   leave(set_of(g.state), gid)
-  if g.state ~= 'consumed' then leave(T .. ':deadline', gid) end
+  if g.state ~= 'consumed' then leave(set_of('deadline'), gid) end
   leave_holder(gid, g)
   add(g.state, -1)
   add(fate, 1)
@@ -142,7 +142,7 @@ local function finish(gid, g, fate, reason, requeue)
   if g.state == 'generating' then add('reserved', -g.reserve) end
   if g.state == 'ready' then leave_ready(g) end
   if g.uses and g.state ~= 'consumed' then
-    leave(T .. ':reuse', gid)
+    leave(set_of('reuse'), gid)
     add('spent', -spent(g))
   end
   local prompt = g.unseeded and '' or g.ordinal
@@ -166,7 +166,7 @@ end
 local function retire(gid, g)
   if last_use(g) < R.committed then return finish(gid, g, 'trained', 'committed', false) end
   leave(set_of(g.state), gid)
-  leave(T .. ':reuse', gid)
+  leave(set_of('reuse'), gid)
   leave_holder(gid, g)
   if g.state == 'ready' then leave_ready(g) end
   add('spent', -spent(g))
