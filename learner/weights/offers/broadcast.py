@@ -76,6 +76,9 @@ class Broadcast(Offer):
         rendezvous: where members meet.
         timeout_s: `weights.timeout_s`.
         window_s: how long the first that joins waits for others.
+
+    Raises:
+        WeightsError: nccl, and there is no CUDA device.
     """
 
     def __init__(
@@ -83,6 +86,10 @@ class Broadcast(Offer):
     ) -> None:
         self.name = backend  # type: ignore[misc]  # one class, two transports
         self._backend = backend
+        if backend == "nccl" and not torch.cuda.is_available():
+            raise WeightsError(
+                "weights.transport is nccl, but there is no CUDA device here", hint="set weights.transport: auto"
+            )
         # Of the thread that makes this, which is the one that trains.
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         self._rendezvous = rendezvous

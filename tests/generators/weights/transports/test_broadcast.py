@@ -19,10 +19,8 @@ from generators.weights.transfer import Verified, receive
 from generators.weights.transports import choose, transports
 from generators.weights.transports.broadcast import Broadcast
 from learner.weights.offers import Broadcast as Offered
-from learner.weights.offers import Rendezvous
 from learner.weights.offers.broadcast import _Stuck as Stuck
-from mesh.config.models import NetworkSection, SecuritySection
-from mesh.errors import ConfigError, WeightsError
+from mesh.errors import WeightsError
 from mesh.weights import Wanted
 from mesh.weights import broadcast as group_module
 from protos import weights_pb2
@@ -172,17 +170,6 @@ async def test_joins_that_make_no_sense_are_refused(tmp_path: Path) -> None:
                 weights_pb2.JoinBroadcastRequest(member_id="m", policy=wanted.policy.to_proto(), transport="nccl"),
                 timeout=5,
             )
-
-
-def test_a_rendezvous_that_others_could_reach_is_refused() -> None:
-    with pytest.raises(ConfigError, match="knows neither token nor TLS"):
-        Rendezvous(NetworkSection(host="0.0.0.0"), SecuritySection())
-    allowed = Rendezvous(
-        NetworkSection(host="0.0.0.0", advertise="10.0.0.7:4000"), SecuritySection(allow_insecure=True)
-    )
-    host, _, port = allowed.address.rpartition(":")
-    assert host == "10.0.0.7"
-    assert int(port) not in (0, 4000)
 
 
 async def _join(stub: Any, request: weights_pb2.JoinBroadcastRequest) -> weights_pb2.JoinBroadcastResponse:
