@@ -75,7 +75,7 @@ async def push(world: Mesh, learner: Learner, trained: Trained) -> weights_pb2.S
 async def test_two_hundred_differences_arrive_bit_for_bit(tmp_path: Path) -> None:
     trained = Trained()
     async with mesh(tmp_path, **BY_DIFFERENCES) as world:
-        learner = await world.learner(bucket_bytes=40_000, **BY_DIFFERENCES)
+        learner = await world.learner(**BY_DIFFERENCES)
         first = await push(world, learner, trained)
         assert first.encoding == "full"
         moved = []
@@ -93,7 +93,7 @@ async def test_two_hundred_differences_arrive_bit_for_bit(tmp_path: Path) -> Non
 async def test_other_dtypes(tmp_path: Path, wire: torch.dtype) -> None:
     trained = Trained(wire, lr=1e-5)
     async with mesh(tmp_path, **BY_DIFFERENCES) as world:
-        learner = await world.learner(**BY_DIFFERENCES)
+        learner = await world.learner(bucket_bytes=5000, **BY_DIFFERENCES)
         assert [(await push(world, learner, trained)).encoding for _ in range(3)] == ["full", "delta", "delta"]
 
 
