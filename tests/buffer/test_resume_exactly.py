@@ -58,14 +58,16 @@ async def offered(learner: Learner, version: int) -> set[str]:
     """All that the buffer has for a learner: batch after batch, given back only at the end."""
     stream = learner.sampler()
     found: set[str] = set()
-    while True:
+    while ready := (await learner.client.describe("train")).counts.ready:
         stream.request(2, version)
-        while (response := await stream.next(0.5)) is not None and not response.groups:
-            pass
-        if response is None:
-            return found
-        found |= {g.group_id for g in response.groups}
+        wanted = len(found) + min(2, ready)
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(found) < wanted:
+                response = await stream.next(TIMEOUT_S)
+                assert response is not None, stream.waiting_reason
+                found |= {g.group_id for g in response.groups}
         version += 1
+    return found
 
 
 @pytest.mark.parametrize(
