@@ -202,6 +202,7 @@ class Staging:
     """
 
     def __init__(self, device: torch.device, largest: int) -> None:
+        self.largest = largest
         self._host = [torch.empty(largest, dtype=torch.uint8, pin_memory=device.type == "cuda") for _ in range(DEPTH)]
         self._device = self._host
         if device.type != "cpu":

@@ -63,6 +63,8 @@ class Broadcast(Transport):
         try:
             while (index := await came.get()) is not None:
                 arrived(data, index)
+                if fetch.superseded():
+                    raise WeightsError(f"{wanted.name(index)}: given up, another learner has announced its own weights")
             self._group = await thread
         finally:
             if self._group is None:

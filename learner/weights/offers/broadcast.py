@@ -103,6 +103,7 @@ class Broadcast(Offer):
         self._stuck: dict[str, _Stuck] = {}
         self._kept: _Group | None = None
         self._formed = 0
+        self._staging: Staging | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"broadcast-{backend}", daemon=True)
         self._thread.start()
@@ -269,7 +270,9 @@ class Broadcast(Offer):
     def _send(self, group: BroadcastGroup, version: PublishedVersion) -> None:
         """Each bucket is staged while the one before is sent."""
         lengths = [bucket.nbytes for bucket in version.manifest.buckets]
-        staging = Staging(group.device, max(lengths))
+        if self._staging is None or self._staging.largest < max(lengths):
+            self._staging = Staging(group.device, max(lengths))
+        staging = self._staging
         under_way: list[torch.distributed.Work] = []
         for index in range(len(lengths)):
             if len(under_way) == DEPTH:
