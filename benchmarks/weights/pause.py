@@ -52,6 +52,7 @@ from protos import membership_pb2, weights_pb2, weights_pb2_grpc
 
 _SECURITY = SecuritySection()
 _DEADLINE_S = 300.0
+_QUIET_S = 4.0
 # Responses to a prompt, tokens of it, and token ids to choose from: any model has so many.
 _GROUP, _PROMPT_TOKENS, _VOCABULARY = 8, 8, 16
 
@@ -244,14 +245,14 @@ async def measure(
         assert await asyncio.to_thread(pipe.recv) == "served"
         load.begin(engine)
         began = time.perf_counter()
-        before = await _quiet(engine, max(2.0, swaps * interval_s / 2))
+        before = await _quiet(engine, _QUIET_S)
         engine.steps = Steps()
         crossed = load.crossed
         pipe.send("go")
         pushes = await asyncio.to_thread(pipe.recv)
         during, engine.steps = engine.steps, Steps()
         crossed = load.crossed - crossed
-        after = await _quiet(engine, max(2.0, swaps * interval_s / 2))
+        after = await _quiet(engine, _QUIET_S)
         elapsed = time.perf_counter() - began
         pipe.send("end")
     finally:
@@ -302,7 +303,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--swaps", type=int, default=1000)
     parser.add_argument("--slots", type=int, default=128)
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--interval", type=float, default=0.01, help="Seconds between a version and the next.")
+    parser.add_argument("--interval", type=float, default=0.03, help="Seconds between a version and the next.")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -36,7 +36,8 @@ from generators.engines.hf.commands import Abort, Command, Probe, Progress, Subm
 from generators.engines.hf.decoder import Decoder
 from generators.engines.hf.loading import LoadedModel, load_model
 from generators.engines.hf.scheduling import WaitingLine
-from generators.engines.hf.weights import ModelWeights, Staged
+from generators.engines.hf.swapping import Swapper
+from generators.engines.hf.weights import ModelWeights
 from mesh.errors import PayloadError, WeightsError
 from mesh.versions import PolicyVersion, VersionRuns
 
@@ -67,10 +68,10 @@ class HfEngine(InferenceEngine):
         self._loaded = loaded
         self._on_results = on_results
         self._on_failure = on_failure
-        self._kv = kv
         self._weights = ModelWeights(loaded.model)
         self._decoder = Decoder(loaded, slots, seed)
         self._line = WaitingLine()
+        self._swapper = Swapper(self._weights, self._decoder, self._line, kv)
         self._taken: deque[Command] = deque()
         self._updates: deque[Update] = deque()
         self._swaps = 0
@@ -100,6 +101,7 @@ class HfEngine(InferenceEngine):
         return cls(loaded, slots=slots, on_results=on_results, on_failure=on_failure, kv=kv, seed=seed)
 
     def start(self) -> None:
+        self._swapper.start()
         self._thread.start()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -179,6 +181,7 @@ class HfEngine(InferenceEngine):
             self._wake.notify_all()
         if self._thread.is_alive():
             self._thread.join()
+        self._swapper.stop()
 
     def _check_running(self) -> None:
         if self._failure is not None:
@@ -265,12 +268,10 @@ class HfEngine(InferenceEngine):
         in_flight = self._decoder.table.active
         first = self._decoder.serving is None
         try:
-            pointed = self._put_in_place(update.weights)
+            recompute_s = self._swapper.swap(update.weights)
         except WeightsError as error:
             update.done.set_exception(error)
             return
-        if self._kv == "interrupt":
-            self._line.put_back(self._decoder.interrupt())
         self._decoder.served(update.version)
         end = time.perf_counter()
         if first:
@@ -284,33 +285,10 @@ class HfEngine(InferenceEngine):
                 stage_us=update.staging_s * 1e6,
                 wait_us=(begin - update.staged_at) * 1e6,
                 pause_us=(end - begin) * 1e6,
-                recompute_us=(end - pointed) * 1e6 if self._kv == "recompute" else 0.0,
+                recompute_us=recompute_s * 1e6,
                 in_flight=in_flight,
             )
         )
-
-    def _put_in_place(self, weights: Staged) -> float:
-        """Lets the model have these weights, and running sequences keys and values that fit the KV policy.
-
-        Returns:
-            The performance counter's time at which the weights were in place.
-
-        Raises:
-            WeightsError: neither happened; all is as before.
-        """
-        former = self._weights.swap(weights)
-        pointed = time.perf_counter()
-        self._line.drop_prefixes()
-        if self._kv != "recompute":
-            return pointed
-        try:
-            self._decoder.recompute()
-        except (RuntimeError, MemoryError) as error:
-            self._weights.swap(former)
-            # Some may have keys and values of weights that are gone again: all go on from their tokens.
-            self._line.put_back(self._decoder.interrupt())
-            raise WeightsError(f"keys and values of running sequences could not be recomputed: {error}") from error
-        return pointed
 
     def _deliver(self, results: list[GenerationResult]) -> None:
         if not results:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -200,3 +202,23 @@ def test_an_engine_takes_mapped_memory_of_a_version_that_is_gone(tmp_path: Path)
     assert engine.drain(DEADLINE_S)
     engine.stop()
     assert len(results) == 1
+
+
+def test_former_weights_are_let_go_of_beside_decoding(harness: HfHarness) -> None:
+    """Giving a large set back takes long: not the thread that decodes does it."""
+    engine_threads, freed = set(), threading.Event()
+    first = harness.random_weights(0)
+    watched = first["lm_head.weight"]
+
+    def note() -> None:
+        engine_threads.add(threading.current_thread().name)
+        freed.set()
+
+    memory = watched.untyped_storage()
+    harness.update(V1, first)
+    del first, watched
+    weakref.finalize(memory, note)
+    del memory
+    harness.update(V2, harness.random_weights(1))
+    assert freed.wait(DEADLINE_S)
+    assert engine_threads == {"hf-engine-disposal"}
