@@ -67,6 +67,7 @@ async def offered(learner: Learner, version: int) -> set[str]:
                 assert response is not None, stream.waiting_reason
                 found |= {g.group_id for g in response.groups}
         version += 1
+    await stream.close()
     return found
 
 
@@ -93,7 +94,8 @@ async def test_the_successor_is_offered_exactly_what_was_not_committed(
     (result,) = await writer.write([make_write(life.unfinished[0], 1, [PolicyVersion(1, STEPS)])])
     assert result.sealed
     late = successor.sampler()
-    late.request(1, resume_at + 10)
+    # The batches before it are full.
+    late.request(1, resume_at + len(expected) // 2)
     # What the stream before this one has leased is offered again first.
     offers: set[str] = set()
     async with asyncio.timeout(TIMEOUT_S):
