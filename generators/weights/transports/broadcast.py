@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from generators.weights.memory import fresh
 from generators.weights.transports.base import Fetch, Received, Transport
 from mesh.errors import WeightsError
 from mesh.rpc import to_rollmesh_error
@@ -50,7 +51,7 @@ class Broadcast(Transport):
         """See Transport."""
         wanted = fetch.wanted
         answer = await self._join(fetch)
-        data = memoryview(bytearray(wanted.nbytes))
+        data = fresh(wanted.nbytes)
         loop = asyncio.get_running_loop()
         came: asyncio.Queue[int | None] = asyncio.Queue()
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from generators.weights.memory import fresh
 from generators.weights.transports.base import Fetch, Received, Transport
 from mesh.errors import WeightsError
 from mesh.weights import Wanted
@@ -48,7 +49,7 @@ class CudaIpc(Transport):
         offer = wanted.offer(self.name)
         assert offer is not None, "refusal() was asked before"
         block = await asyncio.to_thread(_open, CudaHandle.from_address(offer.address))
-        data = memoryview(bytearray(wanted.nbytes))
+        data = fresh(wanted.nbytes)
         for index, start in enumerate(wanted.starts[:-1]):
             if fetch.superseded():
                 raise WeightsError(f"{wanted.name(index)}: given up, another learner has announced its own weights")

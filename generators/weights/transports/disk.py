@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from generators.weights.memory import fresh
 from generators.weights.transports.base import Fetch, Received, Transport
 from mesh.errors import WeightsError
 from mesh.weights import Wanted
@@ -44,7 +45,7 @@ class Disk(Transport):
         wanted = fetch.wanted
         offer = wanted.offer(self.name)
         assert offer is not None and self._folder is not None, "refusal() was asked before"  # noqa: PT018
-        data = memoryview(bytearray(wanted.nbytes))
+        data = fresh(wanted.nbytes)
         for index in range(len(wanted.buckets)):
             if fetch.superseded():
                 raise WeightsError(f"{wanted.name(index)}: given up, another learner has announced its own weights")
