@@ -191,11 +191,11 @@ def main() -> None:
             for lr in arguments.lr:
                 with _alone(arguments.lock):
                     document["results"].append(measure(lr, host, bridge, arguments))
+                if arguments.json:
+                    write_json(arguments.json, document)
     finally:
         bridge.close()
     print(_show(document["results"], arguments.gbit_s))
-    if arguments.json:
-        write_json(arguments.json, document)
 
 
 if __name__ == "__main__":

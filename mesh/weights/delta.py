@@ -3,14 +3,15 @@
 Works on bits: an element is an unsigned integer of its width (1, 2, 4 or 8 bytes) whatever its dtype, the difference is
 taken modulo 2^width and folded (0, -1, 1, -2 ... become 0, 1, 2, 3 ...), so that NaN, -0.0 and infinities come out as
 they went in, and the small steps of an optimizer become small numbers. A bucket is a version byte and, for each tensor
-in order, blocks of at most `BLOCK` elements, each in the smallest of three forms:
+in order, blocks of at most `BLOCK` elements, each in the form that suits how much of it changed:
 
     unchanged   kind 0
-    sparse      kind 1, count (u32), length of the steps (u32), stream of steps, one stream per byte plane
-    dense       kind 2, one stream per byte plane
+    dense       kind 1, one stream per byte plane
+    steps       kind 2, count (u32), length of the steps (u32), stream of steps, one stream per byte plane
+    bitmap      kind 3, count (u32), stream of bits (changed or not, lowest first), one stream per byte plane
 
 A step is the distance from the changed element before (255: go on by 255, the step is not over). The byte planes hold
-the folded differences: all lowest bytes first, and so on; of the changed elements where sparse, of all where dense. A
+the folded differences: all lowest bytes first, and so on; of all elements where dense, else of the changed ones. A
 stream is its stored length (u32) and its bytes: none (all zero), as many as it holds (plain), or a zstd frame. The
 layout itself does not travel: both sides know it. Integers are little-endian.
 
@@ -37,13 +38,17 @@ from protos import weights_pb2
 # Elements of a block: what is in work at a time stays in the processor's caches.
 BLOCK = 1 << 20
 _FORMAT = 1
-_UNCHANGED, _SPARSE, _DENSE = 0, 1, 2
-# Positions cost more than they save once this share of the elements has changed.
-_DENSE_FROM = 0.5
+_UNCHANGED, _DENSE, _STEPS, _BITMAP = 0, 1, 2, 3
+# Shares of the elements that have changed: from here on a bit for each costs no more than steps and is made faster;
+# from there on saying which ones costs more than it saves.
+_BITMAP_FROM, _DENSE_FROM = 0.2, 0.65
 _LONG = 255
-_LEVEL = 1
+# The streams are noise over few symbols: what entropy coding makes of them counts, and matches are few. Looking for
+# long ones in a tiny table is twice as fast as level 1, and the frames are smaller.
+_COMPRESSION = zstandard.ZstdCompressionParameters(
+    strategy=zstandard.STRATEGY_FAST, min_match=7, hash_log=6, chain_log=6, search_log=1, window_log=20
+)
 _U32 = struct.Struct("<I")
-_SPARSE_HEAD = struct.Struct("<II")
 
 Words: TypeAlias = NDArray[np.unsignedinteger]
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -84,7 +89,7 @@ def encode_bucket(old: Buffer, new: Buffer, spans: Sequence[Span]) -> bytes:
         spans: the tensors in them. Bytes outside do not travel.
     """
     parts: list[bytes] = [bytes([_FORMAT])]
-    compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    compressor = zstandard.ZstdCompressor(compression_params=_COMPRESSION)
     for span in spans:
         before, after = _words(old, span), _words(new, span)
         for start in range(0, len(before), BLOCK):
@@ -117,19 +122,23 @@ def apply_bucket(delta: Buffer, target: memoryview, spans: Sequence[Span]) -> No
 
 
 def _encode_block(parts: list[bytes], compressor: zstandard.ZstdCompressor, old: Words, new: Words) -> None:
-    where = np.flatnonzero(old != new)
-    if not where.size:
+    changed = old != new
+    count = np.count_nonzero(changed)
+    if not count:
         parts.append(bytes([_UNCHANGED]))
-        return
-    if where.size >= _DENSE_FROM * old.size:
+    elif count >= _DENSE_FROM * old.size:
         parts.append(bytes([_DENSE]))
         _put_planes(parts, compressor, _fold(new - old))
-        return
-    steps = _steps(where)
-    parts.append(bytes([_SPARSE]))
-    parts.append(_SPARSE_HEAD.pack(where.size, steps.size))
-    _put(parts, compressor, steps)
-    _put_planes(parts, compressor, _fold(new[where] - old[where]))
+    elif count >= _BITMAP_FROM * old.size:
+        parts.append(bytes([_BITMAP]) + _U32.pack(count))
+        _put(parts, compressor, np.packbits(changed, bitorder="little"))
+        _put_planes(parts, compressor, _fold((new - old)[np.flatnonzero(changed)]))
+    else:
+        where = np.flatnonzero(changed)
+        steps = _steps(where)
+        parts.append(bytes([_STEPS]) + _U32.pack(count) + _U32.pack(steps.size))
+        _put(parts, compressor, steps)
+        _put_planes(parts, compressor, _fold(new[where] - old[where]))
 
 
 def _steps(where: NDArray[np.intp]) -> Bytes:
@@ -178,16 +187,29 @@ def _apply_block(reader: _Reader, words: Words) -> None:
     if kind == _DENSE:
         words += _unfold(reader.planes(words.size, words.dtype))
         return
-    if kind != _SPARSE:
+    if kind not in (_STEPS, _BITMAP):
         raise WeightsError(f"weight delta is malformed: block of kind {kind}")
-    count, length = reader.sparse_head()
-    if not 0 < count <= words.size or not count <= length <= count + words.size // _LONG + 1:
-        raise WeightsError(f"weight delta is malformed: {count} changes in {length} steps among {words.size} elements")
-    where = _positions(reader.stream(length), count, words.size)
+    count = reader.number()
+    if not 0 < count <= words.size:
+        raise WeightsError(f"weight delta is malformed: {count} changes among {words.size} elements")
+    if kind == _BITMAP:
+        where = _positions_of_bits(reader.stream(-(-words.size // 8)), count, words.size)
+    else:
+        length = reader.number()
+        if not count <= length <= count + words.size // _LONG + 1:
+            raise WeightsError(f"weight delta is malformed: {count} changes in {length} steps")
+        where = _positions_of_steps(reader.stream(length), count, words.size)
     words[where] += _unfold(reader.planes(count, words.dtype))
 
 
-def _positions(steps: Bytes, count: int, size: int) -> NDArray[np.intp]:
+def _positions_of_bits(bits: Bytes, count: int, size: int) -> NDArray[np.intp]:
+    where: NDArray[np.intp] = np.flatnonzero(np.unpackbits(bits, count=size, bitorder="little").view(np.bool_))
+    if where.size != count:
+        raise WeightsError(f"weight delta is malformed: {where.size} changes are marked, {count} announced")
+    return where
+
+
+def _positions_of_steps(steps: Bytes, count: int, size: int) -> NDArray[np.intp]:
     """Positions, within bounds, from distances."""
     reached = np.cumsum(steps, dtype=np.intp)
     ends = steps != _LONG
@@ -217,9 +239,9 @@ class _Reader:
     def byte(self) -> int:
         return self._take(1)[0]
 
-    def sparse_head(self) -> tuple[int, int]:
-        count, length = _SPARSE_HEAD.unpack(self._take(_SPARSE_HEAD.size))
-        return count, length
+    def number(self) -> int:
+        value: int = _U32.unpack(self._take(_U32.size))[0]
+        return value
 
     def planes(self, count: int, dtype: np.dtype[np.unsignedinteger]) -> Words:
         """`count` words from their byte planes."""
@@ -242,7 +264,7 @@ class _Reader:
             raise WeightsError(f"weight delta is malformed: {len(self._data) - self._at} bytes are left over")
 
     def _stored(self) -> memoryview:
-        return self._take(_U32.unpack(self._take(_U32.size))[0])
+        return self._take(self.number())
 
     def _open(self, stored: memoryview, length: int) -> Bytes:
         if len(stored) == length:
