@@ -83,7 +83,8 @@ class DeltaChain:
         # Where the next link begins, and the newest version.
         self._tip: PublishedVersion | None = None
         self._newest: PublishedVersion | None = None
-        self._encoding = False
+        # What the link being encoded leads to.
+        self._target: PublishedVersion | None = None
         self._wanted_next = False
         self._published_since_link = 0
         self.share = _ASSUMED_SHARE
@@ -102,7 +103,7 @@ class DeltaChain:
             self._published_since_link += 1
             if self._published_since_link > _FORGOTTEN_AFTER:
                 self.share, self.bytes_per_s = _ASSUMED_SHARE, _ASSUMED_BYTES_PER_S
-            if self._encoding:
+            if self._target is not None:
                 return
             if self._published_since_link > self._length:
                 self._links.clear()
@@ -112,7 +113,7 @@ class DeltaChain:
     def want(self) -> None:
         """A receiver could use a link to the newest version: it is encoded, unless it is there already."""
         with self._lock:
-            if self._encoding:
+            if self._target is not None:
                 self._wanted_next = True
             else:
                 self._begin()
@@ -126,8 +127,10 @@ class DeltaChain:
     def awaited(self, base: PolicyVersion) -> bool:
         """Whether a link is being encoded that continues a receiver's way from `base`."""
         with self._lock:
-            if not self._encoding or self._tip is None:
+            if self._target is None or self._tip is None:
                 return False
+            if self._wanted_next and base == self._target.policy:
+                return True
             return base == self._tip.policy or any(base == link.base for link in self._links)
 
     def bucket(self, base: PolicyVersion, policy: PolicyVersion, index: int) -> bytes:
@@ -161,7 +164,7 @@ class DeltaChain:
         base, target = self._tip, self._newest
         if self._closed or base is None or target is None or base.policy == target.policy:
             return
-        self._encoding = True
+        self._target = target
         self._worker.submit(self._work, base, target).add_done_callback(_log_failure)
 
     def _work(self, base: PublishedVersion, target: PublishedVersion) -> None:
@@ -192,7 +195,7 @@ class DeltaChain:
     def _finished(self, encoded: _Encoded | None) -> None:
         """Takes what was encoded into the chain; None: it failed."""
         with self._lock:
-            self._encoding = False
+            self._target = None
             if self._closed:
                 return
             self._published_since_link = 0

@@ -265,12 +265,18 @@ def test_nobody_waits_for_a_link_that_does_not_begin_at_what_it_has(published: P
     published.publish()
     stream = watcher(published)
     assert told(stream.next()) == (1, [])
+    late = watcher(published)
     published.publish()
-    # 0 to 1 is being encoded, then comes 1 to 2: worth waiting for. A link from 0 to 2 would not be.
+    assert told(late.next()) == (2, [])
+    # 0 to 1 is being encoded, then comes 1 to 2: worth waiting for.
+    assert stream.next() == (None, None)
+    published.publish()
+    # The next link leads from 1 to 3: of no use to one that has 2.
+    assert told(late.next()) == (3, [])
     encoder.free.set()
     published.wait()
     published.wait()
-    assert told(stream.next()) == (2, [(0, 1), (1, 2)])
+    assert told(stream.next()) == (3, [(0, 1), (1, 3)])
 
 
 @pytest.mark.parametrize("published", [{"encoding": "auto"}], indirect=True)
