@@ -1,7 +1,8 @@
 """Asks every generator what it serves and compares it with the learner's bytes of the same version.
 
-Training may go on meanwhile: a generator is asked first, and then the version that it named is fetched from the
-learner; where that is gone by then, it is asked again. A verdict is final; `not compared` is what is left at the end of
+Training may go on meanwhile. Small versions are fetched as they are announced, and the latest of them kept; else a
+generator is asked first, and then the version that it named is fetched from the learner. Where that is gone by then,
+it is asked again. A verdict is final; `not compared` is what is left at the end of
 the time, with the last reason.
 """
 
@@ -26,8 +27,10 @@ from rollmesh.verification.verdict import Answer, Reference, Verdict, judge
 
 _PROBE_TIMEOUT_S = 30.0
 _BETWEEN_TRIES_S = 0.2
-# Versions whose announcements are remembered.
+# Versions whose announcements are remembered; and whose bytes, where they are few: then a new one may come sooner than
+# an old one is asked for.
 _REMEMBERED = 64
+_KEPT, _KEPT_BYTES = 32, 8 << 20
 _PROBE_TOKENS = 24
 
 
@@ -91,9 +94,10 @@ async def compare(
 
 @dataclass(slots=True)
 class _Announced:
-    """Manifests by version, the newest last."""
+    """Manifests by version, and the bytes of some, the newest last."""
 
     manifests: dict[PolicyVersion, weights_pb2.Manifest] = field(default_factory=dict)
+    data: dict[PolicyVersion, memoryview] = field(default_factory=dict)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, manifest: weights_pb2.Manifest) -> None:
@@ -101,6 +105,11 @@ class _Announced:
         while len(self.manifests) > _REMEMBERED:
             del self.manifests[next(iter(self.manifests))]
         self.news.set()
+
+    def keep(self, manifest: weights_pb2.Manifest, data: memoryview) -> None:
+        self.data[PolicyVersion.from_proto(manifest.policy)] = data
+        while len(self.data) > _KEPT:
+            del self.data[next(iter(self.data))]
 
     def newest(self) -> weights_pb2.Manifest:
         return next(reversed(self.manifests.values()))
@@ -115,6 +124,9 @@ async def _announcements(published: PublishedModel, timeout_s: float) -> AsyncIt
     async def follow() -> None:
         async for manifest in call:
             announced.add(manifest)
+            if sum(bucket.nbytes for bucket in manifest.buckets) <= _KEPT_BYTES:
+                with contextlib.suppress(WeightsError):
+                    announced.keep(manifest, await published.fetch(manifest))
 
     task = asyncio.create_task(follow(), name="follow-announcements")
     try:
@@ -209,7 +221,9 @@ class _Following:
         policy = PolicyVersion.from_proto(manifest.policy)
         async with self._one_at_a_time:
             if policy not in self._references:
-                self._references[policy] = await self._published.reference(manifest, self._token_ids, self._tolerance)
+                data = self._announced.data.get(policy) or await self._published.fetch(manifest)
+                reference = self._published.reference(manifest, data, self._token_ids, self._tolerance)
+                self._references[policy] = await reference
             return self._references[policy]
 
 

@@ -67,29 +67,38 @@ class PublishedModel:
         return self._loaded
 
     async def reference(
-        self, manifest: weights_pb2.Manifest, token_ids: Sequence[int], tolerance: float | None
+        self,
+        manifest: weights_pb2.Manifest,
+        data: memoryview,
+        token_ids: Sequence[int],
+        tolerance: float | None,
     ) -> Reference:
         """What the learner's bytes of a version make of tokens.
 
         Args:
             manifest: as announced.
+            data: of the version (`fetch`).
             token_ids: at least two.
             tolerance: largest difference of a log-prob that is none; None: as the dtype of the weights suggests.
 
         Raises:
-            WeightsError: the version is not kept any more, or did not come whole.
             DataError: the model is not the one that the manifest describes.
         """
         if self._loaded is None:
             raise WeightsError("the model has not been loaded")
-        check_manifest(manifest)
-        data = await self._fetch(Wanted.full(manifest))
         log_probs = await asyncio.to_thread(_log_probs, self._loaded, manifest, data, token_ids)
         dtypes = {entry.dtype for entry in manifest.tensors if entry.dtype.startswith(("float", "bfloat"))}
         allowed = tolerance_for(sorted(dtypes)) if tolerance is None else tolerance
         return Reference(PolicyVersion.from_proto(manifest.policy), manifest.digest, log_probs, allowed)
 
-    async def _fetch(self, wanted: Wanted) -> memoryview:
+    async def fetch(self, manifest: weights_pb2.Manifest) -> memoryview:
+        """The learner's bytes of a version, verified.
+
+        Raises:
+            WeightsError: the version is not kept any more, or did not come whole.
+        """
+        check_manifest(manifest)
+        wanted = Wanted.full(manifest)
         data = memoryview(bytearray(wanted.nbytes))
         for index in range(len(wanted.buckets)):
             part, end = wanted.part(data, index), 0
