@@ -190,7 +190,9 @@ async def test_versions_arrive_whole(tmp_path: Path, host: str, transport: str) 
         assert pushes.errors == 0
         assert 0 < pushes.p50["first_byte"] <= pushes.p50["last_byte"] <= pushes.p50["total"] <= pushes.p99["total"]
         assert pushes.p50["pause"] == 2.0
-        assert pushes.p50["total"] <= pushes.p50["ack"]
+        [entry] = learner.publisher.pushes.to_proto().receivers
+        assert entry.last.policy.version == 2
+        assert entry.last.total_us <= entry.last_ack_us
         assert learner.publisher.pushes.served() == {"gen-1": (PolicyVersion(1, 2), manifest.digest)}
         assert world.receiver.waiting_reason == ""
 
