@@ -90,6 +90,12 @@ class WeightsError(RollmeshError):
     exit_code = 9
 
 
+class VersionGoneError(WeightsError):
+    """A version of the weights is not kept any more: there are newer ones."""
+
+    code = "version_gone"
+
+
 class StarvedError(RollmeshError):
     """Groups come, but none can be trained: the algorithm drops them all, or they all fail."""
 

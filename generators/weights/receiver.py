@@ -26,7 +26,7 @@ from generators.weights.relay import Relay
 from generators.weights.transfer import Verified, receive
 from generators.weights.transports import Fetch, Transport, choose, transports
 from mesh.config.models import EncodingName, SecuritySection, TransportName
-from mesh.errors import WeightsError
+from mesh.errors import VersionGoneError, WeightsError
 from mesh.versions import PolicyVersion
 from mesh.weights import Wanted, check_manifest
 from protos import weights_pb2
@@ -216,7 +216,11 @@ class WeightReceiver:
             try:
                 await self._apply(announcement)
             except WeightsError as error:
-                self._refuse(announcement, error)
+                if isinstance(error, VersionGoneError) and failed != announcement.policy:
+                    # The learner has let go of it for newer ones: no failure, if these are heard of now.
+                    self._say(f"version {announcement.policy} was overtaken by newer ones")
+                else:
+                    self._refuse(announcement, error)
                 pause = min(2 * pause, _LONGEST_RETRY_S) if failed == announcement.policy else _FIRST_RETRY_S
                 failed = announcement.policy
                 await self._retry_after(pause, announcement)

@@ -23,7 +23,7 @@ from learner.weights.published import PublishedVersion
 from learner.weights.pushes import PushStatistics
 from learner.weights.storage import VersionBytes, VersionWriter
 from mesh.config.models import EncodingName, TransportName
-from mesh.errors import WeightsError
+from mesh.errors import VersionGoneError, WeightsError
 from mesh.versions import PolicyVersion
 from mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_offsets, digest_of, manifest_digest
 from mesh.weights.tensors import bytes_of, dtype_name, dtype_of, to_wire
@@ -92,7 +92,7 @@ class WeightPublisher:
         """A version that is still kept.
 
         Raises:
-            WeightsError: it is not.
+            VersionGoneError: it is not.
         """
         with self._lock:
             found = self._versions.get(policy)
@@ -101,7 +101,8 @@ class WeightPublisher:
                 return tip
             kept = ", ".join(map(str, self._versions)) or "none"
         if found is None:
-            raise WeightsError(f"version {policy} is not kept any more (kept: {kept})", hint="fetch the newest instead")
+            message = f"version {policy} is not kept any more (kept: {kept})"
+            raise VersionGoneError(message, hint="fetch the newest instead")
         return found
 
     def bucket(self, policy: PolicyVersion, index: int, base: PolicyVersion | None = None) -> memoryview:

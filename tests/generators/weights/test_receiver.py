@@ -83,11 +83,14 @@ class Service(WeightsService):
         super().__init__(publisher)
         self.flip = False
         self.cut_after = 0
+        self.on_fetch: Callable[[], None] | None = None
         self.offsets: list[int] = []
         self.reports: asyncio.Queue[weights_pb2.SwapReport] = asyncio.Queue()
 
     async def FetchBucket(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.offsets.append(request.offset)
+        if self.on_fetch is not None:
+            self.on_fetch()
         async for serialized in super().FetchBucket(request, context):
             chunk = weights_pb2.BucketChunk.FromString(serialized)
             if self.cut_after and chunk.offset >= self.cut_after:
@@ -350,6 +353,22 @@ async def test_intermediate_versions_are_skipped_while_a_swap_waits(tmp_path: Pa
             pass
         assert len(world.engine.served) <= 4
         assert same(world.engine, weights(5))
+
+
+async def test_a_version_that_is_overtaken_while_it_is_fetched_is_no_failure(tmp_path: Path) -> None:
+    async with mesh(tmp_path, transport="grpc") as world:
+        learner = await world.learner(keep_versions=1, transport="grpc")
+
+        def step() -> None:
+            learner.service.on_fetch = None
+            learner.publisher.publish(PolicyVersion(1, 1), weights(1).items(), "float32")
+
+        learner.service.on_fetch = step
+        learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        report = await learner.report()
+        assert (report.error, report.policy.version) == ("", 1)
+        assert learner.publisher.pushes.summary().errors == 0
+        assert same(world.engine, weights(1))
 
 
 async def test_weights_of_another_run_are_refused(tmp_path: Path) -> None:
