@@ -148,6 +148,7 @@ class Parts:
         await self.delivery.close()
         await self.writers.close()
         await self.scorer.close()
+        await self.receiver.close()
         await asyncio.to_thread(self.engine.stop)
 
     def _release(self, groups: Sequence[HeldGroup]) -> None:

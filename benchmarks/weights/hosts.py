@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -23,10 +24,14 @@ import uvloop
 from generators.learner_link import LearnerConnection
 from generators.weights.relay import Relay
 from generators.weights.transfer import receive
-from generators.weights.transports import Fetch
+from generators.weights.transports import Fetch, Transport
+from generators.weights.transports.broadcast import Broadcast
+from generators.weights.transports.disk import Disk
 from generators.weights.transports.grpc import Grpc
-from mesh.config.models import SecuritySection
+from generators.weights.transports.shm import SharedMemory
+from mesh.config.models import NetworkSection, SecuritySection
 from mesh.heap import TENSOR_BYTES, keep_freed_memory
+from mesh.hosts import host_id
 from mesh.rpc import bind, new_server, open_channel
 from mesh.versions import PolicyVersion
 from mesh.weights import Wanted
@@ -43,7 +48,12 @@ async def learner(args: argparse.Namespace) -> None:
     from learner.weights import WeightPublisher, WeightsService
 
     publisher = WeightPublisher(
-        "benchmark", {}, keep_versions=1, bucket_bytes=args.bucket_mib << 20, transport=args.transport
+        "benchmark",
+        {},
+        keep_versions=1,
+        bucket_bytes=args.bucket_mib << 20,
+        transport=args.transport,
+        offers=_offers(args),
     )
     server = new_server(SECURITY)
     weights_pb2_grpc.add_WeightsServicer_to_server(WeightsService(publisher, args.fanout), server)
@@ -65,6 +75,24 @@ async def learner(args: argparse.Namespace) -> None:
         publisher.close()
 
 
+def _offers(args: argparse.Namespace) -> list[Any]:
+    from learner.weights.offers import Broadcast, Disk, Rendezvous
+
+    if args.transport == "gloo":
+        return [Broadcast("gloo", Rendezvous(NetworkSection(host=args.bind), SECURITY), timeout_s=60.0)]
+    return [Disk(args.dir, "benchmark")] if args.transport == "disk" else []
+
+
+def _transport(args: argparse.Namespace) -> Transport:
+    made: dict[str, Callable[[], Transport]] = {
+        "grpc": lambda: Grpc(streams=args.streams),
+        "gloo": lambda: Broadcast("gloo"),
+        "shm": lambda: SharedMemory(host_id()),
+        "disk": lambda: Disk(args.dir),
+    }
+    return made[args.transport]()
+
+
 async def generator(args: argparse.Namespace) -> None:
     """Receives a version whenever it is given a manifest; relays it unless told otherwise."""
     server = new_server(SECURITY)
@@ -73,7 +101,7 @@ async def generator(args: argparse.Namespace) -> None:
     relay.add_to(server)
     await server.start()
     connection = LearnerConnection("learner", args.learner, partial(open_channel, args.learner, SECURITY))
-    transport = Grpc(streams=args.streams)
+    transport = _transport(args)
 
     async def fetch(request: dict[str, Any]) -> dict[str, Any]:
         wanted = Wanted.full(weights_pb2.Manifest.FromString(bytes.fromhex(request["manifest"])))
@@ -84,7 +112,7 @@ async def generator(args: argparse.Namespace) -> None:
             connection.lanes,
             60.0,
             superseded=lambda: False,
-            member_id=args.name if relays else "",
+            member_id=args.name if relays or args.transport == "gloo" else "",
             relay_address=relay.address if relays else "",
         )
         began = time.perf_counter()
@@ -103,6 +131,7 @@ async def generator(args: argparse.Namespace) -> None:
         await _converse({"address": relay.address}, fetch)
     finally:
         relay.close()
+        await transport.close()
         await connection.close()
         await server.stop(0)
 
@@ -124,6 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--bucket-mib", type=int, default=32)
     parser.add_argument("--transport", default="grpc")
+    parser.add_argument("--dir", type=Path, help="for transport disk")
     parser.add_argument("--fanout", type=int, default=2)
     parser.add_argument("--streams", type=int, default=2)
     args = parser.parse_args(argv)

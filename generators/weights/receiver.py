@@ -125,6 +125,11 @@ class WeightReceiver:
         """Runs until cancelled."""
         await run_together(self._watch(), self._apply_newest())
 
+    async def close(self) -> None:
+        """Gives back what transports keep between transfers; after `run`."""
+        for transport in self._transports:
+            await transport.close()
+
     def manifest(self, policy: PolicyVersion) -> weights_pb2.Manifest | None:
         """What was announced of a version that the engine serves; None of any other."""
         return self._manifests.get(policy)

@@ -11,6 +11,7 @@ whether it takes place, so that one that has died since is found before anybody 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -67,6 +68,7 @@ class BroadcastGroup:
         self._timeout = timedelta(seconds=min(timeout_s, LONGEST_STALL_S))
         self._host = host
         self._round = 0
+        self._lock = threading.Lock()
         self._closed = False
         self._group: Backend | None = None
 
@@ -90,8 +92,9 @@ class BroadcastGroup:
                     raise WeightsError(f"{self.backend} broadcast {self.name} does not take place: {said}")
             if self._group is None:
                 group = self._connect()
-                self._group = group
-                if self._closed:
+                with self._lock:
+                    self._group, closed = group, self._closed
+                if closed:
                     group.abort()
 
     def missing(self) -> list[int]:
@@ -138,9 +141,11 @@ class BroadcastGroup:
 
     def close(self) -> None:
         """Leaves; calls that are under way here and at the others end with errors."""
-        self._closed = True
-        if self._group is not None:
-            self._group.abort()
+        with self._lock:
+            done, self._closed = self._closed, True
+            group = self._group
+        if group is not None and not done:
+            group.abort()
 
     def _gather(self) -> None:
         members = [self._here(rank) for rank in range(1, self.size)]

@@ -30,7 +30,7 @@ from learner.weights.offers.rendezvous import Rendezvous
 from learner.weights.published import PublishedVersion
 from mesh.errors import WeightsError
 from mesh.versions import PolicyVersion
-from mesh.weights.broadcast import DEPTH, BroadcastBackend, BroadcastGroup, Staging
+from mesh.weights.broadcast import DEPTH, LONGEST_STALL_S, BroadcastBackend, BroadcastGroup, Staging
 from protos import weights_pb2
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 WINDOW_S = 0.5
 # Rounds that a receiver leaves out at most.
 _MOST_ROUNDS = 64
-# For the thread at the end; a step that is stuck ends with the process.
-_END_S = 2.0
+# For the threads at the end. A thread that is still in C++ when the interpreter goes would abort the process.
+_END_S = LONGEST_STALL_S + 5.0
 
 
 @dataclass(slots=True)
@@ -104,6 +104,7 @@ class Broadcast(Offer):
         self._kept: _Group | None = None
         self._formed = 0
         self._staging: Staging | None = None
+        self._breaking: threading.Thread | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"broadcast-{backend}", daemon=True)
         self._thread.start()
@@ -125,7 +126,10 @@ class Broadcast(Offer):
             self._closed = True
             self._break_off()
             self._changed.notify()
-        self._thread.join(_END_S)
+            breaking = self._breaking
+        for thread in (self._thread, breaking):
+            if thread is not None:
+                thread.join(_END_S)
 
     def join(self, member_id: str, policy: PolicyVersion, group: str) -> Future[weights_pb2.JoinBroadcastResponse]:
         """Takes a receiver into the next round; its answer comes when the members are settled. Cancel it to leave.
@@ -296,7 +300,9 @@ class Broadcast(Offer):
     def _break_off(self) -> None:
         """Ends the round that runs. In a thread, because nccl takes its time."""
         if self._kept is not None:
-            threading.Thread(target=self._kept.group.close, name="broadcast-break-off", daemon=True).start()
+            close = self._kept.group.close
+            self._breaking = threading.Thread(target=close, name="broadcast-break-off", daemon=True)
+            self._breaking.start()
 
     def _drop(self) -> None:
         """Gives the group up; who is in it notices."""
