@@ -1,6 +1,8 @@
 """Differences instead of all bytes: how many they are, what making and applying them costs, and when they arrive.
 
-    OMP_NUM_THREADS=2 python -m benchmarks.weights.delta --json delta.json        (root: it makes network namespaces)
+    OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE python -m benchmarks.weights.delta --json delta.json
+
+It makes network namespaces, for which it has to be root.
 
 A decoder (Qwen3 architecture) is trained with AdamW in float32 and travels in bfloat16. It begins as a bfloat16
 checkpoint would, with every weight on the grid (`first step`); after some steps the float32 weights lie between the
@@ -29,6 +31,7 @@ from benchmarks.common import machine, summarize, table, write_json, yardstick
 from benchmarks.weights.ends import LearnerEnd, Push
 from benchmarks.weights.netns import FarHost, far_host
 from learner.weights.published import PublishedVersion
+from mesh.heap import TENSOR_BYTES, keep_freed_memory
 from mesh.service import AsyncBridge
 from mesh.weights.delta import apply_bucket, encode_bucket, spans_of
 
@@ -185,6 +188,7 @@ def main() -> None:
     parser.add_argument("--lock", type=Path, help="file to lock during each learning rate, where others measure too")
     arguments = parser.parse_args()
     document: dict[str, Any] = {"machine": machine(), "gbit_s": arguments.gbit_s, "results": []}
+    keep_freed_memory(TENSOR_BYTES)  # as the services do
     bridge = AsyncBridge("benchmark")
     try:
         with far_host(arguments.gbit_s * 1e9) as host:

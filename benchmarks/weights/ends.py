@@ -26,6 +26,7 @@ from generators.weights import WeightReceiver
 from learner.weights import WeightPublisher, WeightsService
 from learner.weights.published import PublishedVersion
 from mesh.config.models import EncodingName, SecuritySection
+from mesh.heap import TENSOR_BYTES, keep_freed_memory
 from mesh.membership import MembershipAgent
 from mesh.rpc import bind, new_server
 from mesh.service import AsyncBridge
@@ -166,4 +167,5 @@ async def _receive(address: str, encoding: EncodingName) -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory(TENSOR_BYTES)
     asyncio.run(_receive(sys.argv[1], cast(EncodingName, sys.argv[2])))
