@@ -19,7 +19,7 @@ from generators.weights.transfer import Verified, receive
 from generators.weights.transports import Fetch
 from generators.weights.transports.grpc import Grpc
 from learner.weights import WeightPublisher, WeightsService
-from mesh.config.models import SecuritySection
+from mesh.config.models import EncodingName, SecuritySection
 from mesh.errors import WeightsError
 from mesh.rpc import bind, new_server, open_channel
 from mesh.versions import PolicyVersion
@@ -110,8 +110,8 @@ class Generator:
 class World:
     """A learner with one version, and generators."""
 
-    def __init__(self, folder: Path, fanout: int) -> None:
-        self.publisher = WeightPublisher("run", {}, directory=folder, bucket_bytes=BUCKET_BYTES)
+    def __init__(self, folder: Path, fanout: int, encoding: EncodingName) -> None:
+        self.publisher = WeightPublisher("run", {}, directory=folder, bucket_bytes=BUCKET_BYTES, encoding=encoding)
         self.learner = Learner(self.publisher, fanout)
         self.server = new_server(SECURITY)
         weights_pb2_grpc.add_WeightsServicer_to_server(self.learner, self.server)
@@ -129,8 +129,8 @@ class World:
 
 
 @asynccontextmanager
-async def world_of(folder: Path, fanout: int) -> AsyncIterator[World]:
-    world = World(folder, fanout)
+async def world_of(folder: Path, fanout: int, encoding: EncodingName = "full") -> AsyncIterator[World]:
+    world = World(folder, fanout, encoding)
     await world.server.start()
     try:
         yield world
@@ -250,6 +250,41 @@ async def test_a_relay_that_dies_halfway_is_replaced(tmp_path: Path) -> None:
         assert world.learner.failed == [parent.relay.address]
         # Nothing was fetched twice.
         assert [index for index, _ in world.learner.asked] == [2, 3, 4, 5]
+
+
+async def test_a_receiver_that_dies_disturbs_nobody(tmp_path: Path) -> None:
+    async with world_of(tmp_path, fanout=1) as world:
+        parent, child, late = [await world.generator(name) for name in ("parent", "child", "late")]
+        await parent.receive(world.wanted)
+        dying = asyncio.create_task(child.receive(world.wanted))
+        await child.holds(1)
+        dying.cancel()
+        await child.server.stop(0)
+        # It is sent to the one that died, and goes on from there.
+        assert (await late.receive(world.wanted)).source == ""
+        assert world.learner.failed == [child.relay.address]
+
+
+async def test_links_of_differences_are_relayed(tmp_path: Path) -> None:
+    async with world_of(tmp_path, fanout=1, encoding="delta") as world:
+        generators = [await world.generator(name) for name in ("first", "second")]
+        for generator in generators:
+            await generator.receive(world.wanted)
+        told = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        world.publisher.subscribe(lambda: loop.call_soon_threadsafe(told.set))
+        changed = {f"{i}": torch.full((BUCKET_BYTES // 4,), i + 1e-3) for i in range(BUCKETS)}
+        manifest = world.publisher.publish(PolicyVersion(1, 1), changed.items(), "float32")
+        async with asyncio.timeout(DEADLINE_S):
+            while not (linked := world.publisher.with_links(manifest)).deltas:
+                await told.wait()
+                told.clear()
+        link = Wanted.link(linked.deltas[-1])
+        assert link.nbytes < world.wanted.nbytes
+        assert [(await generator.receive(link)).source for generator in generators] == [
+            "",
+            generators[0].relay.address,
+        ]
 
 
 async def test_what_a_relay_does_not_hold_comes_from_the_learner(tmp_path: Path) -> None:
