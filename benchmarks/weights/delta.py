@@ -133,6 +133,7 @@ def measure(lr: float, host: FarHost, bridge: AsyncBridge, arguments: argparse.N
         "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
         "full_bytes": nbytes,
         "rows": {kind: {key: summarize(row[key] for row in found) for key in found[0]} for kind, found in rows.items()},
+        "runs": rows,
         "yardsticks": moods,
     }
 
