@@ -341,9 +341,13 @@ async def abort(context: Any, error: RollmeshError) -> None:
     trailing = [("rollmesh-code", error.code), ("rollmesh-hint", _ascii(error.hint))]
     if isinstance(error, errors.PayloadError):
         trailing.append(("rollmesh-field", _ascii(error.field)))
-    await context.abort(
-        _STATUS.get(error.code, grpc.StatusCode.INTERNAL), error.message, trailing_metadata=tuple(trailing)
-    )
+    await context.abort(_status_of(error), error.message, trailing_metadata=tuple(trailing))
+
+
+def _status_of(error: RollmeshError) -> grpc.StatusCode:
+    """That of its class, or of the nearest class above that has one."""
+    codes = (getattr(cls, "code", "") for cls in type(error).__mro__)
+    return next((_STATUS[code] for code in codes if code in _STATUS), grpc.StatusCode.INTERNAL)
 
 
 def _ascii(text: str) -> str:

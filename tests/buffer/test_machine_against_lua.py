@@ -15,9 +15,7 @@ def test_policy_machine_and_lua_verbs_agree_on_generated_commands(redis_url: str
     BothMachines.url = redis_url
     run_state_machine_as_test(
         BothMachines,
-        settings=settings(
-            max_examples=10, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=10, stateful_step_count=30, suppress_health_check=list(HealthCheck)),
     )
 
 

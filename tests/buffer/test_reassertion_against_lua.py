@@ -160,7 +160,5 @@ def test_machine_and_lua_agree_after_losses_on_generated_commands(redis_url: str
     LosingMachines.url = redis_url
     run_state_machine_as_test(
         LosingMachines,
-        settings=settings(
-            max_examples=6, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=6, stateful_step_count=25, suppress_health_check=list(HealthCheck)),
     )

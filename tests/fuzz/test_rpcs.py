@@ -163,7 +163,6 @@ def check(name: str, answer: Answer) -> None:
 # More for a longer storm by hand.
 FEW = settings(
     max_examples=int(os.environ.get("ROLLMESH_FUZZ_EXAMPLES", "25")),
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )

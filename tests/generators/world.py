@@ -238,8 +238,7 @@ class Learner:
         claimed = await self.client.claim("train", self.incarnation, version, leases)
         assert claimed.claimed, claimed.refused
         self.uses += [
-            buffer_pb2.AssertedUse(group_id=g.group_id, train_version=version, ordinal=g.task.ordinal)
-            for g in batch
+            buffer_pb2.AssertedUse(group_id=g.group_id, train_version=version, ordinal=g.task.ordinal) for g in batch
         ]
         await self.publish(version + 1)
         return batch

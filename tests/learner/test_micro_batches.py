@@ -13,7 +13,7 @@ from learner.micro_batches import Share
 from tests.learner.dataflow import make_groups, make_plan
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 1 << 16),
     ranks=st.integers(1, 3),

@@ -46,7 +46,7 @@ def sampled(index: int, lengths: list[int], scored: list[bool], baseline: float 
 member = st.tuples(st.integers(1, 40), st.booleans())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     groups=st.lists(st.lists(member, min_size=1, max_size=5), min_size=1, max_size=8),
     ranks=st.integers(1, 3),

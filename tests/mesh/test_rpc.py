@@ -11,7 +11,15 @@ import pytest
 
 from mesh import rpc
 from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError, FencedError, PayloadError, PortInUseError, RollmeshError, UnreachableError
+from mesh.errors import (
+    ConfigError,
+    FencedError,
+    PayloadError,
+    PortInUseError,
+    RollmeshError,
+    UnreachableError,
+    VersionGoneError,
+)
 from protos import buffer_pb2, buffer_pb2_grpc, reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
 
 OPEN = SecuritySection()
@@ -50,13 +58,19 @@ async def _info(address: str, security: SecuritySection = OPEN) -> reward_pb2.In
 
 @pytest.mark.parametrize(
     "error",
-    [PayloadError("writes[0].meta", "no good", hint="mend it"), FencedError("x", hint="y"), ConfigError("grüße")],
+    [
+        PayloadError("writes[0].meta", "no good", hint="mend it"),
+        FencedError("x", hint="y"),
+        ConfigError("grüße"),
+        VersionGoneError("version 1:2"),
+    ],
     ids=lambda e: e.code,
 )
 async def test_a_typed_error_arrives_as_it_was_raised(error: RollmeshError) -> None:
     server, address = await _serve(error)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await _info(address)
+    assert caught.value.code() is not grpc.StatusCode.INTERNAL
     back = rpc.to_rollmesh_error(caught.value, "Info")
     assert type(back) is type(error)
     assert back.message.endswith(error.message)

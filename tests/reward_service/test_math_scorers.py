@@ -125,7 +125,7 @@ def test_auto_knows_the_usual_sources(source: str, response: str, truth: Any) ->
     assert outcome("auto", response, truth, source).total == 1.0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(response=st.text(alphabet="\\boxed{}frac12 Answer:#<>/$.,=", max_size=40), truth=st.text(max_size=10))
 def test_any_text_gets_a_score(response: str, truth: str) -> None:
     for name in ("gsm8k_strict", "gsm8k_flexible", "math_string", "qa"):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.algorithms.entropy import (
@@ -52,7 +52,6 @@ def test_no_rows():
     assert entropy_from_logits(torch.zeros(0, 5)).shape == (0,)
 
 
-@settings(deadline=None)
 @given(coefficient=st.floats(0, 0.1), entropy=st.floats(0, 10))
 def test_the_coefficient_steps_towards_the_target_within_its_range(coefficient, entropy):
     settings = EntropySettings(target=0.3, step=0.01, max_coefficient=0.1)

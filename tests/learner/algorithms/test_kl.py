@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.algorithms.kl import ESTIMATORS, KLSettings, kl_estimate, kl_rewards, next_coefficient
@@ -20,7 +20,6 @@ LOG_PROBS = st.lists(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NAMES)
-@settings(deadline=None)
 @given(pairs=LOG_PROBS)
 def test_values_and_gradients_are_finite(name, dtype, pairs):
     log_probs = torch.tensor([a for a, _ in pairs], dtype=dtype, requires_grad=True)
@@ -105,7 +104,6 @@ def test_settings_out_of_range_are_named(values, field):
     assert error.value.field == f"algorithm.kl.{field}"
 
 
-@settings(deadline=None)
 @given(coefficient=st.floats(1e-6, 10), kl=st.floats(0, 100), steps=st.integers(1, 10_000), target=st.floats(1e-4, 10))
 def test_the_coefficient_moves_towards_the_target(coefficient, kl, steps, target):
     after = next_coefficient(coefficient, kl, steps, target=target, horizon=10_000)

@@ -57,7 +57,7 @@ def test_the_loss_is_the_cross_entropy_of_the_outcome(case: dict[str, Any], norm
     normalize=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_gradients_do_not_depend_on_the_micro_batches(lengths: list[int], split: int, normalize: bool, seed: int):
     generator = torch.Generator().manual_seed(seed)
     sizes, total = torch.tensor(lengths), sum(lengths)

@@ -35,7 +35,7 @@ def scan(inputs: Tensor, decays: Tensor, lengths: list[int], last: Tensor) -> Te
 
 
 @given(lengths=LENGTHS, seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_scans_are_the_plain_loop(lengths: list[int], seed: int):
     inputs, decays, last = randoms(lengths, seed)
     sizes = torch.tensor(lengths, dtype=torch.int64)
@@ -80,7 +80,7 @@ def test_a_decay_of_zero_shuts_out_products_that_overflow():
 
 
 @given(lengths=LENGTHS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_sums_over_sequences(lengths: list[int]):
     values, _, scales = randoms(lengths)
     values.requires_grad_()

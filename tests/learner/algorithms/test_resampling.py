@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.algorithms.resampling import ResampleSettings, pf_ppo_weights, resample
@@ -23,7 +23,6 @@ def test_weights_by_hand(method, expected):
 
 
 @pytest.mark.parametrize("method", ["none", "pow", "max_min", "max_random"])
-@settings(deadline=None)
 @given(scores=st.lists(st.floats(-(2.0**99), 2.0**99, width=32), max_size=12))
 def test_as_many_draws_as_sequences_whatever_the_scores(method, scores):
     repeats = resample(pf_ppo_weights(torch.tensor(scores), method), torch.Generator().manual_seed(0))

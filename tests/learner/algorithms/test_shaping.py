@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.algorithms.penalties import cosine, shortest_correct, soft_overlong
@@ -36,7 +36,6 @@ def _batch(rewards: list[float], lengths: list[int], groups: list[int] | None = 
 
 
 @pytest.mark.parametrize("settings", ALL_SETTINGS)
-@settings(deadline=None)
 @given(rows=REWARDS)
 def test_finite_whatever_the_batch(settings, rows):
     batch = _batch([r for r, _, _ in rows], [n for _, n, _ in rows], [g for _, _, g in rows])
@@ -95,7 +94,6 @@ def test_cosine_prefers_short_correct_and_long_wrong_answers():
     torch.testing.assert_close(shaped, torch.tensor([1.0, 0.75, 0.5, -1.0, -0.75, -0.5], dtype=torch.float64))
 
 
-@settings(deadline=None)
 @given(
     chunks=st.lists(st.lists(st.floats(-1e3, 1e3), max_size=5), min_size=1, max_size=5).filter(
         lambda lists: sum(map(len, lists)) > 1

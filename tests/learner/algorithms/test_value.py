@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.algorithms.settings import SettingsError, parse
@@ -40,7 +40,6 @@ def test_huber_is_linear_beyond_delta():
 
 
 @pytest.mark.parametrize("kind", ["mse", "huber"])
-@settings(deadline=None)
 @given(rows=st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), max_size=6), clip=st.none() | st.floats(1e-3, 10))
 def test_finite_and_never_below_the_unclipped_loss(kind, rows, clip):
     values, old, returns = torch.tensor(rows, dtype=torch.float32).reshape(-1, 3).unbind(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.batching.partition import partition, sequence_cost
@@ -13,7 +13,6 @@ from learner.batching.partition import partition, sequence_cost
 COSTS = st.lists(st.integers(0, 100), min_size=0, max_size=30)
 
 
-@settings(deadline=None)
 @given(costs=COSTS, parts=st.integers(1, 6))
 def test_every_item_once_balanced_and_no_part_empty(costs, parts):
     division = partition(costs, parts)
@@ -26,7 +25,6 @@ def test_every_item_once_balanced_and_no_part_empty(costs, parts):
     assert partition(costs, parts) == division
 
 
-@settings(deadline=None)
 @given(costs=COSTS, parts=st.integers(1, 6))
 def test_equal_sizes_differ_by_one_at_most(costs, parts):
     division = partition(costs, parts, equal_size=True)
@@ -41,7 +39,6 @@ def test_exchanges_find_what_differencing_alone_misses():
     assert sorted(sum(costs[i] for i in part) for part in partition(costs, 2)) == [15, 15]
 
 
-@settings(deadline=None)
 @given(costs=st.lists(st.integers(1, 50), min_size=1, max_size=8), parts=st.integers(2, 3))
 def test_within_the_known_bound_of_the_best_division(costs, parts):
     best = min(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.batching.partition import sequence_cost
 from learner.batching.plan import Item, plan_batch
 
 
-@settings(deadline=None)
 @given(
     groups=st.lists(
         st.tuples(st.integers(1, 20), st.lists(st.integers(1, 30), min_size=1, max_size=6)), min_size=0, max_size=8

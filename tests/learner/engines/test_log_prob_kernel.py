@@ -111,7 +111,7 @@ def test_bfloat16_logits_lose_nothing_but_their_own_rounding():
     forbidden_label=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_nothing_becomes_nan(rows, vocabulary, scale, forbidden, forbidden_label, seed):
     logits, labels, temperatures = make_case(rows, vocabulary, seed, forbidden)
     logits = logits * scale

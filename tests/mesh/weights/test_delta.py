@@ -40,7 +40,7 @@ def applied(difference: bytes, base: bytes, spans: list[Span]) -> bytes:
     return bytes(target)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 2500), st.sampled_from([1, 2, 4, 8])), min_size=1, max_size=5),
     st.floats(0, 1),
@@ -121,7 +121,7 @@ def example() -> tuple[bytes, bytes, list[Span]]:
     return old.tobytes(), encode_bucket(old.data, new.data, spans), spans
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_damage_ends_in_an_error_or_in_other_weights_and_stays_inside(data: st.DataObject) -> None:
     old, good, spans = example()
@@ -139,7 +139,7 @@ def test_damage_ends_in_an_error_or_in_other_weights_and_stays_inside(data: st.D
     assert not any(frame[-64:])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_noise_is_refused(noise: bytes) -> None:
     old, _, spans = example()

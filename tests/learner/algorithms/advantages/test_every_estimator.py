@@ -21,7 +21,7 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=variant_name)
 
 @every_variant
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_order_of_sequences_does_not_matter(variant: Variant, data: st.DataObject):
     rollouts = data.draw(batches())
     order = data.draw(st.permutations(range(rollouts.num_sequences)))
@@ -32,7 +32,7 @@ def test_the_order_of_sequences_does_not_matter(variant: Variant, data: st.DataO
 
 @every_variant
 @given(rollouts=batches())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_ragged_batches_have_finite_advantages_at_every_token(variant: Variant, rollouts: Rollouts):
     for values in run(variant, rollouts):
         assert values.shape == (rollouts.num_tokens,)

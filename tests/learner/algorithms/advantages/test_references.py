@@ -57,7 +57,7 @@ def peers(rollouts: Rollouts) -> list[list[int]]:
 
 
 @given(rollouts=batches(longest=9), gamma=st.sampled_from([1.0, 0.9]), lam=st.sampled_from([0.0, 0.8, 1.0]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_gae_is_the_sum_of_discounted_errors(rollouts: Rollouts, gamma: float, lam: float):
     assert rollouts.values is not None
     expected, targets = [], []
@@ -74,7 +74,7 @@ def test_gae_is_the_sum_of_discounted_errors(rollouts: Rollouts, gamma: float, l
 
 
 @given(rollouts=batches())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_rloo_subtracts_the_mean_of_the_others(rollouts: Rollouts):
     values = scores(rollouts)
     expected = [
@@ -87,7 +87,7 @@ def test_rloo_subtracts_the_mean_of_the_others(rollouts: Rollouts):
 
 
 @given(rollouts=batches())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_grpo_standardizes_within_the_group(rollouts: Rollouts):
     values, expected = scores(rollouts), []
     for i, others in enumerate(peers(rollouts)):
@@ -102,7 +102,7 @@ def test_grpo_standardizes_within_the_group(rollouts: Rollouts):
 
 
 @given(rollouts=batches())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_opo_weighs_the_baseline_by_length(rollouts: Rollouts):
     values, lengths, expected = scores(rollouts), rollouts.lengths.tolist(), []
     for i, others in enumerate(peers(rollouts)):
@@ -138,7 +138,7 @@ def test_length_costs_only_where_the_prompt_is_solved():
 
 
 @given(rollouts=batches())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_remax_subtracts_the_greedy_reward_from_the_reward_to_go(rollouts: Rollouts):
     assert rollouts.baseline_rewards is not None
     expected = [
@@ -150,7 +150,7 @@ def test_remax_subtracts_the_greedy_reward_from_the_reward_to_go(rollouts: Rollo
 
 
 @given(rollouts=batches())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_token_baselines_are_weighted_means_per_position(rollouts: Rollouts):
     assert rollouts.sum_pi_squared is not None
     assert rollouts.proximal_log_probs is not None
@@ -198,7 +198,7 @@ def test_vtrace_ignores_what_follows_an_impossible_token():
 
 
 @given(roles=st.lists(st.integers(0, 2), max_size=12), decay=st.sampled_from([0.0, 0.5, 0.95]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_moving_baselines_follow_their_role(roles: list[int], decay: float):
     generator = torch.Generator().manual_seed(len(roles))
     rewards = torch.randn(len(roles), generator=generator, dtype=torch.float64)
