@@ -164,7 +164,7 @@ class JoinBroadcastResponse(_message.Message):
     def __init__(self, address: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., group: _Optional[str] = ...) -> None: ...
 
 class SwapReport(_message.Message):
-    __slots__ = ("member_id", "policy", "error", "digest", "transport", "bytes", "first_byte_us", "last_byte_us", "pause_us", "total_us", "encoding", "source", "kept_bytes")
+    __slots__ = ("member_id", "policy", "error", "digest", "transport", "bytes", "first_byte_us", "last_byte_us", "pause_us", "total_us", "encoding", "source", "kept_bytes", "choice")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,7 @@ class SwapReport(_message.Message):
     ENCODING_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     KEPT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     policy: _trajectory_pb2.PolicyVersion
     error: str
@@ -191,7 +192,8 @@ class SwapReport(_message.Message):
     encoding: str
     source: str
     kept_bytes: int
-    def __init__(self, member_id: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., error: _Optional[str] = ..., digest: _Optional[str] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., first_byte_us: _Optional[int] = ..., last_byte_us: _Optional[int] = ..., pause_us: _Optional[int] = ..., total_us: _Optional[int] = ..., encoding: _Optional[str] = ..., source: _Optional[str] = ..., kept_bytes: _Optional[int] = ...) -> None: ...
+    choice: str
+    def __init__(self, member_id: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., error: _Optional[str] = ..., digest: _Optional[str] = ..., transport: _Optional[str] = ..., bytes: _Optional[int] = ..., first_byte_us: _Optional[int] = ..., last_byte_us: _Optional[int] = ..., pause_us: _Optional[int] = ..., total_us: _Optional[int] = ..., encoding: _Optional[str] = ..., source: _Optional[str] = ..., kept_bytes: _Optional[int] = ..., choice: _Optional[str] = ...) -> None: ...
 
 class ReportResponse(_message.Message):
     __slots__ = ()

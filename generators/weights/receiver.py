@@ -260,7 +260,7 @@ class WeightReceiver:
         self.gate_open.set()
         if self._on_serving is not None:
             self._on_serving(policy)
-        self._report(announcement.connection, _success(self._member_id, announcement, received, timings, self._base))
+        self._report(announcement.connection, self._success(announcement, received, timings))
 
     async def _fewest_bytes(self, announcement: _Announcement) -> Verified:
         """All bytes of the version announced, by differences where these are fewer."""
@@ -333,6 +333,27 @@ class WeightReceiver:
         )
         self._report(announcement.connection, report)
 
+    def _success(self, announcement: _Announcement, received: Verified, timings: SwapTimings) -> weights_pb2.SwapReport:
+        def since_us(moment_ns: int) -> int:
+            # Clocks of two hosts may differ; a negative time would be worse than none.
+            return max(0, (moment_ns - announcement.since_ns) // 1000)
+
+        return weights_pb2.SwapReport(
+            member_id=self._member_id,
+            policy=announcement.policy.to_proto(),
+            digest=timings.digest,
+            transport=received.transport,
+            bytes=received.nbytes,
+            encoding=received.encoding,
+            kept_bytes=self._base.nbytes,
+            source=received.source,
+            choice=self.chosen.text,
+            first_byte_us=since_us(received.first_byte_ns),
+            last_byte_us=since_us(received.last_byte_ns),
+            pause_us=round(timings.pause_us),
+            total_us=since_us(time.time_ns()),
+        )
+
     def _report(self, connection: LearnerConnection, report: weights_pb2.SwapReport) -> None:
         """Sends a report beside everything else; a learner that is gone does not get it."""
         if self._on_report is not None:
@@ -355,26 +376,3 @@ class WeightReceiver:
             self.waiting_reason = reason
             if reason:
                 log.debug("weights: %s", reason)
-
-
-def _success(
-    member_id: str, announcement: _Announcement, received: Verified, timings: SwapTimings, base: BaseCopy
-) -> weights_pb2.SwapReport:
-    def since_us(moment_ns: int) -> int:
-        # Clocks of two hosts may differ; a negative time would be worse than none.
-        return max(0, (moment_ns - announcement.since_ns) // 1000)
-
-    return weights_pb2.SwapReport(
-        member_id=member_id,
-        policy=announcement.policy.to_proto(),
-        digest=timings.digest,
-        transport=received.transport,
-        bytes=received.nbytes,
-        encoding=received.encoding,
-        kept_bytes=base.nbytes,
-        source=received.source,
-        first_byte_us=since_us(received.first_byte_ns),
-        last_byte_us=since_us(received.last_byte_ns),
-        pause_us=round(timings.pause_us),
-        total_us=since_us(time.time_ns()),
-    )

@@ -189,6 +189,7 @@ def _last_push(receiver: _Receiver) -> dict[str, Any]:
             "transport": last.transport,
             "encoding": last.encoding,
             "source": last.source,
+            "choice": last.choice,
             "bytes": last.bytes,
             **{f"{stage}_ms": value / 1e3 for stage, value in {**times, "ack": receiver.last_ack_us}.items()},
         }

@@ -37,21 +37,25 @@ def _status(
 
     from rollmesh.launcher.monitor import MeshView, Snapshot
     from rollmesh.launcher.view import figures, members, pushes
-    from rollmesh.report.pushes import live_rows
+    from rollmesh.report.pushes import choices, live_rows
 
-    async def look() -> tuple[Snapshot, list[list[str]], str]:
+    async def look() -> tuple[Snapshot, list[list[str]], list[str]]:
         async with MeshView(where.address, where.security) as view:
             snapshot = await view.look()
             try:
-                return snapshot, live_rows(await view.pushes(snapshot.members)), ""
+                reported = await view.pushes(snapshot.members)
+                return snapshot, live_rows(reported), choices(reported)
             except RollmeshError as error:
-                return snapshot, [], error.message
+                return snapshot, [], [f"of weights nothing is known: {error.message}"]
 
-    snapshot, rows, unknown = asyncio.run(look())
+    snapshot, rows, said = asyncio.run(look())
     # Piped output is for programs and for grep: no line is cut to the 80 columns that rich would assume.
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     console.print(figures(snapshot), members(snapshot.members))
-    console.print(pushes(rows) if rows else f"of weights nothing is known: {unknown}")
+    if rows:
+        console.print(pushes(rows))
+    for line in said:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if snapshot.run_finished:
         console.print("the run has finished")
 

@@ -22,6 +22,7 @@ _STAGES = {
     "total": "in service",
     "ack": "acknowledged",
 }
+_CHOICE = "full versions come over"
 _HEAD = ["receiver", "versions", "failed", "last", *(f"{title}, ms" for title in _STAGES.values()), "last failure"]
 
 
@@ -45,7 +46,7 @@ def push_rows(summary: Summary, receivers: Mapping[str, Any]) -> list[list[str]]
     quantiles = {"total": (push.get("p50"), push.get("p99"))}
     for stage in _STAGES:
         quantiles.setdefault(stage, (push.get(f"{stage}_p50"), push.get(f"{stage}_p99")))
-    rows = [_HEAD, ["all", "", "", "", *(_cell(None, *quantiles[stage]) for stage in _STAGES), ""]]
+    rows = [[*_HEAD, _CHOICE], ["all", "", "", "", *(_cell(None, *quantiles[stage]) for stage in _STAGES), "", ""]]
     for name, found in receivers.items():
         last, error = found.get("last", {}), found.get("last_error")
         cells = [
@@ -53,7 +54,8 @@ def push_rows(summary: Summary, receivers: Mapping[str, Any]) -> list[list[str]]
             for stage in _STAGES
         ]
         failure = f"{error['version']}: {error['error']}" if error else ""
-        rows.append([name, str(found.get("count", 0)), str(found.get("errors", 0)), _what(last), *cells, failure])
+        counts = [str(found.get(figure, 0)) for figure in ("count", "errors")]
+        rows.append([name, *counts, _what(last), *cells, failure, last.get("choice") or "-"])
     return rows
 
 
@@ -81,6 +83,15 @@ def live_rows(pushes: weights_pb2.PushesResponse) -> list[list[str]]:
         what = _what(last) if reported else "-"
         rows.append([entry.member_id, str(entry.count), str(entry.errors), what, *cells, failure])
     return rows
+
+
+def choices(pushes: weights_pb2.PushesResponse) -> list[str]:
+    """Lines that say over what receivers get full versions, and why over nothing cheaper; one per choice."""
+    found: dict[str, list[str]] = {}
+    for entry in pushes.receivers:
+        if entry.last.choice:
+            found.setdefault(entry.last.choice, []).append(entry.member_id)
+    return [f"{', '.join(sorted(names))}: {_CHOICE} {choice}" for choice, names in found.items()]
 
 
 def _what(last: Mapping[str, Any]) -> str:

@@ -130,6 +130,7 @@ def test_the_report_shows_the_way_of_the_weights_to_each_generator(run_folder: P
                 "transport": "grpc",
                 "encoding": "delta",
                 "source": "10.0.0.7:5",
+                "choice": "grpc (not shm: the learner is on another host)",
                 "bytes": 2_500_000,
             }
             | {"first_byte_ms": 1.25, "total_ms": 6.5},
@@ -142,6 +143,7 @@ def test_the_report_shows_the_way_of_the_weights_to_each_generator(run_folder: P
     assert "<td>6.5 (4 / 8.5)</td>" in page
     assert "<td>1:7: bucket 0 is &lt;damaged&gt;</td>" in page
     assert "<td>4 / 9</td>" in page, "all together, from the metrics"
+    assert "<td>grpc (not shm: the learner is on another host)</td>" in page
     (run_folder / "learner.json").write_text("{")
     assert "<td>all</td>" in write_report(run_folder).read_text(encoding="utf-8")
 
