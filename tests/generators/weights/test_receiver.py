@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -84,6 +84,7 @@ class Service(WeightsService):
         self.flip = False
         self.cut_after = 0
         self.on_fetch: Callable[[], None] | None = None
+        self.before_bucket: Callable[[int], Awaitable[object]] | None = None
         self.offsets: list[int] = []
         self.reports: asyncio.Queue[weights_pb2.SwapReport] = asyncio.Queue()
 
@@ -91,6 +92,8 @@ class Service(WeightsService):
         self.offsets.append(request.offset)
         if self.on_fetch is not None:
             self.on_fetch()
+        if self.before_bucket is not None:
+            await self.before_bucket(request.bucket)
         async for serialized in super().FetchBucket(request, context):
             chunk = weights_pb2.BucketChunk.FromString(serialized)
             if self.cut_after and chunk.offset >= self.cut_after:

@@ -132,12 +132,14 @@ class RemoteLearner(Learner):
 
     Attributes:
         manifest: of that version.
+        port: on which it serves.
     """
 
     def __init__(self, case: Case, address: str, folder: Path, process: Process, manifest: bytes) -> None:
         super().__init__(case, address, folder)
         self._process = process
         self.manifest = weights_pb2.Manifest.FromString(manifest)
+        self.port = int(address.rpartition(":")[2])
 
     def freeze(self) -> None:
         """It hangs, its connections stay open."""
