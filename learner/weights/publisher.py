@@ -26,6 +26,7 @@ from mesh.config.models import EncodingName, TransportName
 from mesh.errors import VersionGoneError, WeightsError
 from mesh.versions import PolicyVersion
 from mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_offsets, digest_of, manifest_digest
+from mesh.weights.layout import DTYPE_BYTES
 from mesh.weights.tensors import bytes_of, dtype_name, dtype_of, to_wire
 from protos import weights_pb2
 
@@ -161,7 +162,7 @@ class WeightPublisher:
             The manifest, not to be changed.
 
         Raises:
-            WeightsError: no tensors, a version that does not go up, or no memory left.
+            WeightsError: no tensors, a dtype that cannot travel, a version that does not go up, or no memory left.
         """
         if self._newest is not None and policy <= PolicyVersion.from_proto(self._newest.manifest.policy):
             raise WeightsError(f"version {policy} was published already, or is older than what was")
@@ -249,6 +250,9 @@ def _fill(
             sent[id(tensor)] = name
             kept.append(tensor)
         ready = to_wire(tensor, dtype)
+        if dtype_name(ready.dtype) not in DTYPE_BYTES:
+            hint = f"known: {', '.join(DTYPE_BYTES)}"
+            raise WeightsError(f"tensor {name} has dtype {dtype_name(ready.dtype)}, which cannot be sent", hint=hint)
         data = bytes_of(ready)
         place = layout.place(data.nbytes)
         if place.opens_bucket:

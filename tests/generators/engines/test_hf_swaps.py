@@ -117,12 +117,13 @@ def test_without_memory_for_a_second_set_the_old_version_serves(
     assert tokens == [10] * 60
 
 
-def test_tensors_that_fit_are_served_from_where_they_lie(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
+def test_tensors_that_fit_are_served_from_where_they_lie(wire: torch.dtype) -> None:
     """Others, of another dtype here, are copied; either way the former ones stay whole for whoever holds them."""
     model = tiny.build_model(tiny.configs()["qwen3"])
     weights = ModelWeights(model)
     first = {name: tensor.clone() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
-    halves = {name: (tensor * 2).to(torch.bfloat16) for name, tensor in first.items()}
+    halves = {name: (tensor * 2).to(wire) for name, tensor in first.items()}
     weights.swap(weights.stage(first.items()))
     held = weights.tensors()
     assert all(held[name].data_ptr() == tensor.data_ptr() for name, tensor in first.items())
