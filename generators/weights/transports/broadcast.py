@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from generators.learner_link import closed_under_call
 from generators.weights.memory import fresh
 from generators.weights.transports.base import Fetch, Received, Transport
 from mesh.errors import WeightsError
@@ -93,7 +94,9 @@ class Broadcast(Transport):
         except grpc.aio.AioRpcError as error:
             typed = to_rollmesh_error(error, what)
             raise WeightsError(typed.message, hint=typed.hint) from error
-        except grpc.aio.UsageError:
+        except (grpc.aio.UsageError, asyncio.CancelledError) as error:
+            if not closed_under_call(error):
+                raise
             raise WeightsError(f"{what}: the connection was closed, the learner has changed") from None
 
 
@@ -138,6 +141,10 @@ class _Round:
         except WeightsError:
             self.leave()
             raise
+        # torch says RuntimeError where it means memory, streams or devices.
+        except (RuntimeError, MemoryError) as error:
+            self.leave()
+            raise WeightsError(f"{self._wanted.name(0)}: {self._backend} broadcast: {error}") from error
         else:
             return group
         finally:

@@ -171,6 +171,9 @@ class Broadcast(Offer):
             # torch says RuntimeError where it means memory, streams or devices.
             except (WeightsError, RuntimeError, MemoryError) as error:
                 log.warning("version %s goes over grpc to %d receivers: %s", version.policy, len(members), error)
+                for join in members:
+                    if not join.answer.done():
+                        join.answer.set_exception(WeightsError(f"version {version.policy} is not broadcast: {error}"))
                 self._drop()
             else:
                 with self._changed:

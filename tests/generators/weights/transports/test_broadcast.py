@@ -158,6 +158,47 @@ async def test_who_holds_up_rounds_leaves_out_more_and_more(tmp_path: Path) -> N
                 await asyncio.sleep(0.01)
 
 
+async def test_a_learner_that_is_replaced_while_members_are_awaited_is_an_error(tmp_path: Path) -> None:
+    async with local_learner(CASE, tmp_path) as learner:
+        gloo = offered(learner)
+        gloo._expected, gloo._window_s = {"here-0", "never comes"}, DEADLINE_S
+        wanted = Wanted.full(learner.publish(0))
+        fetch = learner.fetch(wanted, DEADLINE_S, "here-0")
+        task = asyncio.create_task(receive(learner.receiver(), fetch))
+        async with asyncio.timeout(DEADLINE_S):
+            while not gloo._joins:
+                await asyncio.sleep(0.01)
+            await learner._connection.close()
+            # A CancelledError would end the task that receives without a word to anybody.
+            with pytest.raises(WeightsError, match="the learner has changed"):
+                await task
+
+
+async def test_what_torch_has_to_say_ends_the_transfer_not_the_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    async with local_learner(CASE, tmp_path) as learner:
+        offered(learner)._timeout_s = 0.5
+        fetch = learner.fetch(Wanted.full(learner.publish(0)), PATIENCE_S, "here-0")
+        monkeypatch.setattr("generators.weights.transports.broadcast._Round._receive", no_memory)
+        with pytest.raises(WeightsError, match="out of memory"):
+            await asyncio.wait_for(receive(learner.receiver(), fetch), DEADLINE_S)
+
+
+async def test_a_group_that_cannot_be_formed_is_told_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no group")
+
+    async with local_learner(CASE, tmp_path) as learner:
+        monkeypatch.setattr("learner.weights.offers.broadcast.BroadcastGroup", fails)
+        fetch = learner.fetch(Wanted.full(learner.publish(0)), 10 * DEADLINE_S, "here-0")
+        with pytest.raises(WeightsError, match="no group"):
+            await asyncio.wait_for(receive(learner.receiver(), fetch), DEADLINE_S)
+
+
 async def test_joins_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     async with local_learner(CASE, tmp_path) as learner:
         wanted = Wanted.full(learner.publish(0))
