@@ -44,7 +44,7 @@ def inspect(manifest: weights_pb2.Manifest, tensors: Mapping[str, torch.Tensor] 
         if tensor is None:
             return Inspection("", f"the engine has no tensor {entry.name}", [])
         wire = dtype_of(entry.dtype)
-        if tensor.dtype != wire and torch.promote_types(tensor.dtype, wire) != tensor.dtype:
+        if not _holds(tensor.dtype, wire):
             # What a narrower dtype has rounded away cannot be brought back.
             return Inspection("", f"the engine holds {entry.name} as {tensor.dtype}, it travelled as {wire}", [])
         digest = digest_of(bytes_of(to_wire(tensor, wire)))
@@ -62,3 +62,12 @@ def inspect(manifest: weights_pb2.Manifest, tensors: Mapping[str, torch.Tensor] 
         if digest != announced:
             differing.append(entry.name)
     return Inspection(manifest_digest(found), "", differing)
+
+
+def _holds(dtype: torch.dtype, wire: torch.dtype) -> bool:
+    """Whether every value of `wire` comes back from `dtype` as it was."""
+    if dtype == wire or not (dtype.is_floating_point and wire.is_floating_point):
+        return dtype == wire
+    wide, narrow = torch.finfo(dtype), torch.finfo(wire)
+    subnormal = narrow.smallest_normal * narrow.eps
+    return wide.eps <= narrow.eps and wide.max >= narrow.max and wide.smallest_normal * wide.eps <= subnormal

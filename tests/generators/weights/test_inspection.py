@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from generators.weights.inspection import inspect
@@ -30,10 +31,29 @@ def test_what_was_announced_is_found(tmp_path: Path) -> None:
     assert (found.digest, found.not_comparable, found.differing) == (manifest.digest, "", [])
 
 
-def test_an_engine_of_a_wider_dtype_holds_the_same_weights(tmp_path: Path) -> None:
-    manifest, tensors = published(tmp_path, "bfloat16")
-    wider = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-    assert inspect(manifest, wider).digest == manifest.digest
+@pytest.mark.parametrize(
+    ("wire", "engine", "comparable"),
+    [
+        ("bfloat16", "float32", True),
+        ("float16", "float32", True),
+        ("float16", "bfloat16", False),
+        ("bfloat16", "float16", False),
+        ("float8_e4m3fn", "float32", True),
+        ("float8_e4m3fn", "bfloat16", True),
+        ("float8_e5m2", "float16", True),
+        ("float8_e5m2", "float8_e4m3fn", False),
+        ("float8_e4m3fn", "float8_e5m2", False),
+    ],
+)
+def test_an_engine_of_a_wider_dtype_holds_the_same_weights(
+    tmp_path: Path, wire: str, engine: str, comparable: bool
+) -> None:
+    manifest, tensors = published(tmp_path, wire)
+    dtype = getattr(torch, engine)
+    held = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    found = inspect(manifest, held)
+    assert found.digest == (manifest.digest if comparable else "")
+    assert bool(found.not_comparable) != comparable
 
 
 def test_a_single_bit_is_found_by_name(tmp_path: Path) -> None:
