@@ -189,9 +189,8 @@ class WeightReceiver:
     def _offer(self, manifest: weights_pb2.Manifest, connection: LearnerConnection, since_ns: int) -> None:
         policy = PolicyVersion.from_proto(manifest.policy)
         announcement = _Announcement(manifest, policy, connection, since_ns)
-        if policy.incarnation < self._incarnation:
-            message = f"incarnation {policy.incarnation} is over: weights of {self._incarnation} have been seen"
-            self._refuse(announcement, WeightsError(message))
+        if (over := self._over(policy)) is not None:
+            self._refuse(announcement, over)
             return
         if manifest.run != self._run_name:
             self._refuse(announcement, WeightsError(f"weights of run {manifest.run!r}, this is {self._run_name!r}"))
@@ -200,6 +199,12 @@ class WeightReceiver:
         if self.serving is None or policy > self.serving:
             self._pending = announcement
             self._news.set()
+
+    def _over(self, policy: PolicyVersion) -> WeightsError | None:
+        """Why a version is refused whose learner has been followed by another; None where it has not."""
+        if policy.incarnation >= self._incarnation:
+            return None
+        return WeightsError(f"incarnation {policy.incarnation} is over: weights of {self._incarnation} have been seen")
 
     # ----------------------------------------------------------------------------------------------- transfers
 
@@ -238,6 +243,8 @@ class WeightReceiver:
         check_manifest(manifest)
         received = await self._fewest_bytes(announcement)
         policy, digest = announcement.policy, manifest.digest
+        if (over := self._over(policy)) is not None:
+            raise over
         self._say(f"waits for the engine to swap to version {policy} (pinned evaluation requests finish first)")
         # Imported late: torch takes a second, and the learner is waited for meanwhile.
         from mesh.weights.tensors import named_tensors
@@ -320,8 +327,10 @@ class WeightReceiver:
         try:
             await asyncio.wait_for(self._news.wait(), pause_s)
         except TimeoutError:
-            self._pending = announcement
-            self._news.set()
+            # News may come at the very moment at which the pause ends.
+            if self._pending is None:
+                self._pending = announcement
+                self._news.set()
 
     # ------------------------------------------------------------------------------------------------- reports
 

@@ -1,0 +1,61 @@
+"""What is under way when another learner comes: nothing of the former one is put into service after that."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from generators.weights.transfer import Verified
+from mesh.versions import PolicyVersion
+from mesh.weights import Wanted
+from tests.generators.weights.test_receiver import mesh, same, weights
+
+DEADLINE_S = 20.0
+
+
+async def test_a_version_that_is_whole_when_another_learner_comes_is_not_put_into_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with mesh(tmp_path) as world:
+        old = await world.learner()
+        receive = world.receiver._receive
+
+        async def and_then_another_comes(announcement: object, wanted: Wanted) -> Verified:
+            received = await receive(announcement, wanted)  # type: ignore[arg-type]  # passed on
+            if wanted.policy.incarnation == 1:
+                new = await world.learner("learner-2")
+                new.publisher.publish(PolicyVersion(2, 3), weights(3).items(), "float32")
+                while world.receiver._incarnation < 2:
+                    await asyncio.sleep(0.01)
+            return received
+
+        monkeypatch.setattr(world.receiver, "_receive", and_then_another_comes)
+        old.publisher.publish(PolicyVersion(1, 7), weights(7).items(), "float32")
+        async with asyncio.timeout(DEADLINE_S):
+            await world.receiver.gate_open.wait()
+        assert world.engine.served == [PolicyVersion(2, 3)]
+        assert same(world.engine, weights(3))
+
+
+async def test_news_at_the_end_of_a_pause_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        async with asyncio.timeout(DEADLINE_S):
+            await world.receiver.gate_open.wait()
+        receiver = world.receiver
+        monkeypatch.setattr(receiver, "_news", asyncio.Event())
+        older, newer = object(), object()
+
+        async def ends_as_news_come(wait: object, _: float) -> None:
+            wait.close()  # type: ignore[attr-defined]  # a coroutine
+            receiver._pending = newer  # type: ignore[assignment]  # only passed on
+            raise TimeoutError
+
+        monkeypatch.setattr(asyncio, "wait_for", ends_as_news_come)
+        await receiver._retry_after(0.0, older)  # type: ignore[arg-type]  # only passed on
+        monkeypatch.undo()
+        assert receiver._pending is newer
+        receiver._pending = None
