@@ -144,7 +144,13 @@ class Learner:
     async def start(self, version: int = 0, *, takeover: bool = False) -> None:
         config = self.world.config
         bundle = read_model_bundle(self.world.model_folder)
-        self.publisher = WeightPublisher(config.run.name, bundle, transport=config.weights.transport)
+        self.publisher = WeightPublisher(
+            config.run.name,
+            bundle,
+            transport=config.weights.transport,
+            encoding=config.weights.encoding,
+            chain=config.weights.chain,
+        )
         self._stack.callback(self.publisher.close)
         self.server = new_server(SECURITY)
         service = WeightsService(self.publisher, config.weights.fanout)
