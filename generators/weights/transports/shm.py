@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 
 from generators.weights.transports.base import Fetch, Received, Transport
-from mesh.errors import WeightsError
+from mesh.errors import VersionGoneError, WeightsError
 from mesh.weights import Wanted
 
 
@@ -39,6 +39,8 @@ class SharedMemory(Transport):
         assert offer is not None, "refusal() was asked before"
         try:
             descriptor = os.open(offer.address, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError as error:
+            raise VersionGoneError(f"cannot open {offer.address}: {error.strerror}") from error
         except OSError as error:
             raise WeightsError(f"cannot open {offer.address}: {error.strerror}") from error
         try:
@@ -47,6 +49,8 @@ class SharedMemory(Transport):
                 raise WeightsError(f"{offer.address} has {found} bytes, {wanted.nbytes} were announced")
             # A private mapping shares the pages; being writable in name, it can be given to torch without a copy.
             data = memoryview(mmap.mmap(descriptor, wanted.nbytes, access=mmap.ACCESS_COPY))
+        except OSError as error:
+            raise WeightsError(f"cannot map {offer.address}: {error.strerror}") from error
         finally:
             os.close(descriptor)
         for index in range(len(wanted.buckets)):
