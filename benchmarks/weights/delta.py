@@ -177,8 +177,23 @@ def _show(results: list[dict[str, Any]], gbit_s: float) -> str:
     return table(header, rows)
 
 
+def _circumstances(document: dict[str, Any]) -> str:
+    """What a reader has to know of the run to judge it."""
+    lines = [f"commit {document['machine']['commit']}, {document['machine']['started_utc']}"]
+    for result in document["results"]:
+        rates = summarize(mood["matmul_gflops"] for mood in result["yardsticks"])
+        load = summarize(mood["load_1min"] for mood in result["yardsticks"])
+        pushes = [row for rows in result["runs"].values() for row in rows]
+        by_difference = sum(row["by_difference"] for row in pushes)
+        lines.append(
+            f"{result['lr']:g}: yardstick {rates} GFLOP/s, load {load}; {by_difference:.0f} of {len(pushes)} pushes by "
+            f"difference; times faster, one by one: {', '.join(format(row['times_faster'], '.1f') for row in pushes)}"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
-    """Measures and prints the table."""
+    """Measures and prints the table, and what was going on meanwhile."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-6, 1e-5, 1e-4])
@@ -201,6 +216,7 @@ def main() -> None:
     finally:
         bridge.close()
     print(_show(document["results"], arguments.gbit_s))
+    print(_circumstances(document))
 
 
 if __name__ == "__main__":
