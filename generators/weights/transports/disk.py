@@ -1,13 +1,17 @@
 """A folder that learner and generator share: safetensors files, read bucket by bucket.
 
-Files are read, not mapped: one that is cut short or removed meanwhile is an error, not a signal.
+Files are read, not mapped: one that is cut short or removed meanwhile is an error, not a signal. A file system that
+hangs takes one thread, of this transport's own; while it hangs, versions come another way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from generators.weights.memory import fresh
@@ -28,6 +32,7 @@ class Disk(Transport):
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+        self._reading: Future[None] | None = None
 
     def refusal(self, wanted: Wanted) -> str:
         """See Transport."""
@@ -38,7 +43,9 @@ class Disk(Transport):
             return "weights.dir is not set here"
         if PurePosixPath(offer.address).is_absolute() or ".." in PurePosixPath(offer.address).parts:
             return f"{offer.address} lies outside weights.dir"
-        return "" if self._folder.is_dir() else f"weights.dir {self._folder} is no folder here"
+        # Looking whether the folder is there could hang as well.
+        hangs = self._reading is not None and not self._reading.done()
+        return f"weights.dir {self._folder} hangs since an earlier version" if hangs else ""
 
     async def receive(self, fetch: Fetch, arrived: Callable[[memoryview, int], None]) -> Received:
         """See Transport; a file system that hangs is left to itself when the deadline has passed."""
@@ -50,9 +57,9 @@ class Disk(Transport):
             if fetch.superseded():
                 raise WeightsError(f"{wanted.name(index)}: given up, another learner has announced its own weights")
             path = self._folder / offer.address / bucket_file(index, len(wanted.buckets))
-            reading = asyncio.to_thread(_read, path, wanted, index, wanted.part(data, index))
+            self._reading = _aside(partial(_read, path, wanted, index, wanted.part(data, index)))
             try:
-                await asyncio.wait_for(reading, fetch.timeout_s)
+                await asyncio.wait_for(asyncio.wrap_future(self._reading), fetch.timeout_s)
             except TimeoutError:
                 raise WeightsError(
                     f"{wanted.name(index)}: {path} could not be read within {fetch.timeout_s:.0f} s",
@@ -60,6 +67,23 @@ class Disk(Transport):
                 ) from None
             arrived(data, index)
         return Received(data)
+
+
+def _aside(read: Callable[[], None]) -> Future[None]:
+    """Reads in a thread of its own: one that hangs is nobody else's, and is not waited for when the process ends."""
+    done: Future[None] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            read()
+        except (WeightsError, ValueError, MemoryError) as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="read-weights", daemon=True).start()
+    return done
 
 
 def _read(path: Path, wanted: Wanted, index: int, target: memoryview) -> None:

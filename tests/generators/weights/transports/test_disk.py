@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,10 +91,25 @@ async def test_a_file_system_that_hangs_is_left_when_the_deadline_has_passed(tmp
         path = min((tmp_path / "run" / "1-0").glob("*.safetensors"))
         path.unlink()
         os.mkfifo(path)
+        receiver = learner.receiver()
+        assert receiver.refusal(wanted) == ""
         with pytest.raises(WeightsError, match="could not be read within 0 s"):
-            await fetch(learner, wanted, timeout_s=0.3)
+            await receiver.receive(learner.fetch(wanted, 0.3), Arrivals(wanted))
+        # It takes no thread away from those who verify and swap, and no second one for the next version.
+        assert [thread.daemon for thread in threading.enumerate() if thread.name == "read-weights"] == [True]
+        assert "hangs since an earlier version" in receiver.refusal(wanted)
         # Lets go of the thread that still waits for somebody to write.
         os.close(os.open(path, os.O_WRONLY))
+        async with asyncio.timeout(DEADLINE_S):
+            while receiver.refusal(wanted):
+                await asyncio.sleep(0.01)
+
+
+async def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    async with local_learner(CASE, tmp_path) as learner:
+        wanted = Wanted.full(learner.publish(0))
+        with pytest.raises(WeightsError, match=r"cannot read .*/missing/.*No such file"):
+            await Disk(tmp_path / "missing").receive(learner.fetch(wanted), Arrivals(wanted))
 
 
 def test_refusals_say_what_is_missing(tmp_path: Path) -> None:
@@ -103,7 +119,6 @@ def test_refusals_say_what_is_missing(tmp_path: Path) -> None:
 
     assert Disk(tmp_path).refusal(wanted("run/1-0")) == ""
     assert Disk(None).refusal(wanted("run/1-0")) == "weights.dir is not set here"
-    assert "is no folder here" in Disk(tmp_path / "missing").refusal(wanted("run/1-0"))
     for address in ("/etc", "../run/1-0", "run/../../x"):
         assert "outside weights.dir" in Disk(tmp_path).refusal(wanted(address))
     assert Disk(tmp_path).refusal(Wanted(PolicyVersion(1, 0), None, [])) == "the learner offers no files"
