@@ -153,7 +153,8 @@ def sweep(directory: Path) -> list[Path]:
     removed = []
     for path in directory.glob(f"{_PREFIX}*"):
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            # Not waiting: of what others put there, a pipe would be waited for without end.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             continue  # unlinked meanwhile, or another user's
         try:

@@ -17,6 +17,8 @@ from protos import weights_pb2
 # Larger messages are slower, smaller ones cost more calls.
 CHUNK_BYTES = 1 << 20
 _OFFSET, _DATA = b"\x08", b"\x12"  # tags: field 1 as a varint, field 2 as bytes
+# Of the longest varint. Whoever sends longer ones would have this process compute for minutes.
+_VARINT_BITS = 70
 
 
 def frame(offset: int, data: memoryview) -> bytes:
@@ -66,12 +68,16 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    """The value and where what follows begins."""
-    value = shift = 0
-    while True:
+    """The value and where what follows begins.
+
+    Raises:
+        IndexError: it does not end.
+    """
+    value = 0
+    for shift in range(0, _VARINT_BITS, 7):
         byte = message[at]
         value |= (byte & 0x7F) << shift
         at += 1
         if byte < 0x80:
             return value, at
-        shift += 7
+    raise IndexError("a number that does not end")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
@@ -28,6 +29,8 @@ from protos import weights_pb2
 
 log = logging.getLogger(__name__)
 _UNFINISHED = ".unfinished-"
+# Of a version, finished or not. Whatever else there is in the folder is the user's.
+_FOLDER = re.compile(rf"(?P<incarnation>\d+)-\d+|{re.escape(_UNFINISHED)}(?P<of_unfinished>\d+)-\d+-[0-9a-f]+")
 
 
 class Disk(Offer):
@@ -132,5 +135,5 @@ def _name(policy: PolicyVersion) -> str:
 
 def _incarnation(name: str) -> int | None:
     """Of the version whose folder has this name, finished or not; None for what is none of ours."""
-    first, _, rest = name.removeprefix(_UNFINISHED).partition("-")
-    return int(first) if first.isdecimal() and rest else None
+    found = _FOLDER.fullmatch(name)
+    return int(found["incarnation"] or found["of_unfinished"]) if found else None

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -161,6 +162,14 @@ def test_what_a_killed_publisher_left_is_swept(shared: Path) -> None:
     assert len(list(shared.iterdir())) == 1
     WeightPublisher("other", {}, directory=shared)
     assert not list(shared.iterdir())
+
+
+def test_a_pipe_under_a_name_of_ours_holds_up_nobody(shared: Path) -> None:
+    os.mkfifo(shared / "rollmesh-weights-pipe")
+    sweeping = threading.Thread(target=sweep, args=(shared,), daemon=True)
+    sweeping.start()
+    sweeping.join(10)
+    assert not sweeping.is_alive()
 
 
 def test_the_bundle_holds_small_files_only(tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ def test_chunks_are_protobuf_messages() -> None:
     assert parse(b"") == (0, memoryview(b""))
     ends = weights_pb2.BucketChunk(data=b"x"), weights_pb2.BucketChunk(offset=7)
     assert parse(b"".join(end.SerializeToString() for end in ends)) == (7, memoryview(b"x"))
-    for broken in (b"\x12\x05abc", b"\x08", b"\x08\xff\xff", b"\x12"):
+    endless = b"\x08" + b"\x80" * 10 + b"\x01\x12\x00"
+    for broken in (b"\x12\x05abc", b"\x08", b"\x08\xff\xff", b"\x12", endless):
         with pytest.raises(PayloadError):
             parse(broken)

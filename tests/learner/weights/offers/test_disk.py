@@ -97,10 +97,11 @@ def test_what_a_killed_publisher_left_is_swept(tmp_path: Path) -> None:
     assert len(names) == 2, "a whole version, and one that is half written under another name"
     assert names[0].startswith(".unfinished-1-1-")
     assert names[1] == "1-0"
-    (tmp_path / "run" / "notes").mkdir()
+    for name in ("notes", "1-of-2", "1-checkpoint"):
+        (tmp_path / "run" / name).mkdir()
     source = publisher(tmp_path)
     source.publish(PolicyVersion(2, 0), weights().items(), "float32")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["2-0", "notes"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["1-checkpoint", "1-of-2", "2-0", "notes"]
     source.close()
 
 
