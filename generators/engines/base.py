@@ -302,7 +302,8 @@ class InferenceEngine(ABC):
             token_ids: at least two, no more than the model's context.
 
         Returns:
-            A future; it fails with WeightsError where there are no weights yet.
+            A future; it fails with WeightsError where there are no weights yet, and with EngineError where the tokens
+            cannot be run, which changes nothing for others.
 
         Raises:
             PayloadError: tokens that the model cannot take; names the limit.

@@ -246,7 +246,12 @@ class HfEngine(InferenceEngine):
         if serving is None:
             probe.done.set_exception(WeightsError("the engine has no weights yet"))
             return
-        log_probs = self._decoder.log_probs(probe.token_ids)
+        try:
+            log_probs = self._decoder.log_probs(probe.token_ids)
+        except (RuntimeError, MemoryError) as error:
+            # Long ones need memory that decoding does not: no reason to end what is running.
+            probe.done.set_exception(EngineError(f"the probe failed: {error}", hint="probe with fewer tokens"))
+            return
         probe.done.set_result(ProbeResult(serving, self._digest, log_probs, self._weights.tensors()))
 
     def _queue(self, requests: Sequence[GenerationRequest]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from generators.engines.base import GenerationRequest, SampledTokens, SamplingParams
+from generators.engines.base import EngineError, GenerationRequest, SampledTokens, SamplingParams
 from generators.engines.hf import weights as weights_module
 from generators.engines.hf.decoder import Decoder
 from generators.engines.hf.engine import HfEngine
@@ -115,6 +115,18 @@ def test_without_memory_for_a_second_set_the_old_version_serves(
     error, tokens = _crossing(harness, harness.constant_weights(11))
     assert "can't allocate memory" in error.message
     assert tokens == [10] * 60
+
+
+def test_a_probe_for_which_there_is_no_memory_ends_nothing_else(
+    harness: HfHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.update(V1, harness.constant_weights(10))
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "log_probs", _out_of_memory)
+        with pytest.raises(EngineError, match=r"the probe failed: .*can't allocate memory"):
+            harness.engine.probe([1, 2, 3]).result(DEADLINE_S)
+    [result] = harness.run([request("later", max_tokens=3)])
+    assert result.response_ids.tolist() == [10] * 3
 
 
 @pytest.mark.parametrize("wire", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
