@@ -31,7 +31,9 @@ def section_of(annotation: Any) -> type[Section] | None:
 
 
 class RunSection(Section):
-    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run; also its folder below `dir`.")
+    name: str = Field(
+        "run", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", description="Name of the run; also its folder below `dir`."
+    )
     dir: Path = Field(Path("runs"), description="Folder that holds run folders.")
     seed: int = Field(0, ge=0, description="Seed of data order, sampling and initialization.")
 
@@ -318,6 +320,12 @@ class WeightsSection(Section):
     def _disk_has_a_folder(self) -> WeightsSection:
         if self.transport == "disk" and self.dir is None:
             raise ValueError("transport disk needs dir, a folder that learner and generators share")
+        return self
+
+    @model_validator(mode="after")
+    def _differences_have_a_way(self) -> WeightsSection:
+        if self.transport == "shm" and self.encoding == "delta":
+            raise ValueError("encoding delta travels over grpc, which transport shm rules out; take auto for either")
         return self
 
 

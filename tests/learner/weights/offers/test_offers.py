@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from learner.weights import WeightPublisher
 from learner.weights.offers import Broadcast, Offer, Rendezvous, further_offers
 from learner.weights.published import PublishedVersion
-from mesh.config.models import Config, NetworkSection, SecuritySection, WeightsSection
+from mesh.config.models import Config, NetworkSection, RunSection, SecuritySection, WeightsSection
 from mesh.errors import ConfigError, WeightsError
 from mesh.versions import PolicyVersion
 from protos import weights_pb2
@@ -45,6 +45,17 @@ def test_cuda_transports_need_a_device(transport: str) -> None:
 def test_disk_needs_a_folder() -> None:
     with pytest.raises(ValidationError, match="transport disk needs dir"):
         WeightsSection(transport="disk")
+
+
+def test_differences_need_grpc() -> None:
+    with pytest.raises(ValidationError, match="encoding delta travels over grpc"):
+        WeightsSection(transport="shm", encoding="delta")
+
+
+@pytest.mark.parametrize("name", [".", "..", "../elsewhere"])
+def test_no_run_lies_outside_its_folder(name: str) -> None:
+    with pytest.raises(ValidationError, match="name"):
+        RunSection(name=name)
 
 
 def test_a_rendezvous_listens_where_it_is_told() -> None:
