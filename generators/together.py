@@ -1,4 +1,8 @@
-"""Coroutines that live and die together."""
+"""Coroutines that live and die together.
+
+Invariant: none ends without a word. A call whose channel is closed under it raises CancelledError, which asyncio takes
+for the end of a task that somebody has cancelled; nobody has, so it is a failure here.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,27 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from mesh.errors import UnreachableError
+
 
 async def run_together(*coroutines: Coroutine[Any, Any, Any]) -> None:
     """Runs all; the first failure cancels the rest and is raised as it was, not wrapped in a group."""
     try:
         async with asyncio.TaskGroup() as group:
             for coroutine in coroutines:
-                group.create_task(coroutine)
+                group.create_task(_whole(coroutine))
     except BaseExceptionGroup as failures:
         raise _first(failures) from None
+
+
+async def _whole(coroutine: Coroutine[Any, Any, Any]) -> None:
+    try:
+        await coroutine
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise UnreachableError("a call ended because its connection was closed") from error
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -162,7 +162,8 @@ class WeightReceiver:
         try:
             while True:
                 done, _ = await asyncio.wait({read, replaced}, timeout=_IDLE_S, return_when=asyncio.FIRST_COMPLETED)
-                if replaced in done:
+                # Whatever the stream says when its channel is closed: the event was set before.
+                if connection.replaced.is_set():
                     return came
                 if not done:
                     if self._missed_announcements():

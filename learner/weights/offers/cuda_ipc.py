@@ -43,18 +43,19 @@ class CudaIpc(Offer):
         self._blocks: dict[PolicyVersion, torch.Tensor] = {}
 
     def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:
-        """See Offer; None where the device's memory does not suffice."""
+        """See Offer; None where memory does not suffice, or cannot be shared."""
         try:
             block = torch.empty(version.data.nbytes, dtype=torch.uint8, device=self._device)
             staging = Staging(self._device, max(bucket.nbytes for bucket in version.manifest.buckets))
-        except torch.OutOfMemoryError as error:
+            for index, start in enumerate(version.offsets):
+                bucket = version.bucket(index)
+                block[start : start + len(bucket)].copy_(staging.put(index, bucket))
+            torch.cuda.current_stream(self._device).synchronize()
+            handle = share(block)
+        # torch says RuntimeError where it means memory of either side, or that it cannot be shared.
+        except RuntimeError as error:
             log.warning("version %s is not on the GPU, generators get it over grpc: %s", version.policy, error)
             return None
-        for index, start in enumerate(version.offsets):
-            bucket = version.bucket(index)
-            block[start : start + len(bucket)].copy_(staging.put(index, bucket))
-        torch.cuda.current_stream(self._device).synchronize()
-        handle = share(block)
         self._blocks[version.policy] = block
         return weights_pb2.Offer(transport=self.name, address=handle.address(), host_id=self._host_id)
 
