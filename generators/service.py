@@ -120,7 +120,11 @@ async def serve(
         await set_serving(health, [SERVICE_NAME])
         with metrics_server(generator.metrics.registry, host, enabled=config.network.metrics):
             write_ready_file(ready_file, address)
-            await generator.run(shutdown)
+            try:
+                await generator.run(shutdown)
+            finally:
+                # Who fetches from here finds another source at once.
+                relay.close()
             await agent.leave()
     finally:
         await agent.stop()

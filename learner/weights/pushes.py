@@ -19,6 +19,8 @@ import numpy as np
 from mesh.versions import PolicyVersion
 from protos import weights_pb2
 
+# Receivers remembered; every start of a generator is a new one.
+_RECEIVERS = 1024
 # Reports kept per receiver, and announcements that may still be acknowledged.
 _KEPT = 1024
 _ANNOUNCEMENTS = 256
@@ -101,14 +103,14 @@ class PushStatistics:
         """A receiver watches from now on."""
         if member_id:
             with self._lock:
-                self._receivers.setdefault(member_id, _Receiver()).watching_since_ns = time.time_ns()
+                self._receiver(member_id).watching_since_ns = time.time_ns()
 
     def add(self, report: weights_pb2.SwapReport) -> None:
         """Takes one report in."""
         now = time.time_ns()
         policy = PolicyVersion.from_proto(report.policy)
         with self._lock:
-            receiver = self._receivers.setdefault(report.member_id, _Receiver())
+            receiver = self._receiver(report.member_id)
             receiver.bytes += report.bytes
             receiver.reported_ns = now
             if report.error:
@@ -118,6 +120,14 @@ class PushStatistics:
             announced = self._announced.get(policy, 0)
             waited_for = announced and receiver.watching_since_ns <= announced
             receiver.succeeded(report, max(1, (now - announced) // 1000) if waited_for else 0)
+
+    def _receiver(self, member_id: str) -> _Receiver:
+        """What is known of one; where there are too many, the one not heard of for longest is forgotten."""
+        receiver = self._receivers.pop(member_id, None) or _Receiver()
+        self._receivers[member_id] = receiver
+        if len(self._receivers) > _RECEIVERS:
+            del self._receivers[next(iter(self._receivers))]
+        return receiver
 
     def bytes_per_s(self, member_id: str) -> float | None:
         """What a receiver's network carries: its fastest full transfer over grpc of late; None: there was none.

@@ -76,6 +76,17 @@ def test_failures_are_kept_with_their_cause_and_what_served_before() -> None:
     assert pushes.summary().errors == 1
 
 
+def test_the_receivers_heard_of_last_are_remembered() -> None:
+    pushes = PushStatistics()
+    for index in range(1500):
+        pushes.add(report(f"generator-{index}", 1))
+        pushes.add(report("stays", index))
+    served = pushes.served()
+    assert len(served) == 1024
+    assert {"stays", "generator-1499"} <= served.keys()
+    assert "generator-0" not in served
+
+
 def test_prometheus_sees_every_receiver() -> None:
     pushes, registry = PushStatistics(), CollectorRegistry()
     registry.register(PushCollector(pushes))
