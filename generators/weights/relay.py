@@ -2,7 +2,8 @@
 
 Invariants: only verified buckets are served, each as soon as it is; whoever waits for one hears something at least
 every `HEARTBEAT_S`, so that a relay that waits itself is told from one that is dead; a version's full bytes are kept
-until those of the next one are whole, a few links of differences as well, none for which nobody has asked for a while;
+until those of the next one are whole, and beside them the oldest one that is being fetched, so that a slow link brings
+a version in the end; a few links of differences are kept as well, nothing for which nobody has asked for a while;
 without an address nothing is kept.
 
 Whoever receives from here verifies against the learner's manifest: a relay can delay a version, not change it.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
@@ -20,6 +22,7 @@ from mesh.errors import PayloadError, WeightsError
 from mesh.versions import PolicyVersion
 from mesh.weights import Wanted
 from mesh.weights.chunks import frame, frames
+from mesh.weights.readers import Readers
 from protos import weights_pb2
 
 SERVICE_NAME = weights_pb2.DESCRIPTOR.services_by_name["Weights"].full_name
@@ -105,6 +108,7 @@ class Relay:
     def __init__(self, address: str) -> None:
         self.address = address
         self._holdings: list[Holding] = []
+        self._readers = Readers()
 
     def begin(self, wanted: Wanted) -> Holding:
         """What is about to be received."""
@@ -122,7 +126,9 @@ class Relay:
             return
         links = [other for other in self._holdings if other.wanted.base is not None]
         full = [other for other in self._holdings if other.wanted.base is None]
-        for other in [*links[:-_LINKS], *(full[:-1] if holding in full else ())]:
+        older = full[:-1] if holding in full else []
+        fetched = next((other for other in older if self._readers.active(other.wanted.policy)), None)
+        for other in [*links[:-_LINKS], *(other for other in older if other is not fetched)]:
             self.end(other)
         asyncio.get_running_loop().call_later(_IDLE_S, self._end_if_idle, holding)
 
@@ -158,10 +164,12 @@ class Relay:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, {"FetchBucket": handler}),))
 
     async def _fetch_bucket(self, request: weights_pb2.FetchBucketRequest, _context: Any) -> AsyncIterator[bytes]:
+        policy = PolicyVersion.from_proto(request.policy)
         base = PolicyVersion.from_proto(request.base) if request.HasField("base") else None
-        holding = self.holding(PolicyVersion.from_proto(request.policy), base)
-        async for chunk in holding.chunks(request.bucket, request.offset):
-            yield chunk
+        holding = self.holding(policy, base)
+        with nullcontext() if base else self._readers.reading(policy):
+            async for chunk in holding.chunks(request.bucket, request.offset):
+                yield chunk
 
     def _end_if_idle(self, holding: Holding) -> None:
         if holding not in self._holdings:

@@ -1,8 +1,9 @@
 """Versions of the policy, kept fetchable.
 
-Invariants: `publish` returns only when the version can be fetched; the last `keep_versions` stay fetchable and older
-ones are unlinked; versions of one publisher only go up; nothing of it is left in shared memory after `close`, nor, once
-another publisher starts on the machine, after kill -9.
+Invariants: `publish` returns only when the version can be fetched; the last `keep_versions` stay fetchable, and beside
+them the oldest one that is being fetched, so that a slow link brings a version in the end however fast they come; the
+others are unlinked; versions of one publisher only go up; nothing of it is left in shared memory after `close`, nor,
+once another publisher starts on the machine, after kill -9.
 
 `publish` belongs to the thread that trains; everything else may be called from any thread.
 """
@@ -27,6 +28,7 @@ from mesh.errors import VersionGoneError, WeightsError
 from mesh.versions import PolicyVersion
 from mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_offsets, digest_of, manifest_digest
 from mesh.weights.layout import DTYPE_BYTES
+from mesh.weights.readers import Readers
 from mesh.weights.tensors import bytes_of, dtype_name, dtype_of, to_wire
 from protos import weights_pb2
 
@@ -73,6 +75,7 @@ class WeightPublisher:
         self.chain = DeltaChain(chain, self._tell_listeners, threads=threads) if encoding != "full" else None
         self.model_bundle = dict(model_bundle)
         self.pushes = PushStatistics()
+        self.readers = Readers()
         self._keep_versions = keep_versions
         self._bucket_bytes = bucket_bytes
         self._required = transport == "shm"
@@ -176,7 +179,9 @@ class WeightPublisher:
         with self._lock:
             self._versions[policy] = published
             self._newest = published
-            retired = [self._versions.pop(old) for old in sorted(self._versions)[: -self._keep_versions]]
+            older = sorted(self._versions)[: -self._keep_versions]
+            fetched = next(filter(self.readers.active, older), None)
+            retired = [self._versions.pop(old) for old in older if old != fetched]
         if self.chain is not None:
             self.chain.published(published)
             if self.encoding == "delta":

@@ -70,12 +70,14 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
 
     async def FetchBucket(self, request: weights_pb2.FetchBucketRequest, _context: Any) -> AsyncIterator[bytes]:
         """The rest of a bucket from `offset` on, as serialized BucketChunks."""
+        policy = PolicyVersion.from_proto(request.policy)
         base = PolicyVersion.from_proto(request.base) if request.HasField("base") else None
-        bucket = self._publisher.bucket(PolicyVersion.from_proto(request.policy), request.bucket, base)
+        bucket = self._publisher.bucket(policy, request.bucket, base)
         if request.offset > len(bucket):
             raise PayloadError("offset", f"{request.offset} lies behind the bucket's {len(bucket)} bytes")
-        for frame in frames(bucket, request.offset):
-            yield frame
+        with contextlib.nullcontext() if base else self._publisher.readers.reading(policy):
+            for frame in frames(bucket, request.offset):
+                yield frame
 
     async def Route(self, request: weights_pb2.RouteRequest, _context: Any) -> weights_pb2.RouteResponse:
         """The receiver's place in the tree of what it wants."""

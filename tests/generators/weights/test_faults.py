@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from mesh.config.models import EncodingName
+from mesh.errors import VersionGoneError
 from mesh.versions import PolicyVersion
 from protos import weights_pb2
 from tests.faults.proxy import Conditions, Link, ProxyLoop
@@ -129,6 +130,10 @@ async def test_a_cut_halfway_ends_in_the_new_version(tmp_path: Path, link_to: Li
         assert (report.error, report.policy.version) == ("", 1)
         assert world.engine.served == [PolicyVersion(1, 0), PolicyVersion(1, 1)]
         assert same(world.engine, weights(1))
+        # Calls that were cut keep no version.
+        async with asyncio.timeout(DEADLINE_S):
+            while learner.publisher.readers._open:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_publisher_killed_halfway_leaves_the_old_version_until_the_next_learner(
@@ -211,3 +216,33 @@ async def test_of_two_publishers_the_older_one_changes_nothing(tmp_path: Path) -
         assert world.engine.served == [PolicyVersion(1, 0), *(PolicyVersion(2, version) for version in range(5))]
         assert all(whole)
         assert world.receiver.serving == PolicyVersion(2, 4)
+
+
+async def test_a_link_slower_than_the_learner_brings_a_version_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with mesh(tmp_path, transport="grpc", streams=1) as world:
+        learner = await world.learner(bucket_bytes=30_000, keep_versions=1, transport="grpc")
+        newest = 0
+
+        async def train(index: int) -> None:
+            nonlocal newest
+            # While each bucket of the first version travels, a newer version comes.
+            if index and not world.engine.served:
+                newest += 1
+                learner.publisher.publish(PolicyVersion(1, newest), weights(newest).items(), "float32")
+
+        learner.service.before_bucket = train
+        manifest = learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")
+        assert (await learner.report()).policy.version == 0
+        assert newest == len(manifest.buckets) - 1 >= 2
+        assert (await learner.report()).policy.version == newest
+        assert same(world.engine, weights(newest))
+        assert learner.publisher.pushes.summary().errors == 0
+        # What was kept for it goes with the next version, some seconds later.
+        assert learner.publisher.version(PolicyVersion(1, 0))
+        monkeypatch.setattr("mesh.weights.readers.GRACE_S", 0.0)
+        learner.publisher.publish(PolicyVersion(1, newest + 1), weights(0).items(), "float32")
+        assert (await learner.report()).error == ""
+        with pytest.raises(VersionGoneError):
+            learner.publisher.version(PolicyVersion(1, 0))

@@ -339,6 +339,40 @@ async def test_newer_versions_take_the_place_of_older_ones(tmp_path: Path) -> No
             held.holding(PolicyVersion(1, 3), PolicyVersion(1, 2))
 
 
+async def test_a_version_that_is_being_fetched_outlives_newer_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world_of(tmp_path, fanout=1) as world:
+        parent, child = await world.generator("parent"), await world.generator("child")
+        await parent.receive(world.wanted)
+        release = asyncio.Event()
+
+        async def slow(chunks: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+            if child.relay._holdings[0]._parts:
+                await release.wait()
+            async for chunk in chunks:
+                yield chunk
+
+        def newer(version: int) -> None:
+            """The parent has another version, as soon as it is announced."""
+            holding = parent.relay.begin(Wanted(PolicyVersion(1, version), None, world.wanted.buckets))
+            for index in range(BUCKETS):
+                holding.verified(memoryview(bytes(world.wanted.nbytes)), index)
+            parent.relay.finish(holding)
+
+        parent.relay.fault = slow
+        fetching = asyncio.create_task(child.receive(world.wanted))
+        await child.holds(1)
+        for version in (1, 2):
+            newer(version)
+        assert [held.wanted.policy.version for held in parent.relay._holdings] == [0, 2]
+        release.set()
+        assert (await fetching).source == parent.relay.address
+        monkeypatch.setattr("mesh.weights.readers.GRACE_S", 0.0)
+        newer(3)
+        assert [held.wanted.policy.version for held in parent.relay._holdings] == [3]
+
+
 async def test_what_nobody_asks_for_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "_IDLE_S", 0.0)
     async with world_of(tmp_path, fanout=1) as world:
