@@ -307,10 +307,12 @@ class WeightsSection(Section):
         "they go on from their tokens, prefilled anew over several steps.",
     )
     bucket_bytes: PositiveInt = Field(64 << 20, description="Bytes per bucket.")
-    keep_versions: PositiveInt = Field(2, description="Published versions that stay fetchable.")
+    keep_versions: PositiveInt = Field(
+        2, description="Published versions that stay fetchable; one that is being fetched over grpc stays besides."
+    )
     streams: PositiveInt = Field(2, description="Buckets that come over grpc at once, each on its own connection.")
     fanout: PositiveInt = Field(
-        2, description="Generators that the learner, and each generator, sends a version to over grpc; others relay."
+        2, description="To how many generators the learner, and each of these in turn, sends a version over grpc."
     )
     timeout_s: PositiveFloat = Field(
         120.0, description="Seconds without a byte after which a transfer has failed; a slow one may take longer."

@@ -21,7 +21,9 @@ _PIPED_WIDTH = 240
 
 def register(app: typer.Typer) -> None:
     """Adds the command."""
-    weights = typer.Typer(help="The weights that generators serve.", no_args_is_help=True)
+    weights = typer.Typer(
+        help="The weights that generators serve: compare them with the learner's.", no_args_is_help=True
+    )
     weights.callback()(_weights)
     weights.command("verify")(_verify)
     app.add_typer(weights, name="weights")
