@@ -37,10 +37,6 @@ class VersionBytes:
         self.path = path
         self.nbytes = nbytes
 
-    def read(self, offset: int, length: int) -> bytes:
-        """A copy of a part."""
-        return self._map[offset : offset + length]
-
     def view(self) -> memoryview:
         """All bytes, read-only and not copied; they stay as long as a view of them."""
         return memoryview(self._map)

@@ -1,4 +1,5 @@
-"""Versioned weights as bytes: layout in buckets, digests, manifests. No I/O, no RPC, no torch but in `tensors`."""
+"""Versioned weights as bytes: layout in buckets, digests, manifests. No RPC; torch in `tensors` and `broadcast` alone,
+I/O in `broadcast` alone."""
 
 from mesh.weights.digest import Digest, digest_of, manifest_digest
 from mesh.weights.layout import ALIGNMENT, DTYPE_BYTES, BucketLayout, Placement

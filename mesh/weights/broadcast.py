@@ -239,7 +239,7 @@ def connect_store(address: str, timeout_s: float) -> TCPStore:
         WeightsError: it does not answer.
     """
     host, _, port = address.rpartition(":")
-    timeout = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=min(timeout_s, LONGEST_STALL_S))
     try:
         return TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=timeout)
     except (RuntimeError, ValueError) as error:

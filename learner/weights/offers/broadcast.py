@@ -9,7 +9,7 @@ Invariants:
   name of its own, with the incarnation in it.
 - Every step of a round has a deadline. What goes wrong ends the round for all of its members, who get the version over
   grpc; those that did not come are not expected again.
-- Who was behind when a round got stuck takes no part in the next ones, twice as many each time.
+- Who did not come to a round, or was behind when it got stuck, takes no part in the next ones, twice as many each time.
 - Who joins while the broadcast of the same version runs is refused at once and fetches from elsewhere; who has left
   that broadcast and joins again ends it, and is a member of the next.
 """
@@ -264,14 +264,18 @@ class Broadcast(Offer):
         try:
             group.begin()
         except WeightsError:
+            # One that joins and never comes cannot reach the rendezvous: it would hold up every round.
             missing = set(group.missing())
-            with self._changed:
-                self._expected -= {member for member, rank in ranks.items() if rank in missing}
+            self._leave_out({member for member, rank in ranks.items() if rank in missing})
             raise
         try:
             self._send(group, version)
         except WeightsError:
-            self._leave_out(found)
+            # Those that got fewer buckets than others; not who has left, and nobody where all are level.
+            behind = set(group.behind())
+            with self._changed:
+                present = set(self._running[1]) if self._running is not None else set()
+            self._leave_out({member for member in present if ranks[member] in behind})
             raise
 
     def _send(self, group: BroadcastGroup, version: PublishedVersion) -> None:
@@ -288,17 +292,14 @@ class Broadcast(Offer):
         for work in under_way:
             group.finish(work)
 
-    def _leave_out(self, found: _Group) -> None:
-        """Those that got fewer buckets than others sit out; not who has left, and nobody where all are level."""
-        behind = set(found.group.behind())
+    def _leave_out(self, members: set[str]) -> None:
+        """They sit out the next rounds."""
         with self._changed:
-            present = self._running[1] if self._running is not None else set()
-            for member, rank in found.ranks.items():
-                if rank in behind and member in present:
-                    stuck = self._stuck.setdefault(member, _Stuck())
-                    stuck.times += 1
-                    stuck.rounds = min(2**stuck.times, _MOST_ROUNDS)
-                    self._expected.discard(member)
+            for member in members:
+                stuck = self._stuck.setdefault(member, _Stuck())
+                stuck.times += 1
+                stuck.rounds = min(2**stuck.times, _MOST_ROUNDS)
+            self._expected -= members
 
     def _break_off(self) -> None:
         """Ends the round that runs. In a thread, because nccl takes its time."""
