@@ -178,7 +178,7 @@ async def test_a_receiver_killed_halfway_holds_up_nobody(tmp_path: Path) -> None
         )
         try:
             assert dying.stdout is not None
-            assert await asyncio.wait_for(dying.stdout.readline(), DEADLINE_S) == b"halfway\n"
+            assert await asyncio.wait_for(dying.stdout.readline(), 3 * DEADLINE_S) == b"halfway\n"
         finally:
             dying.kill()
             await dying.wait()
