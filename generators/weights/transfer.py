@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from generators.weights.transports import Fetch, Transport
+from mesh.errors import WeightsError
 from mesh.weights import Encoding
 
 # Verifying more than this would hold up the event loop for milliseconds.
@@ -58,11 +59,15 @@ async def receive(
     wanted = fetch.wanted
     first_byte_ns = 0
     verifying: list[asyncio.Future[None]] = []
+    damage: list[WeightsError] = []
     verifiers = asyncio.Semaphore(_VERIFIERS)
 
     def arrived(data: memoryview, index: int) -> None:
         nonlocal first_byte_ns
         first_byte_ns = first_byte_ns or time.time_ns()
+        if damage:
+            # Nobody needs the rest.
+            raise damage[0]
         part = wanted.part(data, index)
         if len(part) <= _VERIFY_INLINE_BYTES:
             wanted.verify(index, part)
@@ -73,13 +78,19 @@ async def receive(
 
     async def verify_aside(data: memoryview, index: int) -> None:
         async with verifiers:
-            await asyncio.to_thread(wanted.verify, index, wanted.part(data, index))
+            try:
+                await asyncio.to_thread(wanted.verify, index, wanted.part(data, index))
+            except WeightsError as error:
+                damage.append(error)
+                return
         if verified is not None:
             verified(data, index)
 
     try:
         received = await transport.receive(fetch, arrived)
         await asyncio.gather(*verifying)
+        if damage:
+            raise damage[0]
     finally:
         # A verification cannot be stopped; nobody waits for one whose result is of no use any more.
         for task in verifying:

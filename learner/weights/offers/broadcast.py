@@ -199,6 +199,8 @@ class Broadcast(Offer):
                     if self._expected and self._expected <= {join.member_id for join in self._joins}:
                         break
                     self._changed.wait(left)
+                if self._closed:
+                    continue
                 # Those that still want an older version while others want a newer one have been overtaken.
                 newest = max((join.policy for join in self._joins), default=None)
                 members = []

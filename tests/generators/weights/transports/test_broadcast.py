@@ -177,6 +177,16 @@ async def test_a_learner_that_is_replaced_while_members_are_awaited_is_an_error(
                 await task
 
 
+async def test_who_waits_for_others_when_the_learner_ends_is_told(tmp_path: Path) -> None:
+    async with local_learner(CASE, tmp_path) as learner:
+        gloo = offered(learner)
+        gloo._expected, gloo._window_s = {"here-0", "never comes"}, DEADLINE_S
+        joined = gloo.join("here-0", Wanted.full(learner.publish(0)).policy, "")
+        await asyncio.to_thread(gloo.close)
+        with pytest.raises(WeightsError, match="the learner ends"):
+            joined.result(0)
+
+
 async def test_what_torch_has_to_say_ends_the_transfer_not_the_generator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
