@@ -94,10 +94,11 @@ async def compare(
 
 @dataclass(slots=True)
 class _Announced:
-    """Manifests by version, and the bytes of some, the newest last."""
+    """Manifests by version, and the bytes of some, the newest last; `ended` says why no more come."""
 
     manifests: dict[PolicyVersion, weights_pb2.Manifest] = field(default_factory=dict)
     data: dict[PolicyVersion, memoryview] = field(default_factory=dict)
+    ended: str = ""
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, manifest: weights_pb2.Manifest) -> None:
@@ -122,11 +123,16 @@ async def _announcements(published: PublishedModel, timeout_s: float) -> AsyncIt
     call = published.weights.Watch(weights_pb2.WatchRequest())
 
     async def follow() -> None:
-        async for manifest in call:
-            announced.add(manifest)
-            if sum(bucket.nbytes for bucket in manifest.buckets) <= _KEPT_BYTES:
-                with contextlib.suppress(WeightsError):
-                    announced.keep(manifest, await published.fetch(manifest))
+        try:
+            async for manifest in call:
+                announced.add(manifest)
+                if sum(bucket.nbytes for bucket in manifest.buckets) <= _KEPT_BYTES:
+                    with contextlib.suppress(WeightsError):
+                        announced.keep(manifest, await published.fetch(manifest))
+        except grpc.aio.AioRpcError as error:
+            announced.ended = f"; the learner announces no more: {error.details()}"
+            raise
+        announced.ended = "; the learner announces no more"
 
     task = asyncio.create_task(follow(), name="follow-announcements")
     try:
@@ -190,7 +196,8 @@ class _Following:
             manifest = self._announced.manifests.get(answer.policy)
             if manifest is None:
                 newest = PolicyVersion.from_proto(self._announced.newest().policy)
-                why = f"it serves {answer.policy}, which was announced before this began; the learner is at {newest}"
+                why = f"it serves {answer.policy}, which was not announced to this command; the learner is at {newest}"
+                why += self._announced.ended
                 return Verdict(member.member_id, "not compared", why, answer.policy, answer.found or answer.announced)
             return judge(answer, await self._reference(manifest))
         except RollmeshError as error:
