@@ -25,7 +25,7 @@ _PATIENCE = 2
 _KEPT = 64
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Node:
     """A receiver; `parent` None is the learner."""
 
@@ -107,7 +107,9 @@ class RelayTree:
         for other in self._nodes.values():
             line = list(other.line())
             usable = other.address and not other.failed and other.address not in failed
-            if usable and other.children < self._fanout and node not in line:
+            # A receiver that has started anew may stand there by its former name, at the same address.
+            below = node in line or (node.address and node.address in [above.address for above in line])
+            if usable and other.children < self._fanout and not below:
                 highest.setdefault(len(line), other)
         return highest[min(highest)] if highest else None
 

@@ -89,3 +89,14 @@ def test_full_bytes_and_links_have_trees_of_their_own() -> None:
     assert trees.of(two, one).route("b", "b:1", []) == ""
     assert trees.of(two, None).route("c", "c:1", []) == "a:1"
     assert trees.of(two, one).route("d", "d:1", []) == "b:1"
+
+
+def test_nobody_comes_below_itself_by_another_name() -> None:
+    tree = RelayTree(1)
+    assert tree.route("before", "a:1", []) == ""
+    # The same receiver after a restart.
+    assert tree.route("after", "a:1", []) == ""
+    tree = RelayTree(1)
+    assert tree.route("before", "a:1", []) == ""
+    assert tree.route("b", "b:1", []) == "a:1"
+    assert tree.route("after", "a:1", []) == ""
