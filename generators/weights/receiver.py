@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,7 @@ class WeightReceiver:
         # Of the version in service, and of the one that is about to be: the engine changes a moment before `serving`.
         self._manifests: dict[PolicyVersion, weights_pb2.Manifest] = {}
         self._incarnation = 0
+        self._swapping: Future[SwapTimings] | None = None
         self._pending: _Announcement | None = None
         self._news = asyncio.Event()
         self._reports: set[asyncio.Task[None]] = set()
@@ -196,7 +198,11 @@ class WeightReceiver:
         if manifest.run != self._run_name:
             self._refuse(announcement, WeightsError(f"weights of run {manifest.run!r}, this is {self._run_name!r}"))
             return
-        self._incarnation = policy.incarnation
+        if policy.incarnation > self._incarnation:
+            self._incarnation = policy.incarnation
+            if self._swapping is not None:
+                # Of the learner before; too late where the engine is at it already.
+                self._swapping.cancel()
         if self.serving is None or policy > self.serving:
             self._pending = announcement
             self._news.set()
@@ -253,8 +259,8 @@ class WeightReceiver:
         tensors = named_tensors(manifest, received.data)
         self._manifests[policy] = manifest
         try:
-            swapped = await asyncio.to_thread(self._engine.update_weights, policy, tensors, digest)
-            timings = await asyncio.wrap_future(swapped)
+            self._swapping = await asyncio.to_thread(self._engine.update_weights, policy, tensors, digest)
+            timings = await self._swapped(policy)
         except BaseException:
             del self._manifests[policy]
             raise
@@ -269,6 +275,21 @@ class WeightReceiver:
         if self._on_serving is not None:
             self._on_serving(policy)
         self._report(announcement.connection, self._success(announcement, received, timings))
+
+    async def _swapped(self, policy: PolicyVersion) -> SwapTimings:
+        """Returns when the engine has swapped; who is followed by another learner while the engine waits does not."""
+        swapping, task = self._swapping, asyncio.current_task()
+        assert swapping is not None and task is not None, "the engine was asked before"  # noqa: PT018
+        if self._over(policy) is not None:
+            swapping.cancel()
+        try:
+            return await asyncio.wrap_future(swapping)
+        except asyncio.CancelledError:
+            if task.cancelling() or (over := self._over(policy)) is None:
+                raise
+            raise over from None
+        finally:
+            self._swapping = None
 
     async def _fewest_bytes(self, announcement: _Announcement) -> Verified:
         """All bytes of the version announced, by differences where these are fewer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,24 @@ async def test_a_version_that_is_whole_when_another_learner_comes_is_not_put_int
             await world.receiver.gate_open.wait()
         assert world.engine.served == [PolicyVersion(2, 3)]
         assert same(world.engine, weights(3))
+
+
+async def test_a_swap_that_waits_when_another_learner_comes_is_called_off(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        old = await world.learner()
+        never: Future[None] = Future()
+        world.engine.hold.append(never)
+        old.publisher.publish(PolicyVersion(1, 7), weights(7).items(), "float32")
+        async with asyncio.timeout(DEADLINE_S):
+            await world.engine.asked.wait()
+            while world.receiver._swapping is None:
+                await asyncio.sleep(0.01)
+            new = await world.learner("learner-2")
+            new.publisher.publish(PolicyVersion(2, 3), weights(3).items(), "float32")
+            await world.receiver.gate_open.wait()
+        assert world.engine.served == [PolicyVersion(2, 3)]
+        assert same(world.engine, weights(3))
+        assert world.receiver.manifest(PolicyVersion(1, 7)) is None
 
 
 async def test_news_at_the_end_of_a_pause_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
