@@ -286,9 +286,9 @@ class InferenceEngine(ABC):
             digest: manifest digest, reported back.
 
         Returns:
-            A future; it waits for pinned requests (only such start meanwhile), and fails with
-            WeightsError where a tensor is missing, unknown or of another shape, or where there is no memory for it:
-            then the old weights stay in use.
+            A future; it waits for pinned requests (only such start meanwhile), may be cancelled for as long as it
+            waits, and fails with WeightsError where a tensor is missing, unknown or of another shape, or where there
+            is no memory for it: then the old weights stay in use.
 
         Raises:
             EngineError: the engine is not running.

@@ -292,6 +292,24 @@ class EngineContract:
         status = harness.engine.status()
         assert (status.serving, status.digest) == (resumed, "resumed")
 
+    def test_a_swap_that_waits_can_be_called_off(self, harness: EngineHarness) -> None:
+        harness.update(V1, harness.constant_weights(10))
+        asked = []
+
+        def ask(_: object) -> None:
+            harness.collector.hook = None
+            future = harness.engine.update_weights(V2, harness.constant_weights(11).items(), "off")
+            asked.append(future.cancel())
+
+        harness.collector.hook = ask
+        first, pinned = request("first", max_tokens=3), request("pinned", max_tokens=40, pinned=True)
+        for result in harness.run([first, pinned, request("later", max_tokens=60)]):
+            assert set(result.response_ids.tolist()) == {10}
+        assert asked == [True]
+        assert harness.engine.status().serving == V1
+        harness.update(V3, harness.constant_weights(12))
+        assert harness.run([request("last", max_tokens=2)])[0].response_ids.tolist() == [12, 12]
+
     def test_pinned_requests_finish_before_a_swap(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.constant_weights(10))
         swaps: list[Future[SwapTimings]] = []
