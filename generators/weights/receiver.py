@@ -2,7 +2,8 @@
 
 Invariants: the version in service (`serving`) changes only after the bytes of the new one agreed with their digests and
 the engine has swapped; whatever fails before leaves the old version in service and is reported; weights of an
-incarnation below one already seen are refused; of several announcements only the newest is fetched.
+incarnation below one already seen, here or by the mesh, are refused; of several announcements only the newest is
+fetched.
 """
 
 from __future__ import annotations
@@ -209,9 +210,11 @@ class WeightReceiver:
 
     def _over(self, policy: PolicyVersion) -> WeightsError | None:
         """Why a version is refused whose learner has been followed by another; None where it has not."""
-        if policy.incarnation >= self._incarnation:
+        in_force = self._link.policy_in_force
+        newest = max(self._incarnation, in_force.incarnation if in_force is not None else 0)
+        if policy.incarnation >= newest:
             return None
-        return WeightsError(f"incarnation {policy.incarnation} is over: weights of {self._incarnation} have been seen")
+        return WeightsError(f"incarnation {policy.incarnation} is over: weights of {newest} have been seen")
 
     # ----------------------------------------------------------------------------------------------- transfers
 

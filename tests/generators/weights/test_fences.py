@@ -40,6 +40,15 @@ async def test_a_version_that_is_whole_when_another_learner_comes_is_not_put_int
         assert same(world.engine, weights(3))
 
 
+async def test_a_generator_that_comes_late_refuses_a_learner_that_is_fenced(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as world:
+        world.membership.policy = PolicyVersion(2, 3)
+        fenced = await world.learner()
+        fenced.publisher.publish(PolicyVersion(1, 8), weights(8).items(), "float32")
+        assert "incarnation 1 is over" in (await fenced.report()).error
+        assert world.engine.served == []
+
+
 async def test_a_swap_that_waits_when_another_learner_comes_is_called_off(tmp_path: Path) -> None:
     async with mesh(tmp_path) as world:
         old = await world.learner()
