@@ -174,7 +174,11 @@ class WeightPublisher:
         data = self._write(manifest, named_tensors, dtype)
         manifest.digest = manifest_digest(manifest.tensors)
         published = PublishedVersion(manifest, data, bucket_offsets(manifest))
-        manifest.offers.extend(found for found in (offer.offer(published) for offer in self.offers) if found)
+        try:
+            manifest.offers.extend(found for found in (offer.offer(published) for offer in self.offers) if found)
+        except BaseException:
+            self._retire([published])
+            raise
         manifest.announced_unix_ns = time.time_ns()
         with self._lock:
             self._versions[policy] = published

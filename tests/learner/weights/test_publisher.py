@@ -14,11 +14,14 @@ import pytest
 import torch
 
 from learner.weights import WeightPublisher, read_model_bundle
+from learner.weights.offers import Offer
+from learner.weights.published import PublishedVersion
 from learner.weights.storage import VersionWriter, sweep
 from mesh.errors import DataError, WeightsError
 from mesh.hosts import host_id
 from mesh.versions import PolicyVersion
 from mesh.weights import check_manifest, digest_of
+from protos import weights_pb2
 
 ROOT = Path(__file__).parents[3]
 
@@ -161,6 +164,25 @@ def test_what_a_killed_publisher_left_is_swept(shared: Path) -> None:
     assert len(list(shared.iterdir())) == 1
     WeightPublisher("other", {}, directory=shared)
     assert not list(shared.iterdir())
+
+
+class Interrupted(Offer):
+    name = "interrupted"
+
+    def offer(self, version: PublishedVersion) -> weights_pb2.Offer | None:
+        raise KeyboardInterrupt
+
+    def retire(self, version: PublishedVersion) -> None:
+        """Nothing is kept."""
+
+
+def test_what_is_interrupted_before_its_announcement_leaves_nothing(shared: Path) -> None:
+    publisher = WeightPublisher("run", {}, directory=shared, offers=[Interrupted()])
+    with pytest.raises(KeyboardInterrupt):
+        publisher.publish(PolicyVersion(1, 0), weights(), torch.float32)
+    assert not list(shared.iterdir())
+    assert publisher.newest is None
+    publisher.close()
 
 
 def test_a_pipe_under_a_name_of_ours_holds_up_nobody(shared: Path) -> None:
