@@ -2,7 +2,7 @@
 
     python -m benchmarks.buffer.latency --reverb-python /path/to/reverb-venv/bin/python --json latency.json
 
-One writer, 200 trajectories/s, groups of one; ours without persistence, as Reverb, and with every write fsynced. The
+One writer, 200 trajectories/s, groups of one, claimed in batches of 64; ours without persistence, as Reverb, and with every write fsynced. The
 clock starts before the payload is encoded and stops when the learner (Reverb: the reader) holds the message. Contenders
 alternate, in parts, until each has the samples asked for; quantiles are of all parts together, and each part's are in
 the JSON. Needs a quiet machine.
@@ -29,7 +29,7 @@ _PART_S = 10.0
 def main(argv: list[str] | None = None) -> int:
     """Prints the quantiles and writes them, part by part, to --json."""
     args = _parse(argv)
-    plans = [Plan(tokens=tokens, seconds=_PART_S, rate=args.rate) for tokens in args.tokens]
+    plans = [Plan(tokens=tokens, seconds=_PART_S, rate=args.rate, batch=64) for tokens in args.tokens]
     samples: dict[str, list[float]] = {}
     parts: dict[str, list[dict[str, float]]] = {}
     moods = []
