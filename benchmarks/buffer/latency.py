@@ -2,10 +2,10 @@
 
     python -m benchmarks.buffer.latency --reverb-python /path/to/reverb-venv/bin/python --json latency.json
 
-One writer, 200 trajectories/s, groups of one, claimed in batches of 64; ours without persistence, as Reverb, and with every write fsynced. The
-clock starts before the payload is encoded and stops when the learner (Reverb: the reader) holds the message. Contenders
-alternate, in parts, until each has the samples asked for; quantiles are of all parts together, and each part's are in
-the JSON. Needs a quiet machine.
+One writer, 200 trajectories/s, groups of one, claimed in batches of 64; ours without persistence, as Reverb, and with
+every write fsynced. The clock starts before the payload is encoded and stops when the learner (Reverb: the reader)
+holds the message. Contenders alternate, in parts, until each has the samples asked for; quantiles are of all parts
+together, and each part's are in the JSON. Needs a quiet machine.
 """
 
 from __future__ import annotations
