@@ -9,6 +9,7 @@ from typing import Any
 from buffer.bounds import check_id, check_policy
 from buffer.context import FrontContext
 from buffer.keys import Keys
+from buffer.policy.rules import TABLES
 from buffer.redis_access import RedisAccess
 from mesh.errors import ConfigError, PayloadError
 from mesh.versions import checked_version
@@ -120,6 +121,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
     async def Leave(self, request: pb.LeaveRequest, _context: Any) -> pb.LeaveResponse:
         """See membership.proto."""
         await self._access.verb("leave", "", request.member_id, request.generation, int(request.run_finished))
+        for table in TABLES:  # its groups wait for other holders
+            await self._front.store.refresh(table)
         return pb.LeaveResponse()
 
     async def List(self, request: pb.ListRequest, _context: Any) -> pb.ListResponse:

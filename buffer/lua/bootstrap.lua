@@ -4,14 +4,12 @@ load_table(ARGV[1])
 load_run()
 if R.incarnation == 0 then redis.call('HSET', RUN, 'redis_run_id', redis_id()) end
 local front, fronts, now = ARGV[2], RUN .. ':fronts', now_ms()
-if ARGV[4] == '1' then redis.call('DEL', fronts) end
 local others = {}
 for _, other in ipairs(redis.call('SMEMBERS', fronts)) do
   local beat = tonumber(redis.call('ZSCORE', RUN .. ':heartbeats', other) or -1)
-  if beat + tonumber(ARGV[3]) < now then
-    list_fronts('SREM', other)
-  elseif other ~= front then
-    others[#others + 1] = other
+  if other ~= front then
+    -- One that lives after all hears so at its next heartbeat, and enters again: till then nobody hints to it.
+    if ARGV[4] == '1' or beat + tonumber(ARGV[3]) < now then forget(other) else others[#others + 1] = other end
   end
 end
 local rules, differing = {}, {}

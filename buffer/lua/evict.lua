@@ -18,6 +18,7 @@ if C.bounded == 1 then
   for _, gid in ipairs(redis.call('ZRANGEBYSCORE', T .. ':reuse', '-inf', limit, 'LIMIT', 0, tonumber(ARGV[2]))) do
     retire(gid, read_group(gid))
   end
+  settle()
   left = redis.call('ZCOUNT', T .. ':deadline', '-inf', limit) + redis.call('ZCOUNT', T .. ':reuse', '-inf', limit)
 end
 return {'ok', view(), #gids, left}

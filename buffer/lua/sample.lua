@@ -19,6 +19,8 @@ for i = 5, #ARGV do
   local g = read_group(gid)
   if #answer < room and g and g.state == 'ready' and g.deadline >= version then
     if C.order == PRIORITY then
+      -- Absent where the run went by another order when it became ready.
+      g.draw = g.draw or {}
       g.draw.chance = weight_of(g) / C.weight
       put('race', math.max(C.race, g.order))
       leave_ready(g)

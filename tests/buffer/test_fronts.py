@@ -11,6 +11,7 @@ import pytest
 
 from buffer import admission, sampling
 from buffer.keys import Keys
+from buffer.policy.rules import rules_of
 from buffer.service import BufferService, without_secrets
 from mesh.config import load_config
 from mesh.errors import ConfigError
@@ -177,6 +178,19 @@ async def test_a_front_that_the_run_forgot_enters_again_or_ends(mesh: Mesh) -> N
     await front.access.client.hdel(f"{keys.run}:generations", member)
     async with asyncio.timeout(10):
         assert isinstance(await front.failed(), ConfigError)
+
+
+async def test_a_front_taken_for_dead_that_lives_is_hinted_to_again(mesh: Mesh) -> None:
+    config = make_config(mesh.folder, mesh.redis_url, buffer={"lease_s": 1.0})
+    front = await mesh.front(config)
+    fronts = f"{Keys(config.run.name).run}:fronts"
+    alive = await front.access.client.smembers(fronts)
+    rules = [part for pair in rules_of(config, "train").to_fields().items() for part in pair]
+    answer = await front.access.verb("bootstrap", "train", "who has just started Redis", 1000, 1, *rules)
+    assert answer == [b"ok", []]
+    async with asyncio.timeout(10):
+        while not alive <= await front.access.client.smembers(fronts):
+            await asyncio.sleep(0.05)
 
 
 async def test_fronts_protected_by_tls_and_token_are_checked_by_their_own_names(mesh: Mesh, tmp_path: Path) -> None:
