@@ -37,6 +37,8 @@ local function regrant(pin)
       redis.call('ZREM', orphans_key(pin), gid)
       add('orphaned', -1)
       add('readmissions', 1)
+      -- Their holders' count, behind the attempts of any lost time: those may have left values under their names.
+      g.attempt = attempts_of(g) + C.losses * LEAP
       grant(gid, g, number_of(gid))
     end
   end

@@ -12,10 +12,12 @@
 --   * `rev` grows with every change, so that a front can tell which of two answers is newer.
 local RUN = KEYS[1]
 local NO_BOUND = 10000000000000
+-- By so much numbers jump ahead after a loss, so that none that was given in the lost time comes again.
+local LEAP = 1048576
 local FIGURES = [[
   rev seq leases seals u admitted trained evicted_stale filtered failed generating ready leased consumed seeded
   seeded_tasks pending withdrawn first_admissions readmissions superseded_writes duplicate_writes end_of_data bytes
-  reserved orphaned uses spent race weight cancelled redriven skipped consumed_bytes
+  reserved orphaned uses spent race weight cancelled redriven skipped consumed_bytes losses
 ]]
 local RULES = [[
   groups_per_step max_staleness bounded order max_reuse samples_per_insert seed min_members lease_ms grace_ms max_bytes
@@ -101,7 +103,7 @@ local function leave(key, gid)
 end
 
 -- Writes the figures where they have changed, and hints to the other fronts that there is something new: who is alone
--- has it in the answer.
+-- has it in the answer, or, where that is lost, in the next one.
 local function flush()
   settle()
   if not changed then return end

@@ -5,7 +5,6 @@
 --
 -- A group may be unknown here for two reasons only. Its end is known: then its use lies below the commit mark, and is
 -- passed over. Or its admission is lost: then it is counted as admitted and consumed, and its prompt is not pending.
-local LEAP = 1048576
 load_table(ARGV[1])
 load_run()
 free_first()
@@ -163,13 +162,15 @@ for i = first, #ARGV, 3 do
   assert_use(ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]))
 end
 
--- Ids and leases that may have been given in the time that is lost do not come again; nor do revisions, so that no
--- front that saw them takes what follows for a further loss.
+-- Ids, leases and attempts that may have been given in the time that is lost do not come again; nor do revisions, so
+-- that no front that saw them takes what follows for a further loss. Leases, which fence what comes late, follow the
+-- clock: they differ even where the same state is lost twice.
 local function leap()
   add('rev', LEAP)
   add('seq', LEAP)
   add('skipped', LEAP)
-  add('leases', LEAP)
+  put('leases', math.max(C.leases + LEAP, now))
+  add('losses', 1)
 end
 
 if ARGV[6] == '0' then

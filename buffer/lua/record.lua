@@ -2,8 +2,9 @@
 -- names, since it is read and written at every step of a group's life. (The hash has one field per member for its meta
 -- besides, and those of drafts.) More than 32 fields would double the table that Lua makes for it.
 --   the task      ordinal, n members, pin, reserve (bytes), task, parent, refills
---   its place     state, order (among those ready), deadline, grant (the version it was granted to), attempt, lost
---                 (holders), lease, holder, for_version (that it is leased for)
+--   its place     state, order (among those ready), deadline, grant (the version it was granted to), attempt (its number;
+--                 behind a loss, from a multiple of LEAP on), lost (holders), lease, holder, for_version (that it is
+--                 leased for)
 --   its content   done (a character per member), bytes, ranges, payloads, tokens
 --   times         admitted_ms, sealed_ms, leased_ms
 --   if any        uses, claimed (the lease of the last claim), drafts (their number), former (who lost it), causes (of
@@ -38,6 +39,9 @@ local function save_group(gid, g) redis.call('HSET', group_key(gid), 'group', pa
 
 -- Groups are numbered by their admission.
 local function number_of(gid) return tonumber(string.match(gid, '%d+$')) end
+
+-- How often it was granted, as far as Redis knows.
+local function attempts_of(g) return g.attempt % LEAP end
 
 -- Whether it waits for its next holder.
 local function is_orphan(g) return g.state == 'generating' and g.holder == '' end

@@ -35,7 +35,7 @@ end
 -- The place of a group that becomes ready among the others.
 local function take_place(gid, g)
   if C.order == FRESHEST then
-    g.order = g.seal / 2 ^ 32 - g.deadline
+    g.order = (g.seal or 0) / 2 ^ 32 - g.deadline
   elseif C.order == PRIORITY then
     add('weight', weight_of(g))
     enter_race(gid, g)
@@ -93,7 +93,7 @@ end
 local function bury(gid, g, reason)
   local kept = reason ~= 'withdrawn' and g.n > 0
   redis.call('HSET', T .. ':dead', gid, cjson.encode({
-    group = gid, task = g.task, reason = reason, attempts = g.attempt, failed_ms = now_ms(), causes = g.causes,
+    group = gid, task = g.task, reason = reason, attempts = attempts_of(g), failed_ms = now_ms(), causes = g.causes,
     ordinal = g.ordinal, n = g.n, pin = g.pin, reserve = g.reserve, kept = kept, redriven = false
   }))
   redis.call('LPUSH', T .. ':failures', gid)

@@ -43,7 +43,7 @@ class DeadLetter:
         self.notes[group.group_id] = Note(
             group.task,
             reason,
-            group.attempt,
+            group.attempts,
             tuple(group.causes),
             kept=reason != WITHDRAWN and group.task.n > 0,
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from buffer.policy.drafts import Draft, hand_out
 from buffer.policy.lineage import VersionRanges
 from buffer.policy.rules import Order
-from buffer.policy.states import Fate, Group, State, Task
+from buffer.policy.states import LEAP, Fate, Group, State, Task
 from buffer.policy.table import TableState
 from mesh.versions import PolicyVersion
 
@@ -31,6 +31,7 @@ class GeneratorVerbs(TableState):
                 if len(granted) < wanted and deadline >= self.u:
                     group.deadline = deadline
                     self.counts["readmissions"] += 1
+                    group.attempt = group.attempts + self._losses * LEAP
                     granted.append(self._granted(group, member))
                 else:
                     group.grant = before

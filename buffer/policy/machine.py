@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from buffer.policy.generating import GeneratorVerbs
 from buffer.policy.lineage import Lineage
 from buffer.policy.order import freshest_key
-from buffer.policy.reassertion import LEAP, Assertion
+from buffer.policy.reassertion import Assertion
 from buffer.policy.reuse import kept_uses, may_be_used_again
 from buffer.policy.rules import Order
-from buffer.policy.states import Fate, Group, State, Task
+from buffer.policy.states import LEAP, Fate, Group, State, Task
 from buffer.policy.table import LEARNER, Fenced, Suspect
 
 
@@ -228,7 +228,7 @@ class TableMachine(GeneratorVerbs):
 
     # ------------------------------------------------------------------------------------------- lost state
 
-    def reassert(self, assertion: Assertion, *, more: bool) -> tuple[int, int]:
+    def reassert(self, assertion: Assertion, now: int, *, more: bool) -> tuple[int, int]:
         """The learner says again what it has used: (groups corrected, groups that were unknown)."""
         if not assertion.is_believed(self):
             raise Fenced
@@ -238,7 +238,8 @@ class TableMachine(GeneratorVerbs):
             self.suspect = False
             self.u = max(self.u, assertion.version)
             self.leap(to=self._seq + LEAP)
-            self._leases += LEAP
+            self._leases = max(self._leases + LEAP, now)
+            self._losses += 1
         return found
 
     def use_again(self, group: Group, version: int) -> None:

@@ -23,9 +23,6 @@ from mesh.versions import PolicyVersion
 if TYPE_CHECKING:
     from buffer.policy.machine import TableMachine
 
-# By so much ids and leases jump ahead, so that none that was given in the lost time comes again.
-LEAP = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class AssertedUse:

@@ -9,6 +9,9 @@ from buffer.policy.lineage import VersionRanges
 from buffer.policy.reuse import WEIGHT_UNIT
 from mesh.versions import PolicyVersion
 
+# By so much ids, leases and attempts jump ahead after a loss, so that none that was given in the lost time comes again.
+LEAP = 1 << 20
+
 
 class State(StrEnum):
     """Where a live group is. It is in exactly one of these."""
@@ -61,7 +64,7 @@ class Group:
         holder: who holds the lease; empty while nobody does.
         former: who lost it last and may still be at it; empty once somebody else holds it.
         lease: names the right to it; kept until the next grant, so that late work of the last holder still counts.
-        attempt: counts its holders.
+        attempt: counts its holders; behind a loss, from a multiple of `LEAP` on.
         lost: holders that were lost.
         grant: what the last holder served when it was granted.
         done: outcome stored, per member.
@@ -106,3 +109,8 @@ class Group:
     draws: int = 0
     chance: float = 1.0
     hollow: bool = False
+
+    @property
+    def attempts(self) -> int:
+        """How often it was granted, as far as the buffer knows."""
+        return self.attempt % LEAP

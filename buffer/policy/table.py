@@ -59,7 +59,7 @@ class TableState:
         self.suspect = False
         self.used_ahead: set[int] = set()
         self.end_of_data = False
-        self._seq = self._leases = self._seals = 0
+        self._seq = self._leases = self._seals = self._losses = 0
         self._race = 0.0
 
     # -------------------------------------------------------------------------------------------- figures

@@ -93,7 +93,7 @@ class LosingMachines(BothMachines):
         answer = self.verb("reassert", "train", incarnation, "learner", self.version, 1000, int(more), takeovers, *flat)
         assertion = Assertion(incarnation, self.version, self.takeovers, uses)
         assert answer[0] == b"ok"
-        assert tuple(answer[2:4]) == self.machine.reassert(assertion, more=more)
+        assert tuple(answer[2:4]) == self.machine.reassert(assertion, self.now, more=more)
         self.found.update(corrected=answer[2], unknown=answer[3])
 
     def _nobody_gets_anything(self, incarnation: int) -> None:
@@ -142,6 +142,26 @@ def walk(seed: int, steps: int) -> Counter[str]:
             both.keep_log()
             both.agree()
         return both.found
+    finally:
+        both.teardown()
+
+
+def test_no_attempt_of_the_lost_time_comes_again(redis_url: str) -> None:
+    """What its holder has stored would be found under its name, where that lies in a Redis that has lost nothing."""
+    LosingMachines.url = redis_url
+    both = LosingMachines()
+    both.begin(1, Order.IN_ORDER, 1, 1 << 30)
+    try:
+        both.fill(1, "m1")
+        given: list[tuple[str, int]] = []
+        for _ in range(3):
+            both.lose_holders()
+            both.remember()
+            both.admit("m2", 0, 1)
+            given += [(group.group_id, group.attempt) for group in both.machine.groups.values()]
+            both.lose(1, False)
+            both.agree()
+        assert len(set(given)) == 3
     finally:
         both.teardown()
 
