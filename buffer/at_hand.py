@@ -1,7 +1,7 @@
 """Payloads that this front stored lately: what is handed on soon need not be read back from Redis.
 
-A value under a key never changes (the first one wins, and the attempt is part of the key), so a copy is as good as the
-original. A cache and nothing more: what is not here is in Redis.
+What counts under a key never changes, so a copy is as good as the original. A cache and nothing more: what is not here
+is in Redis.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class AtHand:
         self.bytes = 0
 
     def keep(self, stored: Iterable[tuple[str, bytes]]) -> None:
-        """Redis has just stored these values under these keys, which had none before."""
+        """Redis has just stored these values under these keys, and they count."""
         for key, value in stored:
             self.bytes += len(value) - len(self._values.get(key, b""))
             self._values[key] = value

@@ -1,8 +1,8 @@
 """Drafts: the payload so far of members that are not finished, so that a lost generator loses little.
 
 Invariants
-  * A draft is a plain key beside the payloads, named by its attempt and its length. The first value of a name wins, so
-    what the verb notes of a draft (its length, its versions) is always true of the bytes under its name.
+  * A draft is a plain key beside the payloads, named by its attempt and its length. The first value of a name wins,
+    except over one that no verb has noted: what is noted of a draft (its length, its versions) is true of its bytes.
   * The verb decides which draft counts: the longest of the latest attempt. What it replaces, refuses or drops is
     removed; what nobody names is swept.
   * A draft never counts in the ledger, in the bytes or in a deadline, until it is handed to a new holder: from then on

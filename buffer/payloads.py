@@ -4,7 +4,9 @@ Invariants
   * A payload counts only through the write verb. The end of its group removes it; what no verb ever names, and none
     can name any more, is swept (`buffer.orphans`).
   * A small payload is one value. A large one is in pieces, a key each, uploaded before the write that names their
-    number. The first value under a key wins, so what is in use never changes, however late something is repeated.
+    number.
+  * The first value under a key wins, until a write counts: what a member is, is what that write brought or named. From
+    then on it never changes, however late something is repeated.
   * Whatever is read is read in portions of bounded size.
 """
 
@@ -62,7 +64,7 @@ class PayloadMissing(Exception):  # noqa: N818  an answer: the caller knows what
         self.index = index
 
 
-# The command that stores a value: the first one wins.
+# The command that stores a value, unless there is one.
 SetValue = tuple[str, str, bytes, str]
 
 
@@ -99,15 +101,21 @@ class Payloads:
         """Keys of all payloads of groups, given as (group id, what the verbs noted)."""
         return [key for gid, text in groups for place in places(text) for key in self.keys_of(table, gid, place)]
 
-    def keep(self, commands: Sequence[SetValue], replies: Iterable[bytes | None]) -> None:
-        """Keeps at hand what has just been stored: where a SET found none before it."""
-        done = zip(commands, replies, strict=True)
-        self.at_hand.keep([(key, value) for (_, key, value, _), reply in done if reply is not None])
+    async def replace(self, values: Iterable[tuple[str, bytes]]) -> None:
+        """Puts values in the place of those that keys have; what has been removed stays so."""
+        await self._redis.batch([("SET", key, value, "XX") for key, value in values])
 
-    async def put_piece(self, table: str, group_id: str, place: Place, piece: int, data: bytes) -> None:
-        """Stores one piece of a large payload; repeating it is harmless at any time."""
+    async def put_piece(
+        self, table: str, group_id: str, place: Place, piece: int, data: bytes, *, anew: bool = False
+    ) -> bool:
+        """Stores one piece of a large payload, unless there is one (`anew`: in its place).
+
+        Returns:
+            Whether there is this one now.
+        """
         key = f"{self._keys.payload(table, group_id, place.member, place.attempt)}:{piece}"
-        await self._redis.batch([("SET", key, data, "NX")])
+        (done,) = await self._redis.batch([("SET", key, data, "XX" if anew else "NX")])
+        return done is not None or await self._redis.mget([key]) == [data]
 
     async def sizes(self, keys: Sequence[str]) -> list[int]:
         """Bytes of each value; 0 where it is missing."""

@@ -69,6 +69,10 @@ class Written:
     status: int
     sealed: bool
 
+    @property
+    def stored(self) -> bool:
+        return self.status == 1
+
 
 @dataclass(frozen=True, slots=True)
 class Leased:
@@ -100,6 +104,36 @@ class Sealed:
 
     rev: int
     group_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a learner's stream of this front waits for while nothing is ready.
+
+    Attributes:
+        incarnation: of the learner.
+        version: at which groups are to train.
+        credits: groups that it takes at most.
+        token: of the stream.
+    """
+
+    incarnation: int
+    version: int
+    credits: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What the write that sealed it has leased to a waiting stream.
+
+    Attributes:
+        to: the stream.
+        leased: the groups; None where the answer was lost: nobody knows what is leased.
+    """
+
+    to: Awaited
+    leased: list[Leased] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,7 @@ class Uploads:
         if first is None:
             return pb.UploadResponse()
         table = self._front.checked_table(first.table)
-        status = await self._front.store.member_state(
-            table, first.group_id, first.lease_id, first.attempt, first.member
-        )
+        status = await self._state(table, first)
         if status == _NO_SUCH_MEMBER:
             raise PayloadError("member", "the group has not so many members")
         if status != _OPEN:
@@ -62,13 +60,20 @@ class Uploads:
             await self._pieces(table, first, counted)
         return pb.UploadResponse(pieces=counted.pieces, bytes=counted.bytes)
 
+    async def _state(self, table: str, write: pb.UploadRequest | Write) -> int:
+        return await self._front.store.member_state(table, write.group_id, write.lease_id, write.attempt, write.member)
+
     async def _pieces(self, table: str, first: pb.UploadRequest, counted: _Counted) -> None:
         """Stores each piece while the next one arrives."""
         place = Place(first.member, first.attempt)
 
         async def put(piece: int, data: bytes) -> None:
+            payloads = self._front.store.payloads
             async with self._room:
-                await self._front.store.payloads.put_piece(table, first.group_id, place, piece, data)
+                there = await payloads.put_piece(table, first.group_id, place, piece, data)
+                # Other bytes, of an upload that never counted: the member has been sampled anew under the same lease.
+                if not there and await self._state(table, first) == _OPEN:
+                    await payloads.put_piece(table, first.group_id, place, piece, data, anew=True)
 
         storing: asyncio.Task[None] | None = None
         try:
@@ -93,8 +98,7 @@ class Uploads:
         wrong = await self._wrong(table, write)
         if wrong is None:
             return
-        store = self._front.store
-        if await store.member_state(table, write.group_id, write.lease_id, write.attempt, write.member) == _OPEN:
+        if await self._state(table, write) == _OPEN:
             raise wrong
 
     async def _wrong(self, table: str, write: Write) -> PayloadError | None:

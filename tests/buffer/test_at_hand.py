@@ -8,7 +8,8 @@ from typing import Any
 from buffer.at_hand import AtHand
 from buffer.keys import Keys
 from mesh.versions import PolicyVersion
-from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
+from protos import buffer_pb2 as pb
+from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_write
 
 FIFO = {"max_staleness": 4, "order": "fifo"}
 
@@ -52,13 +53,18 @@ async def test_its_payloads_are_not_read_back(mesh: Mesh) -> None:
     assert await _reads(front) == before, "they were at hand"
 
 
-async def test_the_first_stored_value_counts_even_so(mesh: Mesh) -> None:
+async def test_what_a_write_finds_under_its_name_makes_room_for_what_was_written(mesh: Mesh) -> None:
+    """The member was sampled anew under the same lease; the write of what is there never counted."""
     front, learner, generator, sampler, grant = await _waiting(mesh)
-    key = Keys(front.run_name).payload("train", grant.group_id, 1, grant.attempt)
-    await front.access.client.set(key, b"stored before")
-    await generator.finish(generator.writer(), [grant], PolicyVersion(learner.incarnation, 0))
+    version = PolicyVersion(learner.incarnation, 0)
+    keys = [Keys(front.run_name).payload("train", grant.group_id, member, grant.attempt) for member in range(2)]
+    before = [make_write(grant, member, [version] * 7).payload for member in range(2)]
+    await front.access.client.mset(dict(zip(keys, before, strict=True)))
+    writes = [make_write(grant, member, [version]) for member in range(2)]
+    results = await generator.writer().write([writes[0], make_write(grant, 0, [version] * 3), writes[1]])
+    assert [r.status for r in results] == [pb.WRITE_STATUS_STORED, pb.WRITE_STATUS_DUPLICATE, pb.WRITE_STATUS_STORED]
     (group,) = await learner.collect(sampler, 1)
-    assert group.payloads[1] == b"stored before"
+    assert list(group.payloads) == await front.access.client.mget(keys) == [write.payload for write in writes]
 
 
 def test_the_oldest_go_first_and_every_byte_is_counted_once() -> None:

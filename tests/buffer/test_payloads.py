@@ -165,6 +165,7 @@ async def test_what_was_not_uploaded_is_refused_by_name(mesh: Mesh) -> None:
     short[2].data = short[2].data[:-1]
     await upload(generator, short)
     assert await refused(named(cut)) == "uploaded_bytes"
+    await upload(generator, requests_of(cut))
     other = named(large_write(grant, 0))
     other.payload = other.payload.replace(b"mask", b"MASK")
     assert await refused(other) == "mask"
@@ -185,7 +186,8 @@ async def test_what_was_not_uploaded_is_refused_by_name(mesh: Mesh) -> None:
     whole.CopyFrom(large_write(grant, 0, MAX_WHOLE_BYTES // 8 + 1))
     response = await _written(generator, whole)
     assert (response.status, response.field) == (pb.WRITE_STATUS_REJECTED, "payload")
-    assert (await writer.write([named(write)]))[0].status == pb.WRITE_STATUS_STORED
+    results = await writer.write([named(write), named(cut)])
+    assert [r.status for r in results] == [pb.WRITE_STATUS_STORED] * 2, "what was cut short has been uploaded once more"
     pieces = sorted(await front.access.client.keys(f"{keys_of(front, grant.group_id)[:-1]}0:*"))
     assert await front.access.client.mget(pieces) == [request.data for request in requests]
 

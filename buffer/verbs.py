@@ -1,0 +1,114 @@
+"""Runs the verbs over Redis, and keeps what their answers carry: the figures of the tables. Also remembers prompts.
+
+Decides nothing: `buffer.policy` proposes, Lua disposes.
+
+Payloads and prompts are plain keys that never pass through Lua. A small payload is SET together with the verb that
+makes it count (`buffer.payloads` says the rest); the end of its group names it in the `trash`, from which any front
+removes it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from buffer.drafts import Drafts
+from buffer.keys import Keys
+from buffer.payloads import Payloads
+from buffer.policy.rules import TABLES
+from buffer.redis_access import RedisAccess
+from buffer.refusals import checked, lost_state
+from buffer.side_store import SideStore
+from buffer.view import TableView
+
+log = logging.getLogger(__name__)
+# Verbs whose answer must not be used where it comes from a state that has gone back.
+_GIVING = frozenset({"attach", "sample", "claim", "nack", "commit", "reassert"})
+_PROMPTS_CACHED = 4096
+# Groups that one call of a verb, or of a look around, works on at most.
+PORTION = 256
+
+
+class Verbs:
+    """Runs verbs of one run.
+
+    Args:
+        access: Redis.
+        run_name: names the keys.
+        side: where large data of members lies.
+
+    Attributes:
+        views: the figures of each table, as last seen.
+    """
+
+    def __init__(self, access: RedisAccess, run_name: str, side: SideStore) -> None:
+        self._redis = access
+        self.keys = Keys(run_name)
+        self.payloads = Payloads(access, self.keys)
+        self.side = side
+        self.drafts = Drafts(access, self.keys)
+        self.views: dict[str, TableView] = {table: TableView() for table in TABLES}
+        self._listeners: list[Callable[[str], None]] = []
+        self._prompts: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Calls `listener(table)` whenever newer figures of a table are known."""
+        self._listeners.append(listener)
+
+    def _see(self, table: str, values: Sequence[int], *, trust: bool = False) -> TableView:
+        view = TableView.from_reply(values)
+        if view.rev > self.views[table].rev or (trust and view != self.views[table]):
+            self.views[table] = view
+            for listener in self._listeners:
+                listener(table)
+        return view
+
+    async def _table_verb(self, name: str, table: str, *arguments: str | bytes | int) -> list[Any]:
+        before = self.views[table].rev
+        answer = await self._redis.verb(name, table, *arguments)
+        view = self._see(table, answer[1])
+        if view.rev < before:
+            await self._doubt(table, before)
+            if name in _GIVING:
+                raise lost_state()
+        return checked(answer)
+
+    async def _doubt(self, table: str, before: int) -> None:
+        """The figures went back: Redis has lost what it had acknowledged, and everybody must know."""
+        self._prompts.clear()
+        self.payloads.at_hand.clear()
+        answer = await self._redis.verb("doubt", table, before)
+        after = self._see(table, answer[1], trust=True).rev
+        log.error("Redis went back from revision %d to %d", before, after, extra={"table": table})
+
+    async def refresh(self, table: str) -> TableView:
+        """Reads the figures anew; believes them even if their `rev` went back, and makes that known."""
+        before = self.views[table].rev
+        answer = await self._redis.verb("look", table)
+        if self._see(table, answer[1], trust=True).rev < before:
+            await self._doubt(table, before)
+        return self.views[table]
+
+    async def prompts(self, table: str, ordinals: Sequence[int]) -> dict[int, bytes]:
+        """Serialized PromptTasks by ordinal; missing ones are left out."""
+        found = {o: self._prompts[(table, o)] for o in ordinals if (table, o) in self._prompts}
+        missing = [o for o in ordinals if o not in found]
+        if missing:
+            blobs = await self._redis.mget([self.keys.prompt(table, o) for o in missing])
+            for ordinal, blob in zip(missing, blobs, strict=True):
+                if blob is not None:
+                    found[ordinal] = blob
+                    self._remember(table, ordinal, blob)
+        return found
+
+    def _remember(self, table: str, ordinal: int, blob: bytes) -> None:
+        self._prompts[(table, ordinal)] = blob
+        if len(self._prompts) > _PROMPTS_CACHED:
+            self._prompts.popitem(last=False)
+
+
+def flat(leases: Sequence[tuple[str, str]]) -> list[str]:
+    """Pairs one behind the other, as verbs take them."""
+    return [part for pair in leases for part in pair]
