@@ -196,20 +196,21 @@ class RedisAccess:
         On one server they are sent together. In a cluster the verb is sent when all nodes have acknowledged the plain
         commands. These must be repeatable: they are sent once more where Redis had forgotten the verb.
         """
-        answer: list[Any] = (await self.after_all(commands, name, *arguments))[-1]
+        answer: list[Any] = (await self.after_all(commands, ((name, *arguments),)))[-1]
         return answer
 
-    async def after_all(self, commands: Sequence[Sequence[Argument]], name: str, *arguments: Argument) -> list[Any]:
-        """As `after`; the replies to the plain commands stand before the verb's answer."""
-        verb = ("EVALSHA", self._scripts[name].digest, 1, self._run_key, *arguments)
+    async def after_all(self, commands: Sequence[Sequence[Argument]], verbs: Sequence[Sequence[Argument]]) -> list[Any]:
+        """As `after` with several verbs (name and arguments), one behind the other; replies to all, in this order."""
+        calls = [("EVALSHA", self._scripts[str(verb[0])].digest, 1, self._run_key, *verb[1:]) for verb in verbs]
         send = self._wire.send
         with translated():
-            replies = await (self._wire.send_behind(commands, (verb,)) if commands else send((verb,)))
-        if isinstance(replies[-1], hiredis.ReplyError) and str(replies[-1]).startswith("NOSCRIPT"):
+            replies = await (self._wire.send_behind(commands, calls) if commands else send(calls))
+        first = replies[len(commands)]
+        if isinstance(first, hiredis.ReplyError) and str(first).startswith("NOSCRIPT"):
             await self.load()
             with translated():
-                replies = await (self._wire.send_behind(commands, (verb,)) if commands else send((verb,)))
-        self._check([*commands, verb], replies)
+                replies = await (self._wire.send_behind(commands, calls) if commands else send(calls))
+        self._check([*commands, *calls], replies)
         return replies
 
     async def mget(self, keys: Sequence[str]) -> list[bytes | None]:

@@ -11,12 +11,13 @@ from buffer.bell import wait_for
 from buffer.context import FrontContext, StreamHold, pump
 from buffer.policy.order import Choice, choose_first, choose_in_order
 from buffer.policy.rules import TRAIN, Order
-from buffer.records import Leased, Outlook
+from buffer.records import Awaited, Leased, Outlook
 from buffer.refusals import fenced, lost_state
 from buffer.scoring import Ranking
 from buffer.splice import fields, opening
 from buffer.view import TableView
 from buffer.waits import INSERTS
+from mesh.errors import StoreError
 from mesh.versions import checked_version
 from protos import buffer_pb2 as pb
 
@@ -66,7 +67,7 @@ class SampleSession:
     async def run(self, requests: AsyncIterator[pb.SampleRequest]) -> AsyncIterator[pb.SampleResponse | bytes]:
         """Answers until the learner closes the stream."""
         store = self._front.store
-        async with StreamHold(self._front, self._table, _LEARNER, self._stop_clock) as hold:
+        async with StreamHold(self._front, self._table, _LEARNER, self._over) as hold:
             self._token = hold.token
             held = await store.attach_learner(self._table, self._incarnation, hold.token)
             async for response in self._responses(held):
@@ -75,7 +76,7 @@ class SampleSession:
                 async with pump(requests, self._take, event) as reader:
                     while not reader.done():
                         event.clear()
-                        leased, reason = await self._try(event)
+                        leased, reason = await self._next(event)
                         if leased:
                             self._stop_clock()
                             async for response in self._responses(leased):
@@ -87,6 +88,7 @@ class SampleSession:
                             yield pb.SampleResponse(exhausted=True, waiting_reason="the data has ended")
                             continue
                         self._run_clock(reason)
+                        self._await_writes()
                         if not await wait_for(event, _RECHECK_S):
                             await store.refresh(self._table)
                             if reason:
@@ -101,8 +103,48 @@ class SampleSession:
     def _stop_clock(self) -> None:
         self._front.waits[self._table].end(INSERTS, _LEARNER)
 
-    async def _try(self, event: asyncio.Event) -> tuple[list[Leased], str]:
+    def _over(self) -> None:
+        self._stop_clock()
+        awaited = self._front.store.awaited.get(self._table)
+        if awaited is not None and awaited.token == self._token:
+            del self._front.store.awaited[self._table]
+
+    def _await_writes(self) -> None:
+        """Offers to take what the next write seals: first come, first served needs no look at what else there is."""
+        store, wishes = self._front.store, self._wishes
+        view = store.views[self._table]
+        if self._rules.order is not Order.FIFO or view.ready or not wishes or wishes[0].version != view.u:
+            store.awaited.pop(self._table, None)
+            return
+        wish = wishes[0]
+        store.awaited[self._table] = Awaited(self._incarnation, wish.version, wish.credits, self._token)
+
+    def _handed(self) -> list[Leased]:
+        """What writes have leased to this stream.
+
+        Raises:
+            StoreError: it is not known what: the stream has to begin anew, which offers all that is leased.
+        """
+        found: list[Leased] = []
+        for handed in self._front.store.handed.pop(self._table, ()):
+            # What was leased to a stream before this one has been offered when this one began.
+            if handed.to.token != self._token:
+                continue
+            if handed.leased is None:
+                raise StoreError("an answer of Redis was lost", hint="the stream is opened again by itself")
+            if self._wishes and self._wishes[0].version == handed.to.version:
+                self._counted(self._wishes[0], handed.leased)
+            found += handed.leased
+        return found
+
+    async def _next(self, event: asyncio.Event) -> tuple[list[Leased], str]:
         """Groups leased now, or why there are none; no reason where nothing is wanted."""
+        self._front.store.awaited.pop(self._table, None)
+        handed = self._handed()
+        return (handed, "") if handed else await self._try(event)
+
+    async def _try(self, event: asyncio.Event) -> tuple[list[Leased], str]:
+        """As `_next`, apart from what was handed over."""
         view = self._front.store.views[self._table]
         if view.incarnation > self._incarnation:
             raise fenced()
