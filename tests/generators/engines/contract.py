@@ -6,10 +6,8 @@ deadlines; none sleeps.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,132 +15,27 @@ import torch
 
 from generators.engines.base import (
     EngineError,
-    GenerationRequest,
     GenerationResult,
-    InferenceEngine,
     PartialResponse,
-    SampledTokens,
-    SamplingParams,
     SwapTimings,
 )
 from mesh.errors import PayloadError, WeightsError
-from mesh.versions import PolicyVersion, VersionRuns
-
-DEADLINE_S = 30.0
-PROMPT = [3, 4, 5, 6]
-
-
-class Collector:
-    """Receives an engine's results and lets a test wait for them; `hook` sees every batch in the engine's thread."""
-
-    def __init__(self) -> None:
-        self.results: dict[str, GenerationResult] = {}
-        self.failure: EngineError | None = None
-        self.hook: Callable[[list[GenerationResult]], None] | None = None
-        self._changed = threading.Condition()
-
-    def on_results(self, results: list[GenerationResult]) -> None:
-        if self.hook is not None:
-            self.hook(results)
-        with self._changed:
-            for result in results:
-                assert result.request_id not in self.results, "a request ended twice"
-                self.results[result.request_id] = result
-            self._changed.notify_all()
-
-    def on_failure(self, error: EngineError) -> None:
-        with self._changed:
-            self.failure = error
-            self._changed.notify_all()
-
-    def wait(self, request_ids: Sequence[str]) -> list[GenerationResult]:
-        """The results of these requests, in this order."""
-
-        def done() -> bool:
-            return self.failure is not None or all(name in self.results for name in request_ids)
-
-        with self._changed:
-            assert self._changed.wait_for(done, DEADLINE_S), "results did not arrive in time"
-            assert self.failure is None, self.failure
-            return [self.results[name] for name in request_ids]
-
-    def wait_failure(self) -> EngineError:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.failure is not None, DEADLINE_S)
-            assert self.failure is not None
-            return self.failure
+from mesh.versions import PolicyVersion
+from tests.generators.engines.contract_prefixes import PrefixContract
+from tests.generators.engines.harness import (
+    DEADLINE_S,
+    PROMPT,
+    V1,
+    V2,
+    V3,
+    EngineHarness,
+    behind,
+    constant_prefix,
+    request,
+)
 
 
-class EngineHarness:
-    """An engine under test with what is needed to judge it.
-
-    Attributes:
-        engine: started, without weights; its model ends a sequence at `eos` alone.
-        collector: its callbacks.
-        slots: of the engine; fewer than 16.
-        vocabulary, eos, context: of its model.
-    """
-
-    engine: InferenceEngine
-    collector: Collector
-    slots: int
-    vocabulary: int
-    eos: int
-    context: int
-
-    def random_weights(self, seed: int) -> dict[str, torch.Tensor]:
-        """Weights under which sequences vary and seldom end."""
-        raise NotImplementedError
-
-    def constant_weights(self, token: int) -> dict[str, torch.Tensor]:
-        """Weights under which every token drawn is `token`, with near certainty, whatever came before."""
-        raise NotImplementedError
-
-    def log_probs(self, weights: dict[str, torch.Tensor], ids: list[int]) -> torch.Tensor:
-        """Float32 [len(ids) - 1]: log-prob of each next token, from an independent forward pass."""
-        raise NotImplementedError
-
-    def text(self, ids: Sequence[int]) -> str:
-        """What the engine's tokenizer makes of tokens."""
-        raise NotImplementedError
-
-    def update(self, version: PolicyVersion, weights: dict[str, torch.Tensor]) -> SwapTimings:
-        return self.engine.update_weights(version, weights.items(), str(version)).result(DEADLINE_S)
-
-    def run(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
-        self.engine.submit(requests)
-        return self.collector.wait([request.request_id for request in requests])
-
-
-def request(
-    name: str, prompt: Sequence[int] = PROMPT, *, pinned: bool = False, **sampling: object
-) -> GenerationRequest:
-    return GenerationRequest(name, list(prompt), SamplingParams(**sampling), pinned)  # type: ignore[arg-type] # test shorthand
-
-
-def prefix_of(result: GenerationResult, count: int) -> SampledTokens:
-    """The first tokens of a response, as a draft of it would have them."""
-    runs = VersionRuns.from_tokens(list(result.versions)[:count])
-    return SampledTokens(result.response_ids[:count], result.log_probs[:count], runs)
-
-
-def constant_prefix(token: int, count: int, version: PolicyVersion) -> SampledTokens:
-    """Tokens that no engine of the test has sampled; their log-probs tell them from sampled ones."""
-    return SampledTokens(
-        np.full(count, token, np.int32), np.full(count, -7.25, np.float32), VersionRuns(((count, version),))
-    )
-
-
-def behind(
-    name: str, prefix: SampledTokens, prompt: Sequence[int] = PROMPT, *, pinned: bool = False, **sampling: object
-) -> GenerationRequest:
-    return replace(request(name, prompt, pinned=pinned, **sampling), prefix=prefix)
-
-
-V1, V2, V3 = PolicyVersion(1, 1), PolicyVersion(1, 2), PolicyVersion(2, 2)
-
-
-class EngineContract:
+class EngineContract(PrefixContract):
     """The tests."""
 
     @pytest.fixture
@@ -402,142 +295,6 @@ class EngineContract:
         assert results["queued"].finish_reason == "aborted"
         assert len(results["queued"].response_ids) == len(results["queued"].versions) == 0
         assert {results[item.request_id].finish_reason for item in fillers} == {"length"}
-
-    # --- prefixes ---
-
-    def test_a_response_goes_on_behind_its_prefix(self, harness: EngineHarness) -> None:
-        """Its first tokens stay as they came; the others have the log-probs of one forward pass over the whole."""
-        weights = harness.random_weights(4)
-        harness.update(V1, weights)
-        draws = np.random.default_rng(1)
-        requests = []
-        for index in range(2 * harness.slots):
-            prompt = draws.integers(3, harness.vocabulary, size=draws.integers(1, 20)).tolist()
-            requests.append(request(str(index), prompt, max_tokens=int(draws.integers(8, 40)), seed=index + 1))
-        again = []
-        for asked, result in zip(requests, harness.run(requests), strict=True):
-            count = int(draws.integers(1, len(result.response_ids))) if len(result.response_ids) > 1 else 0
-            name = f"{asked.request_id}+"
-            if count:
-                again.append(replace(asked, request_id=name, prefix=prefix_of(result, count)))
-                again.append(replace(asked, request_id=f"{name}fresh"))
-        assert len(again) > harness.slots
-        for asked, result in zip(again, harness.run(again), strict=True):
-            ids, prefix = result.response_ids.tolist(), asked.prefix
-            assert len(result.versions) == len(ids) == len(result.log_probs)
-            assert result.versions.runs == ((len(ids), V1),)
-            assert len(ids) == asked.sampling.max_tokens or ids[-1] == harness.eos
-            expected = harness.log_probs(weights, [*asked.prompt_ids, *ids])[-len(ids) :]
-            np.testing.assert_allclose(result.log_probs, expected.numpy(), atol=1e-4)
-            if prefix is not None:
-                assert ids[: len(prefix)] == prefix.response_ids.tolist()
-                np.testing.assert_array_equal(result.log_probs[: len(prefix)], prefix.log_probs)
-                assert len(ids) > len(prefix)
-
-    def test_draws_behind_a_prefix_are_not_those_of_its_first_tokens(self, harness: EngineHarness) -> None:
-        """Over a near-uniform distribution equal draws would give equal tokens."""
-        weights = {name: torch.zeros_like(tensor) for name, tensor in harness.random_weights(0).items()}
-        harness.update(V1, weights)
-        [first] = harness.run([request("a", max_tokens=30, seed=11)])
-        [second] = harness.run([behind("b", prefix_of(first, 15), max_tokens=30, seed=11)])
-        same = first.response_ids[:15] == second.response_ids[15:30]
-        assert same.mean() < 0.5
-
-    def test_each_part_of_a_response_keeps_its_versions(self, harness: EngineHarness) -> None:
-        """A prefix of versions that this engine never had, and a swap while the rest is sampled."""
-        harness.update(V2, harness.constant_weights(11))
-        swaps: list[Future[SwapTimings]] = []
-
-        def swap_once(_: list[GenerationResult]) -> None:
-            if not swaps:
-                swaps.append(harness.engine.update_weights(V3, harness.constant_weights(12).items(), ""))
-
-        harness.collector.hook = swap_once
-        filler, same, older = harness.run(
-            [
-                request("filler", max_tokens=4),
-                behind("same", constant_prefix(11, 5, V2), max_tokens=40),
-                behind("older", constant_prefix(10, 9, V1), max_tokens=40),
-            ]
-        )
-        assert swaps[0].result(DEADLINE_S).in_flight == 2
-        assert filler.versions.runs[0][1] == V2
-        drawn_by_v2 = same.response_ids.tolist().count(11) - 5
-        assert 4 <= drawn_by_v2 < 35
-        assert same.versions.runs == ((5 + drawn_by_v2, V2), (35 - drawn_by_v2, V3))
-        assert older.versions.runs == ((9, V1), (drawn_by_v2, V2), (31 - drawn_by_v2, V3))
-        assert older.response_ids.tolist() == [{V1: 10, V2: 11, V3: 12}[version] for version in older.versions]
-        assert set(older.log_probs[:9].tolist()) == {-7.25}
-        assert (older.log_probs[9:] > -0.1).all()
-        assert same.finish_reason == older.finish_reason == "length"
-
-    def test_a_complete_prefix_ends_at_once(self, harness: EngineHarness) -> None:
-        """Nothing is to be sampled, so not even weights are waited for."""
-        ended = constant_prefix(harness.eos, 1, V1)
-        full = constant_prefix(10, 6, V1)
-        context = constant_prefix(10, 2, V1)
-        prompt = [3] * (harness.context - 2)
-        results = harness.run(
-            [
-                behind("ended", ended, max_tokens=9),
-                behind("full", full, max_tokens=6),
-                behind("context", context, prompt, max_tokens=9),
-            ]
-        )
-        assert [result.finish_reason for result in results] == ["stop", "length", "length"]
-        for result, prefix in zip(results, (ended, full, context), strict=True):
-            assert result.response_ids.tolist() == prefix.response_ids.tolist()
-            np.testing.assert_array_equal(result.log_probs, prefix.log_probs)
-            assert result.versions == prefix.versions
-        assert harness.engine.drain(DEADLINE_S)
-        assert harness.engine.status().tokens_generated == 0
-
-    def test_the_bounds_hold_for_the_whole_response(self, harness: EngineHarness) -> None:
-        harness.update(V1, harness.constant_weights(10))
-        prefix = constant_prefix(10, 3, V1)
-        tight = [3] * (harness.context - 5)
-        budget, context = harness.run([behind("a", prefix, max_tokens=7), behind("b", prefix, tight, max_tokens=99)])
-        assert (len(budget.response_ids), budget.finish_reason) == (7, "length")
-        assert (len(context.response_ids), context.finish_reason) == (5, "length")
-        harness.update(V2, harness.constant_weights(harness.eos))
-        [ended] = harness.run([behind("c", prefix, max_tokens=7)])
-        assert (ended.response_ids.tolist(), ended.finish_reason) == ([10, 10, 10, harness.eos], "stop")
-
-    def test_bad_prefixes_are_refused(self, harness: EngineHarness) -> None:
-        good = constant_prefix(10, 3, V1)
-        cases = [
-            (behind("a", constant_prefix(10, 0, V1)), "no tokens"),
-            (behind("a", replace(good, log_probs=good.log_probs[1:])), "2 log-probs"),
-            (behind("a", replace(good, versions=VersionRuns(((4, V1),)))), "4 versions"),
-            (behind("a", constant_prefix(harness.vocabulary, 3, V1)), str(harness.vocabulary)),
-            (behind("a", good, max_tokens=2), "max_tokens 2"),
-            (behind("a", good, [3] * (harness.context - 2)), "room for 2"),
-            (behind("a", good, pinned=True), "pinned"),
-        ]
-        for bad, said in cases:
-            with pytest.raises(PayloadError) as caught:
-                harness.engine.submit([bad])
-            assert caught.value.field == "prefix"
-            assert said in str(caught.value)
-        assert harness.engine.drain(0)
-
-    def test_an_aborted_response_keeps_its_prefix(self, harness: EngineHarness) -> None:
-        """While it waits, and once it runs."""
-        prefix = constant_prefix(10, 3, V1)
-        harness.engine.submit([behind("waits", prefix)])
-        harness.engine.abort(["waits"])
-        [waits] = harness.collector.wait(["waits"])
-        assert (waits.response_ids.tolist(), waits.finish_reason) == ([10] * 3, "aborted")
-        harness.update(V2, harness.constant_weights(11))
-
-        def abort(_: list[GenerationResult]) -> None:
-            harness.engine.abort(["runs"])
-
-        harness.collector.hook = abort
-        _, runs = harness.run([request("filler", max_tokens=5), behind("runs", prefix, max_tokens=200)])
-        assert runs.finish_reason == "aborted"
-        assert runs.response_ids[:4].tolist() == [10, 10, 10, 11]
-        assert runs.versions.runs[0] == (3, V1)
 
     # --- snapshots ---
 

@@ -12,7 +12,8 @@ from transformers import Qwen3Config
 from generators.engines import create_engine
 from generators.engines.base import KvPolicy
 from tests.generators.engines import tiny
-from tests.generators.engines.contract import Collector, EngineContract, EngineHarness
+from tests.generators.engines.contract import EngineContract
+from tests.generators.engines.harness import Collector, EngineHarness
 
 
 class HfHarness(EngineHarness):

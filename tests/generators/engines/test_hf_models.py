@@ -23,7 +23,7 @@ from generators.engines.base import (
 from mesh.errors import ConfigError, DataError, PayloadError
 from mesh.versions import PolicyVersion, VersionRuns
 from tests.generators.engines import tiny
-from tests.generators.engines.contract import DEADLINE_S, Collector
+from tests.generators.engines.harness import DEADLINE_S, Collector
 
 V1, V2 = PolicyVersion(1, 0), PolicyVersion(1, 1)
 SLOTS = 6

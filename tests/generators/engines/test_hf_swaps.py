@@ -22,7 +22,7 @@ from generators.engines.hf.weights import ModelWeights
 from mesh.errors import WeightsError
 from mesh.versions import VersionRuns
 from tests.generators.engines import tiny
-from tests.generators.engines.contract import DEADLINE_S, V1, V2, V3, request
+from tests.generators.engines.harness import DEADLINE_S, V1, V2, V3, request
 from tests.generators.engines.test_hf_contract import HfHarness
 
 
