@@ -37,6 +37,7 @@ from buffer.policy.table import LEARNER
 from buffer.redis_access import RedisAccess
 from buffer.view import TableView
 from mesh.versions import PolicyVersion
+from tests.buffer.groups_as_stored import PIECES, fields_of
 from tests.buffer.packed import record_of
 
 # Redis TIME replaced by a key that the test moves.
@@ -55,8 +56,6 @@ WRITTEN = {
     b"3": ("superseded", False),
     b"4": ("rejected", False),
 }
-# Members whose payloads are in so many pieces.
-PIECES = {1: 3}
 index = st.integers(0, 30)
 
 
@@ -515,7 +514,8 @@ class BothMachines(RuleBasedStateMachine):
         groups = machine.groups.values()
         for group in groups:
             stored = record_of(next(answers))
-            assert {name: stored[name] for name in FIELDS} == _fields(group)
+            expected = fields_of(group)
+            assert {name: stored[name] for name in expected} == expected
             assert (stored["uses"] or []) == group.uses
             assert (stored["drafts"] or 0) == len(machine.drafts[group.group_id])
             assert (stored["former"] or "", stored["causes"] or []) == (group.former, group.causes)
@@ -582,31 +582,3 @@ class BothMachines(RuleBasedStateMachine):
         )  # fmt: skip
         assert (figures.bytes, figures.reserved) == (machine.bytes, machine.reserved)
         assert figures.orphaned == sum(g.orphan for g in machine.groups.values())
-
-
-FIELDS = frozenset(
-    {
-        "state", "ordinal", "holder", "lease", "attempt", "lost", "done", "bytes", "ranges",
-        "payloads", "deadline", "order",
-    }
-)  # fmt: skip
-
-
-def _fields(group: Group) -> dict[str, str | int | bool]:
-    return {
-        "state": group.state.value,
-        "ordinal": group.task.ordinal,
-        "holder": group.holder,
-        "lease": group.lease,
-        "attempt": group.attempt,
-        "lost": group.lost,
-        "done": "".join("1" if flag else "0" for flag in group.done),
-        "bytes": group.bytes,
-        "ranges": str(group.ranges),
-        "payloads": ",".join(f"{m}:{a}" + (f":{PIECES[m]}" if m in PIECES else "") for m, a in group.payloads),
-        "deadline": group.deadline,
-        "order": group.order,
-    }
-
-
-# How often the random walk takes a command; the rest of the rules have weight 1.

@@ -1,0 +1,26 @@
+"""A group of the machine as the verbs store it."""
+
+from __future__ import annotations
+
+from buffer.policy.states import Group
+
+# Members whose payloads are in so many pieces.
+PIECES = {1: 3}
+
+
+def fields_of(group: Group) -> dict[str, str | int | bool]:
+    """Fields of its record that the machine knows as well."""
+    return {
+        "state": group.state.value,
+        "ordinal": group.task.ordinal,
+        "holder": group.holder,
+        "lease": group.lease,
+        "attempt": group.attempt,
+        "lost": group.lost,
+        "done": "".join("1" if flag else "0" for flag in group.done),
+        "bytes": group.bytes,
+        "ranges": str(group.ranges),
+        "payloads": ",".join(f"{m}:{a}" + (f":{PIECES[m]}" if m in PIECES else "") for m, a in group.payloads),
+        "deadline": group.deadline,
+        "order": group.order,
+    }
