@@ -132,15 +132,16 @@ class GeneratorVerbs(Verbs):
         answer = replies.pop()
         self._see(table, answer[1])
         results = [_WRITTEN[status] for status in answer[2]]
-        if None in replies or answer[2].strip(_STORED):
-            values = await self._settled(writes, results, values, drafts, replies)
-        self.payloads.at_hand.keep([(key, value) for _, key, value, _ in values])
         sealed = tuple([w.group_id for w, result in zip(writes, results, strict=True) if result.sealed])
         self.sealed[table] = Sealed(answer[1][0], sealed)
         if stream is not None and sampled is not None:
             self._see(table, sampled[1])
             if sampled[0] == b"ok" and sampled[2]:
                 self._hand(table, Handed(stream, [leased_of(item) for item in sampled[2]]))
+        # Behind the handing over, which a failure must not keep back; what it sends is sent before anybody reads.
+        if None in replies or answer[2].strip(_STORED):
+            values = await self._settled(writes, results, values, drafts, replies)
+        self.payloads.at_hand.keep([(key, value) for _, key, value, _ in values])
         await self._drop_useless(table, writes, results, answer[3])
         return results
 
