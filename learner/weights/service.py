@@ -22,6 +22,8 @@ from mesh.weights.chunks import CHUNK_BYTES, frames
 from protos import weights_pb2, weights_pb2_grpc
 
 log = logging.getLogger(__name__)
+# What a report may say of bytes and microseconds (a petabyte, decades), so that sums of it can be told.
+_LARGEST_FIGURE = 1 << 50
 SERVICE_NAME = weights_pb2.DESCRIPTOR.services_by_name["Weights"].full_name
 
 
@@ -103,6 +105,9 @@ class WeightsService(weights_pb2_grpc.WeightsServicer):
         """Keeps the figures; errors are logged."""
         if not request.member_id:
             raise PayloadError("member_id", "is empty")
+        for field, value in request.ListFields():
+            if field.type == field.TYPE_UINT64 and value > _LARGEST_FIGURE:
+                raise PayloadError(field.name, f"{value} is over {_LARGEST_FIGURE}")
         self._publisher.pushes.add(request)
         if request.error:
             log.warning(

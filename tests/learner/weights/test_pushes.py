@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
+import pytest
 from prometheus_client import CollectorRegistry
 
+from learner.weights import WeightPublisher, WeightsService
 from learner.weights.push_metrics import PushCollector
 from learner.weights.pushes import PushStatistics
+from mesh.errors import PayloadError
 from mesh.versions import PolicyVersion
 from protos import weights_pb2
 
@@ -97,3 +101,16 @@ def test_prometheus_sees_every_receiver() -> None:
     assert registry.get_sample_value("rollmesh_learner_push_failures_total", {"receiver": "a"}) == 1
     assert registry.get_sample_value("rollmesh_learner_pushes_total", {"receiver": "a"}) == 1
     assert registry.get_sample_value("rollmesh_learner_push_bytes_total", {"receiver": "a"}) == 200
+
+
+async def test_a_report_that_cannot_be_summed_up_is_refused(tmp_path: Path) -> None:
+    publisher = WeightPublisher("run", {}, directory=tmp_path)
+    service = WeightsService(publisher)
+    sound = weights_pb2.SwapReport(member_id="gen-1", bytes=1 << 50, total_us=1 << 50)
+    for _ in range(3):
+        await service.Report(sound, None)
+    for field in ("bytes", "total_us", "pause_us", "kept_bytes"):
+        with pytest.raises(PayloadError, match=field):
+            await service.Report(weights_pb2.SwapReport(member_id="gen-1", **{field: (1 << 50) + 1}), None)  # type: ignore[arg-type]
+    assert (await service.Pushes(weights_pb2.PushesRequest(), None)).receivers[0].bytes == 3 << 50
+    publisher.close()
