@@ -119,6 +119,7 @@ class GeneratorVerbs(Verbs):
         if stream is not None:
             groups = dict.fromkeys(w.group_id for w in writes)
             verbs.append(("sample", table, stream.incarnation, stream.version, stream.token, *groups))
+        before = self.views[table].rev
         self.writing += 1
         try:
             replies = await self._redis.after_all([*values, *drafts], verbs)
@@ -136,7 +137,10 @@ class GeneratorVerbs(Verbs):
         self.sealed[table] = Sealed(answer[1][0], sealed)
         if stream is not None and sampled is not None:
             self._see(table, sampled[1])
-            if sampled[0] == b"ok" and sampled[2]:
+            if sampled[1][0] < before:
+                # From a state that has gone back: nobody may train on it. The stream begins anew, and finds out.
+                self._hand(table, Handed(stream, None))
+            elif sampled[0] == b"ok" and sampled[2]:
                 self._hand(table, Handed(stream, [leased_of(item) for item in sampled[2]]))
         # Behind the handing over, which a failure must not keep back; what it sends is sent before anybody reads.
         if None in replies or answer[2].strip(_STORED):

@@ -106,6 +106,27 @@ async def test_a_lost_answer_is_made_up_for(mesh: Mesh, monkeypatch: pytest.Monk
     assert (await balanced(learner)).duplicate_writes == 1
 
 
+async def test_nothing_is_handed_on_from_a_state_that_has_gone_back(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, learner, generator = await world(mesh, "fifo")
+    sampler, writer, admission = learner.sampler(), generator.writer(), generator.admission()
+    await waiting(front, sampler)
+    real = front.access.after_all
+    handed = []
+    monkeypatch.setattr(store_of(front), "_hand", lambda _, what: handed.append(what.leased))
+
+    async def gone_back(commands: Any, verbs: Any) -> Any:
+        replies = await real(commands, verbs)
+        if len(verbs) == 2 and replies[-1][2]:
+            replies[-1][1][0] = 0
+        return replies
+
+    monkeypatch.setattr(front.access, "after_all", gone_back)
+    await finished(generator, writer, admission)
+    assert handed == [None]
+
+
 async def test_a_stream_that_has_ended_is_handed_nothing(mesh: Mesh) -> None:
     front, learner, generator = await world(mesh, "fifo")
     old, writer, admission = learner.sampler(), generator.writer(), generator.admission()

@@ -65,7 +65,7 @@ class Transport(ABC):
         relays: others may be sent here for what this receives.
     """
 
-    name: ClassVar[str]
+    name: str
     relays: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 

@@ -33,7 +33,7 @@ class Broadcast(Transport):
     """
 
     def __init__(self, backend: BroadcastBackend) -> None:
-        self.name = backend  # type: ignore[misc]  # one class, two transports
+        self.name = backend
         self._backend = backend
         self._group: BroadcastGroup | None = None
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import ClassVar
 
 from learner.weights.published import PublishedVersion
 from protos import weights_pb2
@@ -26,7 +25,7 @@ class Offer(ABC):
         directory: where versions have to be written to be offered without a copy; None: anywhere.
     """
 
-    name: ClassVar[str]
+    name: str
     directory: Path | None = None
 
     @abstractmethod

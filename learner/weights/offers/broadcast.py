@@ -84,7 +84,7 @@ class Broadcast(Offer):
     def __init__(
         self, backend: BroadcastBackend, rendezvous: Rendezvous, *, timeout_s: float, window_s: float = WINDOW_S
     ) -> None:
-        self.name = backend  # type: ignore[misc]  # one class, two transports
+        self.name = backend
         self._backend = backend
         if backend == "nccl" and not torch.cuda.is_available():
             raise WeightsError(
