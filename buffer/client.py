@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from buffer.admit_stream import AdmitStream
 from buffer.fetching import fetch, fetch_side
-from buffer.sample_stream import SampleStream
+from buffer.outgoing import Outgoing
+from buffer.sample_stream import Arrivals, Arrived, SampleStream
 from buffer.uploading import Uploader
 from buffer.writer import Writer, WriteResult
 from mesh.errors import LostStateError
@@ -24,7 +25,7 @@ from protos import buffer_pb2 as pb
 from protos import buffer_pb2_grpc
 from protos import trajectory_pb2 as trajectory
 
-__all__ = ["AdmitStream", "BufferClient", "SampleStream", "WriteResult", "Writer"]
+__all__ = ["AdmitStream", "Arrivals", "Arrived", "BufferClient", "Outgoing", "SampleStream", "WriteResult", "Writer"]
 _SEED_BYTES = 512 << 10
 _USES_AT_ONCE = 512
 # Redis may be restarted again while the learner makes up for the last time.
@@ -247,7 +248,7 @@ class BufferClient:
 
     def sample(self, table: str, incarnation: int, *, with_payloads: bool = True) -> SampleStream:
         """Opens the standing stream of leased groups."""
-        return SampleStream(self._stub, table, incarnation, with_payloads, self._retry_s, self._repair)
+        return SampleStream(self._channel, table, incarnation, with_payloads, self._retry_s, self._repair)
 
 
 def _callable(generation: int | Callable[[], int]) -> Callable[[], int]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from buffer.admission import admit_stream
+from buffer.beside import Apart, cut, taking_apart
 from buffer.bounds import check_id, check_reassertion, check_tasks
 from buffer.context import FrontContext
 from buffer.failures import redrive
@@ -51,10 +52,14 @@ def reserve(task: trajectory.PromptTask) -> int:
     return group_bytes(task.n, task.sampling.max_tokens)
 
 
+# Requests that are not parsed as generated code would.
+DECODERS = {"/rollmesh.v1.Buffer/Write": taking_apart(pb.WriteRequest, "payloads")}
+
+
 def _stored(request: pb.WriteRequest, response: pb.WriteResponse) -> dict[str, object]:
     """What the debug log keeps of a message: `[group, member, attempt, scored]` per member it stored."""
     stored = [
-        [write.group_id, write.meta.member, write.attempt, bool(write.payload)]
+        [write.group_id, write.meta.member, write.attempt, write.payload_bytes > 0]
         for write, status in zip(request.writes, response.statuses, strict=True)
         if status == pb.WRITE_STATUS_STORED and not write.draft
     ]
@@ -100,22 +105,25 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             yield response
 
     async def Write(
-        self, request_iterator: AsyncIterator[pb.WriteRequest], _context: Any
+        self, request_iterator: AsyncIterator[Apart[pb.WriteRequest]], _context: Any
     ) -> AsyncIterator[pb.WriteResponse]:
         """See buffer.proto."""
         async for response in in_turn(request_iterator, self._write, _STORED_AT_ONCE):
             yield response
 
-    async def _write(self, request: pb.WriteRequest) -> pb.WriteResponse:
+    async def _write(self, parts: Apart[pb.WriteRequest]) -> pb.WriteResponse:
         """One message is one round trip to Redis, however many members it carries."""
+        request = parts.message
         table = self._front.checked_table(request.table)
         response = pb.WriteResponse(sequence=request.sequence)
         statuses = [pb.WRITE_STATUS_REJECTED] * len(request.writes)
         good: list[Write] = []
         positions: list[int] = []
-        for position, write in enumerate(request.writes):
+        # Where lengths do not add up, nobody knows whose bytes these are: the stream ends, and nothing is stored.
+        payloads = cut(parts.payloads, [write.payload_bytes for write in request.writes])
+        for position, (write, payload) in enumerate(zip(request.writes, payloads, strict=True)):
             try:
-                checked = check_write(write)
+                checked = check_write(write, bytes(payload))
                 if checked.pieces or checked.side:
                     await self._uploads.check(table, checked)
                 good.append(checked)

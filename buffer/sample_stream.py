@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import grpc
+
+from buffer.beside import Apart, cut, taking_apart
 from buffer.streams import Seen, StandingStream
-from mesh.errors import RollmeshError
+from mesh.errors import PayloadError, RollmeshError
 from protos import buffer_pb2 as pb
+
+log = logging.getLogger(__name__)
+_METHOD = "/rollmesh.v1.Buffer/Sample"
+
+
+class Arrived(NamedTuple):
+    """A leased group; its payloads by position in `leased.members`, empty where they did not come along."""
+
+    leased: pb.LeasedGroup
+    payloads: Sequence[memoryview]
+
+
+class Arrivals(NamedTuple):
+    """Groups that came together; `exhausted`: the data has ended."""
+
+    groups: Sequence[Arrived]
+    exhausted: bool
 
 
 class SampleStream(StandingStream):
@@ -23,20 +44,24 @@ class SampleStream(StandingStream):
 
     def __init__(
         self,
-        stub: Any,
+        channel: grpc.aio.Channel,
         table: str,
         incarnation: int,
         with_payloads: bool,
         retry_s: float,
         repair: Callable[[], Awaitable[None]],
     ) -> None:
-        self._stub = stub
+        self._call = channel.stream_stream(
+            _METHOD,
+            request_serializer=pb.SampleRequest.SerializeToString,
+            response_deserializer=taking_apart(pb.SampleResponse, "payloads"),
+        )
         self._table = table
         self._incarnation = incarnation
         self._with_payloads = with_payloads
         self._open_credits: dict[int, int] = {}
         self._seen = Seen()
-        self._responses: asyncio.Queue[pb.SampleResponse | RollmeshError] = asyncio.Queue()
+        self._responses: asyncio.Queue[Arrivals | RollmeshError] = asyncio.Queue()
         self.waiting_reason = "connecting to the buffer"
         self._repair = repair
         super().__init__(f"sampling ({table})", retry_s)
@@ -59,7 +84,7 @@ class SampleStream(StandingStream):
             with_payloads=self._with_payloads,
         )
 
-    async def next(self, timeout_s: float) -> pb.SampleResponse | None:
+    async def next(self, timeout_s: float) -> Arrivals | None:
         """The next groups, or the news that the data has ended (`exhausted`); None after `timeout_s`.
 
         Raises:
@@ -76,23 +101,26 @@ class SampleStream(StandingStream):
         return response
 
     def _open(self) -> Any:
-        return self._stub.Sample()
+        return self._call()
 
     def _greeting(self) -> list[pb.SampleRequest]:
         wanted = sorted((version, count) for version, count in self._open_credits.items() if count > 0)
         return [self._request(count, version) for version, count in wanted] or [self._request(0, 0)]
 
-    def _received(self, response: pb.SampleResponse) -> None:
+    def _received(self, parts: Apart[pb.SampleResponse]) -> None:
+        response = parts.message
         self.waiting_reason = response.waiting_reason
-        fresh = [group for group in response.groups if self._seen.add((group.group_id, group.lease_id))]
-        for group in fresh:
-            self._deliver(group)
+        fresh = [
+            arrived
+            for arrived in _arrived(response, parts.payloads)
+            if self._seen.add((arrived.leased.group_id, arrived.leased.lease_id))
+        ]
+        for arrived in fresh:
+            self._deliver(arrived.leased)
         if response.exhausted:
             self._open_credits.clear()
-        if len(fresh) < len(response.groups):
-            response = pb.SampleResponse(groups=fresh, exhausted=response.exhausted)
-        if response.groups or response.exhausted:
-            self._responses.put_nowait(response)
+        if fresh or response.exhausted:
+            self._responses.put_nowait(Arrivals(fresh, response.exhausted))
 
     def _deliver(self, group: pb.LeasedGroup) -> None:
         version = group.for_version
@@ -106,3 +134,17 @@ class SampleStream(StandingStream):
     def _failed(self, error: RollmeshError) -> None:
         self.waiting_reason = str(error)
         self._responses.put_nowait(error)
+
+
+def _arrived(response: pb.SampleResponse, payloads: memoryview) -> Iterator[Arrived]:
+    """The groups of a response. Where lengths do not add up, they come without payloads: no one can train on them."""
+    sizes = [size for group in response.groups for size in group.payload_bytes]
+    try:
+        values = iter(cut(payloads, sizes))
+    except PayloadError as error:
+        log.error("payloads of %d groups cannot be told apart: %s", len(response.groups), error)
+        for group in response.groups:
+            yield Arrived(group, ())
+        return
+    for group in response.groups:
+        yield Arrived(group, [next(values) for _ in group.payload_bytes])

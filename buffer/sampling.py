@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from buffer.bell import wait_for
+from buffer.beside import joined
 from buffer.context import FrontContext, StreamHold, pump
 from buffer.policy.order import Choice, choose_first, choose_in_order
 from buffer.policy.rules import TRAIN, Order
@@ -26,10 +27,8 @@ _RECHECK_S = 1.0
 _GATHER_S = 0.005
 _MESSAGE_BYTES = 1 << 20
 _LEARNER = "learner"
-_GROUPS = pb.SampleResponse.DESCRIPTOR.fields_by_name["groups"].number
-_TASK, _MEMBERS, _PAYLOADS = (
-    pb.LeasedGroup.DESCRIPTOR.fields_by_name[name].number for name in ("task", "members", "payloads")
-)
+_GROUPS, _PAYLOADS = (pb.SampleResponse.DESCRIPTOR.fields_by_name[name].number for name in ("groups", "payloads"))
+_TASK, _MEMBERS = (pb.LeasedGroup.DESCRIPTOR.fields_by_name[name].number for name in ("task", "members"))
 # Candidates looked at together; a batch of more is gathered in several turns.
 _CANDIDATES_AT_MOST = 2048
 
@@ -261,29 +260,40 @@ class SampleSession:
         values = store.payloads.of_groups(self._table, leased, inline=self._with_payloads)
         lost: list[tuple[str, str]] = []
         parts: list[bytes] = []
+        payloads: list[bytes] = []
         size = 0
         for group in leased:
-            payloads = await anext(values)
-            if group.ordinal not in prompts or None in payloads:
+            stored = await anext(values)
+            if group.ordinal not in prompts or None in stored:
                 lost.append((group.group_id, group.lease_id))
                 continue
-            message = _spliced(group, prompts[group.ordinal], payloads if self._with_payloads else None)
+            of_members = _by_member(group, stored) if self._with_payloads else None
+            message = _spliced(group, prompts[group.ordinal], of_members)
             length = sum(map(len, message))
             parts += (opening(_GROUPS, length), *message)
             size += length
+            if of_members is not None:
+                payloads += of_members
+                size += sum(map(len, of_members))
             if size >= _MESSAGE_BYTES:
-                yield b"".join(parts)
-                parts, size = [], 0
+                yield joined(_PAYLOADS, payloads, parts)
+                parts, payloads, size = [], [], 0
         if lost:
             await store.lose(self._table, lost)
             # Others are to come in their place.
             self._wishes.appendleft(_Wish(leased[0].for_version, len(lost)))
         if parts:
-            yield b"".join(parts)
+            yield joined(_PAYLOADS, payloads, parts)
 
 
-def _spliced(group: Leased, prompt: bytes, payloads: Sequence[bytes | None] | None) -> list[bytes]:
-    """A LeasedGroup, serialized: parts to be joined."""
+def _by_member(group: Leased, stored: Sequence[bytes | None]) -> list[bytes]:
+    """What travels of each member: nothing of those that are not scored, or are left out."""
+    found = {place.member: value or b"" for place, value in zip(group.places, stored, strict=True)}
+    return [found.get(member, b"") for member in range(len(group.metas))]
+
+
+def _spliced(group: Leased, prompt: bytes, payloads: Sequence[bytes] | None) -> list[bytes]:
+    """A LeasedGroup, serialized: parts to be joined; the payloads, by member, go beside it."""
     message = pb.LeasedGroup(
         group_id=group.group_id,
         lease_id=group.lease_id,
@@ -295,14 +305,12 @@ def _spliced(group: Leased, prompt: bytes, payloads: Sequence[bytes | None] | No
         probability=group.probability,
         priority=group.priority,
     )
-    parts = [opening(_TASK, len(prompt)), prompt, *fields(_MEMBERS, group.metas)]
     if payloads is not None:
-        by_member = {place.member: value or b"" for place, value in zip(group.places, payloads, strict=True)}
-        parts += fields(_PAYLOADS, [by_member.get(member, b"") for member in range(len(group.metas))])
-        if b"" in payloads:
-            left = {p.member: max(1, p.pieces) for p in group.places if not by_member[p.member]}
+        message.payload_bytes.extend(map(len, payloads))
+        left = {place.member: max(1, place.pieces) for place in group.places if not payloads[place.member]}
+        if left:
             message.pieces.extend(left.get(member, 0) for member in range(len(group.metas)))
-    return [message.SerializeToString(), *parts]
+    return [message.SerializeToString(), opening(_TASK, len(prompt)), prompt, *fields(_MEMBERS, group.metas)]
 
 
 async def sample_stream(

@@ -16,7 +16,7 @@ from typing import Any
 from buffer import figures, upkeep
 from buffer.context import FrontContext
 from buffer.enrolment import Enrolment
-from buffer.front import BufferServicer
+from buffer.front import DECODERS, BufferServicer
 from buffer.keys import Keys
 from buffer.members import MembershipServicer
 from buffer.policy.rules import TABLES, Order, TableRules, rules_of
@@ -103,7 +103,7 @@ class BufferService:
         self._failure = asyncio.get_running_loop().create_future()
         url = config.buffer.redis or await self._embedded()
         front, access = await self._front(url)
-        server = new_server(config.security, max_message_mb=config.network.max_message_mb)
+        server = new_server(config.security, max_message_mb=config.network.max_message_mb, decoders=DECODERS)
         buffer_pb2_grpc.add_BufferServicer_to_server(BufferServicer(front, access), server)
         membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(front, access), server)
         health = add_health_and_reflection(server, SERVICES)

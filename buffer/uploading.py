@@ -15,6 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from buffer.limits import PIECE_BYTES
+from buffer.outgoing import Outgoing
 from buffer.side_data import DTYPES, check_name
 from mesh.errors import PayloadError
 from mesh.rpc import call_with_retry
@@ -43,25 +44,26 @@ class Uploader:
         self._retry_s = retry_s
         self._room = asyncio.Semaphore(_AT_ONCE)
 
-    async def payload(self, table: str, write: pb.MemberWrite) -> pb.MemberWrite:
+    async def payload(self, table: str, write: Outgoing) -> Outgoing:
         """Uploads the payload of a write; returns the write that names it.
 
         Raises:
             RollmeshError: the buffer refuses it, or stays away.
         """
-        payload = write.payload
+        payload, named = write.payload, write.head
         head = head_of(payload)
-        target = _target(table, write.group_id, write.lease_id, write.attempt, write.meta.member)
+        target = _target(table, named.group_id, named.lease_id, named.attempt, named.meta.member)
         pieces = -(-len(payload) // PIECE_BYTES)
         async with self._room:
             for first in range(0, pieces, _PIECES_PER_CALL):
                 span = range(first, min(pieces, first + _PIECES_PER_CALL))
                 if not await self._send(target, payload, span):
                     break
-        return pb.MemberWrite(
-            group_id=write.group_id, lease_id=write.lease_id, attempt=write.attempt, meta=write.meta,
-            payload=head, pieces=pieces, uploaded_bytes=len(payload),
+        uploaded = pb.MemberWrite(
+            group_id=named.group_id, lease_id=named.lease_id, attempt=named.attempt, meta=named.meta,
+            pieces=pieces, uploaded_bytes=len(payload),
         )  # fmt: skip
+        return Outgoing(uploaded, head)
 
     async def side(
         self, table: str, grant: pb.GroupGrant, member: int, name: str, data: bytes | NDArray[np.generic]

@@ -20,8 +20,8 @@ REASON_CHARACTERS = 300
 _OUTCOMES = frozenset({trajectory.OUTCOME_SCORED, trajectory.OUTCOME_UNSCORABLE, trajectory.OUTCOME_ERROR})
 
 
-def check_write(write: pb.MemberWrite) -> Write:
-    """The write as the store takes it.
+def check_write(write: pb.MemberWrite, payload: bytes) -> Write:
+    """The write as the store takes it; the payload has come beside it.
 
     Raises:
         PayloadError: naming the field that is wrong.
@@ -30,11 +30,11 @@ def check_write(write: pb.MemberWrite) -> Write:
     if not group_id or "|" in group_id:
         raise PayloadError("group_id", f"not a group id: {group_id!r}")
     if write.draft:
-        return _draft(write)
+        return _draft(write, payload)
     outcome = meta.outcome
     if outcome not in _OUTCOMES:
         raise PayloadError("meta.outcome", f"expected scored, unscorable or error, got {outcome}")
-    payload, pieces = write.payload, write.pieces
+    pieces = write.pieces
     size, tokens, ranges, reason = len(payload), 0, "", ""
     if scored := outcome == trajectory.OUTCOME_SCORED:
         if pieces:
@@ -51,22 +51,22 @@ def check_write(write: pb.MemberWrite) -> Write:
     )  # fmt: skip
 
 
-def _draft(write: pb.MemberWrite) -> Write:
+def _draft(write: pb.MemberWrite, payload: bytes) -> Write:
     if write.pieces:
         raise PayloadError("pieces", "a draft travels whole", hint="draft so long a member no more")
-    if len(write.payload) > MAX_WHOLE_BYTES:
-        raise PayloadError("payload", f"a draft of {len(write.payload)} bytes, over {MAX_WHOLE_BYTES}")
-    info = inspect(write.payload)
+    if len(payload) > MAX_WHOLE_BYTES:
+        raise PayloadError("payload", f"a draft of {len(payload)} bytes, over {MAX_WHOLE_BYTES}")
+    info = inspect(payload)
     return Write(
         group_id=write.group_id,
         lease_id=write.lease_id,
         attempt=write.attempt,
         member=write.meta.member,
         scored=False,
-        payload=write.payload,
+        payload=payload,
         ranges=_span(info.versions.versions)[0],
         meta=b"",
-        size=len(write.payload),
+        size=len(payload),
         tokens=info.response_tokens,
         draft=True,
     )

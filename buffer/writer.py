@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from buffer.beside import joined
 from buffer.limits import MAX_WHOLE_BYTES, PIECE_BYTES
+from buffer.outgoing import Outgoing
 from buffer.splice import fields
 from buffer.streams import StandingStream
 from buffer.uploading import Uploader
@@ -22,7 +24,7 @@ from protos import buffer_pb2 as pb
 _MESSAGE_BYTES = 1 << 20
 _MESSAGE_MEMBERS = 128
 _METHOD = "/rollmesh.v1.Buffer/Write"
-_WRITES = pb.WriteRequest.DESCRIPTOR.fields_by_name["writes"].number
+_WRITES, _PAYLOADS = (pb.WriteRequest.DESCRIPTOR.fields_by_name[name].number for name in ("writes", "payloads"))
 # Messages sent and not answered yet; more are gathered meanwhile.
 _IN_FLIGHT = 4
 
@@ -58,13 +60,14 @@ class _Call:
 class _Item:
     """A member, serialized once: it is spliced into the messages that carry it."""
 
-    data: bytes
+    head: bytes
+    payload: bytes
     call: _Call
     position: int
 
 
-def _is_large(write: pb.MemberWrite) -> bool:
-    return len(write.payload) > (MAX_WHOLE_BYTES if write.draft else PIECE_BYTES)
+def _is_large(write: Outgoing) -> bool:
+    return len(write.payload) > PIECE_BYTES and (not write.head.draft or len(write.payload) > MAX_WHOLE_BYTES)
 
 
 def _rejected(error: PayloadError) -> WriteResult:
@@ -99,41 +102,39 @@ class Writer(StandingStream):
         self._sequence = 0
         super().__init__(f"writing ({table})", retry_s)
 
-    async def write(self, writes: Sequence[pb.MemberWrite]) -> list[WriteResult]:
+    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
         """Stores members; results are in the order of `writes`.
 
         Raises:
             RollmeshError: the stream has ended for good (unreachable for `retry_s`, message too large).
         """
-        data = [write.SerializeToString() for write in writes]
-        large = {i for i, whole in enumerate(data) if len(whole) > PIECE_BYTES and _is_large(writes[i])}
-        return await (self._write_large(writes, data, large) if large else self._write(data))
+        large = {index for index, write in enumerate(writes) if _is_large(write)}
+        return await (self._write_large(writes, large) if large else self._write(writes))
 
-    async def _write_large(
-        self, writes: Sequence[pb.MemberWrite], data: Sequence[bytes], large: set[int]
-    ) -> list[WriteResult]:
-        async def upload(write: pb.MemberWrite) -> list[WriteResult]:
+    async def _write_large(self, writes: Sequence[Outgoing], large: set[int]) -> list[WriteResult]:
+        async def upload(write: Outgoing) -> list[WriteResult]:
             try:
-                if write.draft:
+                if write.head.draft:
                     raise PayloadError("payload", f"a draft of {len(write.payload)} bytes, over {MAX_WHOLE_BYTES}")
-                uploaded = await self._uploader.payload(self._table, write)
-                return await self._write([uploaded.SerializeToString()])
+                return await self._write([await self._uploader.payload(self._table, write)])
             except PayloadError as error:
                 return [_rejected(error)]
 
-        others = self._write([whole for index, whole in enumerate(data) if index not in large])
+        others = self._write([write for index, write in enumerate(writes) if index not in large])
         results = await asyncio.gather(others, *(upload(writes[index]) for index in sorted(large)))
         small, uploaded = iter(results[0]), iter(results[1:])
         return [next(uploaded)[0] if index in large else next(small) for index in range(len(writes))]
 
-    async def _write(self, data: Sequence[bytes]) -> list[WriteResult]:
+    async def _write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
         if self._error is not None:
             raise self._error
-        if not data:
+        if not writes:
             return []
-        call = _Call([None] * len(data), asyncio.get_running_loop().create_future())
-        self._gathered.extend(_Item(whole, call, i) for i, whole in enumerate(data))
-        if len(self._gathered) == len(data):
+        call = _Call([None] * len(writes), asyncio.get_running_loop().create_future())
+        for position, write in enumerate(writes):
+            write.head.payload_bytes = len(write.payload)
+            self._gathered.append(_Item(write.head.SerializeToString(), write.payload, call, position))
+        if len(self._gathered) == len(writes):
             # Writes of the same turn of the loop travel together.
             asyncio.get_running_loop().call_soon(self._flush)
         return await call.future
@@ -145,7 +146,7 @@ class Writer(StandingStream):
             while self._gathered and size < _MESSAGE_BYTES and len(items) < _MESSAGE_MEMBERS:
                 item = self._gathered.popleft()
                 items.append(item)
-                size += len(item.data)
+                size += len(item.head) + len(item.payload)
             self._sequence += 1
             self._unanswered[self._sequence] = items
             self._send(self._message(self._sequence, items))
@@ -154,7 +155,8 @@ class Writer(StandingStream):
         head = pb.WriteRequest(
             table=self._table, member_id=self._member_id, generation=self._generation(), sequence=sequence
         )
-        return b"".join((head.SerializeToString(), *fields(_WRITES, [item.data for item in items])))
+        rest = (head.SerializeToString(), *fields(_WRITES, [item.head for item in items]))
+        return joined(_PAYLOADS, [item.payload for item in items], rest)
 
     def _open(self) -> Any:
         return self._call()

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from buffer.client import WriteResult
+from buffer.client import Outgoing, WriteResult
 from generators.engines.base import GenerationResult
 from generators.held import FinishedMember, HeldGroup
 from generators.packing import member_write, pack
@@ -28,13 +28,13 @@ _FINISH = {
     "length": trajectory_pb2.FINISH_REASON_LENGTH,
     "aborted": trajectory_pb2.FINISH_REASON_ABORTED,
 }
-Writes = list[tuple[HeldGroup, buffer_pb2.MemberWrite]]
+Writes = list[tuple[HeldGroup, Outgoing]]
 
 
 class MemberWriter(Protocol):
     """The part of the buffer's client that stores members."""
 
-    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[WriteResult]:
+    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
         """Stores members; one result each, in order.
 
         Raises:
@@ -139,9 +139,7 @@ class Delivery:
                 writes.append((group, self._write_of(group, finished, result)))
         await self._store(writes)
 
-    def _write_of(
-        self, group: HeldGroup, finished: FinishedMember, result: reward_pb2.ScoreResult
-    ) -> buffer_pb2.MemberWrite:
+    def _write_of(self, group: HeldGroup, finished: FinishedMember, result: reward_pb2.ScoreResult) -> Outgoing:
         sampled = finished.result
         meta = self._meta(group, finished)
         payload = b""
@@ -183,7 +181,7 @@ class Delivery:
             finished_unix_ns=finished.finished_unix_ns,
         )
 
-    def _write_of_failure(self, group: HeldGroup, member: int, reason: str) -> buffer_pb2.MemberWrite:
+    def _write_of_failure(self, group: HeldGroup, member: int, reason: str) -> Outgoing:
         meta = trajectory_pb2.MemberMeta(
             member=member,
             outcome=trajectory_pb2.OUTCOME_ERROR,
@@ -207,14 +205,15 @@ class Delivery:
     def _settle(self, writes: Writes, results: Sequence[WriteResult]) -> None:
         """Closes the books of stored members; a rejected member is stored as an error in its place."""
         for (group, write), result in zip(writes, results, strict=True):
+            meta = write.head.meta
             if result.status == buffer_pb2.WRITE_STATUS_SUPERSEDED:
                 self.superseded += 1
                 self._dropped(group)
             elif result.status == buffer_pb2.WRITE_STATUS_REJECTED:
                 reason = f"rejected by the buffer: {result.field}: {result.message}"
-                log.error("member %d of group %s was %s", write.meta.member, group.group_id, reason)
-                if write.meta.outcome != trajectory_pb2.OUTCOME_ERROR:
-                    self.fail(group, [write.meta.member], reason)
+                log.error("member %d of group %s was %s", meta.member, group.group_id, reason)
+                if meta.outcome != trajectory_pb2.OUTCOME_ERROR:
+                    self.fail(group, [meta.member], reason)
                     continue
                 self._dropped(group)
             self._settled(group, 1)

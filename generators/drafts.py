@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from buffer.client import WriteResult
+from buffer.client import Outgoing, WriteResult
 from generators.engines.base import InferenceEngine, PartialResponse
 from generators.held import HeldGroup
 from generators.packing import member_write, pack
@@ -30,7 +30,7 @@ _LOOKS = 8
 class DraftWriter(Protocol):
     """The part of the buffer's client that stores drafts."""
 
-    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[WriteResult]:
+    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
         """Stores drafts; one result each, in order.
 
         Raises:

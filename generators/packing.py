@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from buffer.client import Outgoing
 from generators.engines.base import GenerationResult, SampledTokens
 from generators.held import HeldGroup
 from mesh.trajectory import Codec, Trajectory, encode
@@ -29,15 +30,13 @@ def pack(sampled: GenerationResult | SampledTokens, *, codec: Codec = "none", le
     )
 
 
-def member_write(
-    group: HeldGroup, meta: trajectory_pb2.MemberMeta, payload: bytes, *, draft: bool = False
-) -> buffer_pb2.MemberWrite:
+def member_write(group: HeldGroup, meta: trajectory_pb2.MemberMeta, payload: bytes, *, draft: bool = False) -> Outgoing:
     """What is written of a member, in the name of the lease under which its group is held."""
-    return buffer_pb2.MemberWrite(
+    head = buffer_pb2.MemberWrite(
         group_id=group.group_id,
         lease_id=group.grant.lease_id,
         attempt=group.grant.attempt,
         meta=meta,
-        payload=payload,
         draft=draft,
     )
+    return Outgoing(head, payload)

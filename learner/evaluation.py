@@ -209,7 +209,7 @@ class Evaluator:
                 if response is None:
                     await self._look(policy)
                     continue
-                groups.extend(response.groups)
+                groups.extend(arrived.leased for arrived in response.groups)
                 if response.exhausted:
                     break
         finally:

@@ -22,7 +22,7 @@ class SampledGroup:
     Its members are those that can be trained. Greedy responses, which only give a baseline, are apart.
 
     Attributes:
-        leased: the lease, the prompt task and all metadata, as the buffer sent them (payloads dropped).
+        leased: the lease, the prompt task and all metadata, as the buffer sent them.
         prompt_ids: int32 [P].
         trajectories: by position in `members`; None for members that are not scored, and for all members where the
             payloads are fetched by the ranks that train them.
@@ -76,13 +76,15 @@ def left_out(leased: buffer_pb2.LeasedGroup) -> list[int]:
 
 
 def open_group(
-    leased: buffer_pb2.LeasedGroup, *, with_payloads: bool, fetched: Mapping[int, bytes] = MappingProxyType({})
+    leased: buffer_pb2.LeasedGroup,
+    payloads: Sequence[bytes | memoryview] | None,
+    fetched: Mapping[int, bytes] = MappingProxyType({}),
 ) -> SampledGroup:
-    """Decodes a leased group; empties `leased.payloads`.
+    """Decodes a leased group; its arrays are views of the payloads.
 
     Args:
         leased: as the buffer sent it.
-        with_payloads: the payloads are opened here; else by the ranks that train them.
+        payloads: by position in `leased.members`; None where the ranks open them that train them.
         fetched: payloads by member of those that were left out.
 
     Raises:
@@ -96,20 +98,19 @@ def open_group(
     members = sampled_members(leased)
     scored = [is_scored(member) for member in members]
     opened: list[Trajectory | None] = [None] * len(members)
-    if with_payloads:
-        if len(leased.payloads) != len(leased.members):
-            raise PayloadError("payloads", f"{len(leased.payloads)} for {len(leased.members)} members")
-        payloads = {meta.member: data for meta, data in zip(leased.members, leased.payloads, strict=True)}
-        payloads.update(fetched)
+    if payloads is not None:
+        if len(payloads) != len(leased.members):
+            raise PayloadError("payloads", f"{len(payloads)} for {len(leased.members)} members")
+        found = {meta.member: data for meta, data in zip(leased.members, payloads, strict=True)}
+        found.update(fetched)
         opened = [
-            open_member(member, payloads[member.member]) if has_reward else None
+            open_member(member, found[member.member]) if has_reward else None
             for member, has_reward in zip(members, scored, strict=True)
         ]
-        del leased.payloads[:]
     return SampledGroup(leased, prompt_ids, opened, scored)
 
 
-def open_member(member: trajectory_pb2.MemberMeta, payload: bytes) -> Trajectory:
+def open_member(member: trajectory_pb2.MemberMeta, payload: bytes | memoryview) -> Trajectory:
     """Decodes one member's payload.
 
     Raises:

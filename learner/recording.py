@@ -16,13 +16,14 @@ import struct
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import xxhash
 import zstandard
 
-from learner.groups import SampledGroup
+from learner.groups import SampledGroup, open_group
 from learner.lineage import Lineage
 from mesh import trajectory
 from mesh.errors import DataError, RollmeshError
@@ -103,7 +104,8 @@ class BatchRecorder:
         batch = recording_pb2.RecordedBatch(
             incarnation=self._lineage.resumed[-1][0],
             version=version,
-            groups=[_whole(group, fetched) for group in groups],
+            groups=[_whole(group) for group in groups],
+            payloads=[payload for group in groups for payload in _payloads(group, fetched)],
             dropped=dropped,
             takeovers=[buffer_pb2.Takeover(incarnation=i, resumed_at=v) for i, v in self._lineage.resumed],
         )
@@ -116,20 +118,34 @@ class BatchRecorder:
         self._files.close()
 
 
-def _whole(group: SampledGroup, fetched: Mapping[tuple[str, int], bytes]) -> buffer_pb2.LeasedGroup:
-    """The group as the buffer sent it, all payloads of what is trained within."""
-    payloads = {
-        meta.member: trajectory.encode(found)
-        for meta, found in zip(group.members, group.trajectories, strict=True)
-        if found is not None
+def _payloads(group: SampledGroup, fetched: Mapping[tuple[str, int], bytes]) -> Iterator[bytes]:
+    """By position in `leased.members`: the payloads of what is trained."""
+    found = {
+        meta.member: trajectory.encode(one)
+        for meta, one in zip(group.members, group.trajectories, strict=True)
+        if one is not None
     }
-    payloads |= {member: data for (group_id, member), data in fetched.items() if group_id == group.group_id}
+    for meta in group.leased.members:
+        yield found.get(meta.member) or fetched.get((group.group_id, meta.member), b"")
+
+
+def _whole(group: SampledGroup) -> buffer_pb2.LeasedGroup:
+    """The group as the buffer sent it, apart from how its payloads came."""
     whole = buffer_pb2.LeasedGroup()
     whole.CopyFrom(group.leased)
-    del whole.pieces[:]
-    del whole.payloads[:]
-    whole.payloads.extend(payloads.get(meta.member, b"") for meta in whole.members)
+    whole.ClearField("payload_bytes")
+    whole.ClearField("pieces")
     return whole
+
+
+def open_groups(batch: recording_pb2.RecordedBatch) -> list[SampledGroup]:
+    """The groups of a recorded batch, decoded.
+
+    Raises:
+        PayloadError: a payload is malformed or missing.
+    """
+    payloads = iter(batch.payloads)
+    return [open_group(group, list(islice(payloads, len(group.members)))) for group in batch.groups]
 
 
 class _Files:

@@ -22,7 +22,7 @@ from learner.build import build_algorithm, build_engines, build_worker
 from learner.checkpoint.store import CHECKPOINTS_NAME, STATE_NAME, CheckpointStore
 from learner.claims import Candidate
 from learner.controls import Controls
-from learner.groups import SampledGroup, open_group
+from learner.groups import SampledGroup
 from learner.lineage import Lineage
 from learner.loop import TrainingLoop
 from learner.metrics.figures import RunFigures
@@ -32,7 +32,7 @@ from learner.model_folder import load_tokenizer, resolve_model
 from learner.payloads import HeldPayloads, Payloads
 from learner.plan import PlannedMember
 from learner.recorder import Recorder
-from learner.recording import FOLDER, Recording
+from learner.recording import FOLDER, Recording, open_groups
 from learner.rollout_batch import ACTOR
 from learner.samples import SampleLog
 from learner.screening import screen
@@ -221,7 +221,7 @@ class RecordedBatches:
             if candidate.version < self._recording.versions[-1]:
                 _log.warning("the batch of version %d was not recorded: the replay ends before it", candidate.version)
             return False
-        groups = [open_group(group, with_payloads=True) for group in batch.groups]
+        groups = open_groups(batch)
         candidate.dropped.update(batch.dropped)
         candidate.groups, dropped = screen(self._algorithm, groups)
         for reason, gone in dropped.items():
@@ -262,7 +262,7 @@ class RecordedPayloads:
             if not self._versions:
                 raise DataError("the recording lacks a trajectory that the plan names", hint="is it the same folder?")
             batch = self._recording.batch(self._versions.pop(0))
-            groups = [open_group(group, with_payloads=True) for group in batch.groups] if batch is not None else []
+            groups = open_groups(batch) if batch is not None else []
             self._held = {name: found for group in groups for name, found in _trajectories(group)}
         return [self._held[name] for name in wanted]
 

@@ -12,7 +12,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from buffer.client import BufferClient
+from buffer.client import Arrived, BufferClient
 from learner.groups import SampledGroup, open_group
 from learner.payloads import fetch_left_out
 from mesh.errors import DataError, FencedError, PayloadError, RollmeshError
@@ -145,17 +145,18 @@ class GroupSource:
                 self._reason = self._stream.waiting_reason
                 if response is not None:
                     self._exhausted = self._exhausted or response.exhausted
-                    for leased in response.groups:
-                        await self._arrive(leased)
+                    for arrived in response.groups:
+                        await self._arrive(arrived)
                 self._changed.set()
         except RollmeshError as error:
             self.fail(error)
 
-    async def _arrive(self, leased: buffer_pb2.LeasedGroup) -> None:
-        version = leased.for_version
+    async def _arrive(self, arrived: Arrived) -> None:
+        leased, version = arrived.leased, arrived.leased.for_version
         try:
             fetched = await fetch_left_out(self._client, self._table, leased) if self._with_payloads else {}
-            self._held[version].append(open_group(leased, with_payloads=self._with_payloads, fetched=fetched))
+            payloads = arrived.payloads if self._with_payloads else None
+            self._held[version].append(open_group(leased, payloads, fetched))
         except (PayloadError, DataError) as error:
             _log.warning("group %s is unusable: %s", leased.group_id, error, extra={"group": leased.group_id})
             lease = buffer_pb2.LeaseRef(group_id=leased.group_id, lease_id=leased.lease_id)

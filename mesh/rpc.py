@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import grpc
@@ -239,11 +240,15 @@ async def call_with_retry(call: Callable[[], Awaitable[T]], *, retry_s: float, w
 # ------------------------------------------------------------------------------------------------- server side
 
 
+Decoders = Mapping[str, Callable[[bytes], Any]]
+
+
 class _Guard(grpc.aio.ServerInterceptor):
     """Checks the token and turns typed errors into statuses, for all kinds of handlers."""
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, token: str | None, decoders: Decoders) -> None:
         self._expected = f"Bearer {token}" if token else None
+        self._decoders = decoders
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
@@ -254,7 +259,7 @@ class _Guard(grpc.aio.ServerInterceptor):
             given = dict(details.invocation_metadata or ()).get("authorization")
             if given != self._expected:
                 return _refusing(handler)
-        return _translating(handler)
+        return _translating(handler, self._decoders.get(details.method, handler.request_deserializer))
 
 
 def _refusing(handler: Any) -> Any:
@@ -265,10 +270,10 @@ def _refusing(handler: Any) -> Any:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, "missing or wrong bearer token")
         yield
 
-    return _rebuilt(handler, refuse, refuse_stream)
+    return _rebuilt(handler, refuse, refuse_stream, handler.request_deserializer)
 
 
-def _translating(handler: Any) -> Any:
+def _translating(handler: Any, decode: Callable[[bytes], Any]) -> Any:
     inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
     async def single(request: Any, context: Any) -> Any:
@@ -284,10 +289,10 @@ def _translating(handler: Any) -> Any:
         except RollmeshError as error:
             await abort(context, error)
 
-    return _rebuilt(handler, single, stream)
+    return _rebuilt(handler, single, stream, decode)
 
 
-def _rebuilt(handler: Any, single: Any, stream: Any) -> Any:
+def _rebuilt(handler: Any, single: Any, stream: Any, decode: Callable[[bytes], Any]) -> Any:
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,
@@ -295,7 +300,7 @@ def _rebuilt(handler: Any, single: Any, stream: Any) -> Any:
         (True, True): grpc.stream_stream_rpc_method_handler,
     }[(handler.request_streaming, handler.response_streaming)]
     behaviour = stream if handler.response_streaming else single
-    return make(behaviour, _lenient(handler.request_deserializer), _or_bytes(handler.response_serializer))
+    return make(behaviour, _lenient(decode), _or_bytes(handler.response_serializer))
 
 
 def _or_bytes(serialize: Any) -> Any:
@@ -354,13 +359,20 @@ def _ascii(text: str) -> str:
     return text.encode("ascii", "replace").decode("ascii").replace("\n", " ")
 
 
-def new_server(security: SecuritySection, *, max_message_mb: int = 64) -> grpc.aio.Server:
+def new_server(
+    security: SecuritySection, *, max_message_mb: int = 64, decoders: Decoders = MappingProxyType({})
+) -> grpc.aio.Server:
     """A server whose handlers may raise `RollmeshError`; checks the bearer token where one is configured.
 
     Streaming handlers must be async generators (`yield`), unary ones coroutines.
+
+    Args:
+        security: token and TLS.
+        max_message_mb: largest message in and out.
+        decoders: by method, what parses its requests in place of the generated code; they raise `DecodeError`.
     """
     options = [*_options(max_message_mb), ("grpc.so_reuseport", 0)]
-    return grpc.aio.server(interceptors=[_Guard(_token(security))], options=options)
+    return grpc.aio.server(interceptors=[_Guard(_token(security), decoders)], options=options)
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, security: SecuritySection) -> int:

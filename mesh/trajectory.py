@@ -144,7 +144,7 @@ def inspect(payload: bytes, total: int | None = None) -> PayloadInfo:
     return layout.info
 
 
-def decode(payload: bytes, *, tokens: int | None = None) -> Trajectory:
+def decode(payload: bytes | memoryview, *, tokens: int | None = None) -> Trajectory:
     """Unpacks a payload; the arrays are views of its bytes unless they were compressed.
 
     Args:
@@ -192,13 +192,13 @@ def _mask_to_wire(mask: NDArray[np.uint8]) -> bytes:
     return struct.pack(f"<{len(lengths) + 1}I", *lengths, len(values) - begin)
 
 
-def _frames(payload: bytes, layout: _Layout) -> tuple[memoryview, memoryview]:
+def _frames(payload: bytes | memoryview, layout: _Layout) -> tuple[memoryview, memoryview]:
     assert layout.stored is not None, "the arrays are not compressed"
     view, middle = memoryview(payload), layout.start + layout.stored[0]
     return view[layout.start : middle], view[middle:]
 
 
-def _head_bytes(payload: bytes) -> int:
+def _head_bytes(payload: bytes | memoryview) -> int:
     if len(payload) < _PREFIX.size:
         raise PayloadError("payload", f"{len(payload)} bytes are too few for a trajectory")
     magic, header_bytes = _PREFIX.unpack_from(payload)
@@ -210,7 +210,7 @@ def _head_bytes(payload: bytes) -> int:
     return start
 
 
-def _parse(payload: bytes, total: int) -> _Layout:
+def _parse(payload: bytes | memoryview, total: int) -> _Layout:
     start = _head_bytes(payload)
     try:
         header: Any = msgpack.unpackb(payload[_PREFIX.size : start])

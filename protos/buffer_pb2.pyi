@@ -113,38 +113,40 @@ class MemberDraft(_message.Message):
     def __init__(self, member: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class WriteRequest(_message.Message):
-    __slots__ = ("table", "member_id", "generation", "writes", "sequence")
+    __slots__ = ("table", "member_id", "generation", "writes", "sequence", "payloads")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     table: str
     member_id: str
     generation: int
     writes: _containers.RepeatedCompositeFieldContainer[MemberWrite]
     sequence: int
-    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., writes: _Optional[_Iterable[_Union[MemberWrite, _Mapping]]] = ..., sequence: _Optional[int] = ...) -> None: ...
+    payloads: bytes
+    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., writes: _Optional[_Iterable[_Union[MemberWrite, _Mapping]]] = ..., sequence: _Optional[int] = ..., payloads: _Optional[bytes] = ...) -> None: ...
 
 class MemberWrite(_message.Message):
-    __slots__ = ("group_id", "lease_id", "attempt", "meta", "payload", "draft", "pieces", "uploaded_bytes")
+    __slots__ = ("group_id", "lease_id", "attempt", "meta", "draft", "pieces", "uploaded_bytes", "payload_bytes")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     META_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
     UPLOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     lease_id: str
     attempt: int
     meta: _trajectory_pb2.MemberMeta
-    payload: bytes
     draft: bool
     pieces: int
     uploaded_bytes: int
-    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., meta: _Optional[_Union[_trajectory_pb2.MemberMeta, _Mapping]] = ..., payload: _Optional[bytes] = ..., draft: _Optional[bool] = ..., pieces: _Optional[int] = ..., uploaded_bytes: _Optional[int] = ...) -> None: ...
+    payload_bytes: int
+    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., meta: _Optional[_Union[_trajectory_pb2.MemberMeta, _Mapping]] = ..., draft: _Optional[bool] = ..., pieces: _Optional[int] = ..., uploaded_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class UploadRequest(_message.Message):
     __slots__ = ("table", "group_id", "lease_id", "attempt", "member", "side", "piece", "data")
@@ -211,23 +213,25 @@ class SampleRequest(_message.Message):
     def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., credits: _Optional[int] = ..., for_version: _Optional[int] = ..., with_payloads: _Optional[bool] = ...) -> None: ...
 
 class SampleResponse(_message.Message):
-    __slots__ = ("groups", "waiting_reason", "exhausted")
+    __slots__ = ("groups", "waiting_reason", "exhausted", "payloads")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
     EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[LeasedGroup]
     waiting_reason: str
     exhausted: bool
-    def __init__(self, groups: _Optional[_Iterable[_Union[LeasedGroup, _Mapping]]] = ..., waiting_reason: _Optional[str] = ..., exhausted: _Optional[bool] = ...) -> None: ...
+    payloads: bytes
+    def __init__(self, groups: _Optional[_Iterable[_Union[LeasedGroup, _Mapping]]] = ..., waiting_reason: _Optional[str] = ..., exhausted: _Optional[bool] = ..., payloads: _Optional[bytes] = ...) -> None: ...
 
 class LeasedGroup(_message.Message):
-    __slots__ = ("group_id", "lease_id", "for_version", "task", "members", "payloads", "attempt", "generating_ms", "queued_ms", "use", "probability", "priority", "pieces")
+    __slots__ = ("group_id", "lease_id", "for_version", "task", "members", "payload_bytes", "attempt", "generating_ms", "queued_ms", "use", "probability", "priority", "pieces")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     FOR_VERSION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     GENERATING_MS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_MS_FIELD_NUMBER: _ClassVar[int]
@@ -240,7 +244,7 @@ class LeasedGroup(_message.Message):
     for_version: int
     task: _trajectory_pb2.PromptTask
     members: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.MemberMeta]
-    payloads: _containers.RepeatedScalarFieldContainer[bytes]
+    payload_bytes: _containers.RepeatedScalarFieldContainer[int]
     attempt: int
     generating_ms: int
     queued_ms: int
@@ -248,7 +252,7 @@ class LeasedGroup(_message.Message):
     probability: float
     priority: float
     pieces: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., for_version: _Optional[int] = ..., task: _Optional[_Union[_trajectory_pb2.PromptTask, _Mapping]] = ..., members: _Optional[_Iterable[_Union[_trajectory_pb2.MemberMeta, _Mapping]]] = ..., payloads: _Optional[_Iterable[bytes]] = ..., attempt: _Optional[int] = ..., generating_ms: _Optional[int] = ..., queued_ms: _Optional[int] = ..., use: _Optional[int] = ..., probability: _Optional[float] = ..., priority: _Optional[float] = ..., pieces: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., for_version: _Optional[int] = ..., task: _Optional[_Union[_trajectory_pb2.PromptTask, _Mapping]] = ..., members: _Optional[_Iterable[_Union[_trajectory_pb2.MemberMeta, _Mapping]]] = ..., payload_bytes: _Optional[_Iterable[int]] = ..., attempt: _Optional[int] = ..., generating_ms: _Optional[int] = ..., queued_ms: _Optional[int] = ..., use: _Optional[int] = ..., probability: _Optional[float] = ..., priority: _Optional[float] = ..., pieces: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("table", "members")

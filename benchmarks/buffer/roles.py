@@ -19,7 +19,7 @@ import uvloop
 
 from benchmarks.buffer.arrays import DISTINCT, make_arrays
 from benchmarks.buffer.plan import Plan
-from buffer.client import BufferClient, Writer
+from buffer.client import BufferClient, Outgoing, Writer
 from mesh.config.models import SecuritySection
 from mesh.heap import keep_freed_memory, settle_heap
 from mesh.membership import MembershipAgent
@@ -71,10 +71,10 @@ def trajectories(tokens: int, incarnation: int) -> list[Trajectory]:
     return found
 
 
-def member(grant: pb.GroupGrant, index: int, item: Trajectory) -> pb.MemberWrite:
+def member(grant: pb.GroupGrant, index: int, item: Trajectory) -> Outgoing:
     """A scored member; `finished_unix_ns` is the moment at which storing it began."""
     runs = item.versions.runs
-    return pb.MemberWrite(
+    head = pb.MemberWrite(
         group_id=grant.group_id,
         lease_id=grant.lease_id,
         attempt=grant.attempt,
@@ -90,8 +90,8 @@ def member(grant: pb.GroupGrant, index: int, item: Trajectory) -> pb.MemberWrite
             newest=runs[-1][1]._asdict(),
             generator="benchmark",
         ),
-        payload=encode(item),
     )
+    return Outgoing(head, encode(item))
 
 
 class _Producer:
@@ -197,7 +197,7 @@ class _Consumer:
         """Decodes every payload, as a learner rank does."""
         now = time.time()
         for group in groups:
-            for meta, payload in zip(group.members, group.payloads, strict=True):
+            for meta, payload in zip(group.leased.members, group.payloads, strict=True):
                 assert len(decode(payload).response_ids) == self._plan.tokens
                 self.came.append(now)
                 self.took.append(now - meta.finished_unix_ns * 1e-9)
@@ -230,7 +230,7 @@ class _Consumer:
                 self._take(response.groups)
                 waiting.extend(response.groups)
             batch = [waiting.popleft() for _ in range(size)]
-            leases = [pb.LeaseRef(group_id=g.group_id, lease_id=g.lease_id) for g in batch]
+            leases = [pb.LeaseRef(group_id=g.leased.group_id, lease_id=g.leased.lease_id) for g in batch]
             answer = await self._client.claim(TABLE, self._incarnation, self.version, leases)
             assert answer.claimed, answer.refused[0]
             self.claimed += size * plan.group

@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from buffer.client import AdmitStream, BufferClient, SampleStream, Writer
+from buffer.client import AdmitStream, Arrivals, BufferClient, Outgoing, SampleStream, Writer
 from buffer.service import BufferService
 from buffer.writer import WriteResult
 from mesh.config import Config, load_config
@@ -54,9 +54,7 @@ def make_task(ordinal: int, n: int = 2, pinned: PolicyVersion | None = None) -> 
     )
 
 
-def make_write(
-    grant: pb.GroupGrant, member: int, versions: list[PolicyVersion], *, reward: float = 1.0
-) -> pb.MemberWrite:
+def make_write(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion], *, reward: float = 1.0) -> Outgoing:
     """A scored member whose tokens carry `versions`."""
     count = len(versions)
     runs = VersionRuns.from_tokens(versions)
@@ -72,15 +70,17 @@ def make_write(
         oldest=runs.oldest.to_proto(),
         newest=runs.newest.to_proto(),
     )
-    return pb.MemberWrite(
-        group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta, payload=payload
-    )
+    return Outgoing(head_of_write(grant, meta), payload)
 
 
-def make_failure(grant: pb.GroupGrant, member: int) -> pb.MemberWrite:
+def head_of_write(grant: pb.GroupGrant, meta: trajectory.MemberMeta) -> pb.MemberWrite:
+    return pb.MemberWrite(group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta)
+
+
+def make_failure(grant: pb.GroupGrant, member: int) -> Outgoing:
     """A member that could not be scored."""
     meta = trajectory.MemberMeta(member=member, outcome=trajectory.OUTCOME_ERROR, reason="test")
-    return pb.MemberWrite(group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta)
+    return Outgoing(head_of_write(grant, meta))
 
 
 def refs(groups: list[Any]) -> list[pb.LeaseRef]:
@@ -206,6 +206,8 @@ class Learner(Actor):
     def __init__(self, address: str, role: str, log: Log | None = None) -> None:
         super().__init__(address, role)
         self.log = log or Log()
+        self.payloads: dict[str, list[bytes]] = {}
+        """By group: those of its members that came with the lease."""
         self.version = 0
         self.told: list[tuple[int, int]] = []
         """Answers of Reassert: groups corrected, groups unknown."""
@@ -264,10 +266,16 @@ class Learner(Actor):
             while len(groups) < count:
                 response = await stream.next(TIMEOUT_S)
                 assert response is not None, stream.waiting_reason
-                groups.extend(response.groups)
+                groups += self.taken(response)
                 if response.exhausted:
                     break
         return groups
+
+    def taken(self, response: Arrivals) -> list[pb.LeasedGroup]:
+        """The groups of a response; their payloads are kept in `payloads`."""
+        for arrived in response.groups:
+            self.payloads[arrived.leased.group_id] = [bytes(payload) for payload in arrived.payloads]
+        return [arrived.leased for arrived in response.groups]
 
     async def train(self, groups: list[pb.LeasedGroup], version: int) -> pb.ClaimResponse:
         """Claims a batch and publishes the next version."""

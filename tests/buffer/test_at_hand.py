@@ -44,12 +44,12 @@ async def test_its_payloads_are_not_read_back(mesh: Mesh) -> None:
     await generator.finish(generator.writer(), [grant], version)
     (group,) = await learner.collect(sampler, 1)
     assert group.group_id == grant.group_id
-    assert all(len(payload) > 0 for payload in group.payloads)
+    assert all(len(payload) > 0 for payload in learner.payloads[group.group_id])
     stored = [
         await front.access.client.get(Keys(front.run_name).payload("train", grant.group_id, member, grant.attempt))
         for member in range(2)
     ]
-    assert list(group.payloads) == stored
+    assert list(learner.payloads[group.group_id]) == stored
     assert await _reads(front) == before, "they were at hand"
 
 
@@ -64,7 +64,11 @@ async def test_what_a_write_finds_under_its_name_makes_room_for_what_was_written
     results = await generator.writer().write([writes[0], make_write(grant, 0, [version] * 3), writes[1]])
     assert [r.status for r in results] == [pb.WRITE_STATUS_STORED, pb.WRITE_STATUS_DUPLICATE, pb.WRITE_STATUS_STORED]
     (group,) = await learner.collect(sampler, 1)
-    assert list(group.payloads) == await front.access.client.mget(keys) == [write.payload for write in writes]
+    assert (
+        list(learner.payloads[group.group_id])
+        == await front.access.client.mget(keys)
+        == [write.payload for write in writes]
+    )
 
 
 def test_the_oldest_go_first_and_every_byte_is_counted_once() -> None:

@@ -7,12 +7,13 @@ import json
 import sys
 from typing import Any
 
+from buffer.client import Outgoing
 from buffer.keys import Keys
 from buffer.service import BufferService
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
-from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config
+from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write, make_config
 from tests.buffer.packed import figure, set_figure, set_rule
 from tests.buffer.test_flow import balanced
 
@@ -22,13 +23,13 @@ V0 = PolicyVersion(1, 0)
 async def fail(generator: Generator, grants: list[pb.GroupGrant], *reasons: str) -> None:
     """All members of the groups say that they could not be scored."""
     writes = [
-        pb.MemberWrite(
-            group_id=grant.group_id,
-            lease_id=grant.lease_id,
-            attempt=grant.attempt,
-            meta=trajectory.MemberMeta(
-                member=member, outcome=trajectory.OUTCOME_ERROR, reason=reasons[member % len(reasons)]
-            ),
+        Outgoing(
+            head_of_write(
+                grant,
+                trajectory.MemberMeta(
+                    member=member, outcome=trajectory.OUTCOME_ERROR, reason=reasons[member % len(reasons)]
+                ),
+            )
         )
         for grant in grants
         for member in range(grant.task.n)

@@ -7,12 +7,13 @@ import asyncio
 import numpy as np
 import pytest
 
+from buffer.client import Outgoing
 from buffer.service import BufferService
 from mesh.trajectory import Trajectory, decode, encode
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
-from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_task, make_write
+from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, head_of_write, make_config, make_task, make_write
 from tests.buffer.packed import figure
 from tests.buffer.test_flow import balanced
 from tests.buffer.test_leases import revived
@@ -20,7 +21,7 @@ from tests.buffer.test_leases import revived
 V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)
 
 
-def make_draft(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion]) -> pb.MemberWrite:
+def make_draft(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion]) -> Outgoing:
     count = len(versions)
     payload = encode(
         Trajectory(
@@ -30,14 +31,9 @@ def make_draft(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion])
             VersionRuns.from_tokens(versions),
         )
     )
-    return pb.MemberWrite(
-        group_id=grant.group_id,
-        lease_id=grant.lease_id,
-        attempt=grant.attempt,
-        meta=trajectory.MemberMeta(member=member),
-        payload=payload,
-        draft=True,
-    )
+    head = head_of_write(grant, trajectory.MemberMeta(member=member))
+    head.draft = True
+    return Outgoing(head, payload)
 
 
 async def values(front: BufferService) -> set[str]:
@@ -73,7 +69,7 @@ async def test_the_next_holder_goes_on_from_the_drafts_of_a_killed_generator(mes
     assert [r.status for r in late] == [pb.WRITE_STATUS_SUPERSEDED, duplicate, stored]
     await second.finish(second.writer(), [again], V0)
     (group,) = await learner.batch(learner.sampler(), 1, 0)
-    assert [len(decode(p).response_ids) for p in group.payloads] == [1, 5]
+    assert [len(decode(p).response_ids) for p in learner.payloads[group.group_id]] == [1, 5]
     assert await values(left) == {f"{group.group_id}:0:1", f"{group.group_id}:1:2"}
 
 
@@ -156,7 +152,7 @@ async def test_drafts_of_many_bytes_come_in_several_messages_with_one_grant(mesh
     again = {g.group_id: g for g in await second.grants(takeover, 2)}
     whole = again[grant.group_id]
     assert whole.task.ordinal == 1
-    assert {d.member: d.payload for d in whole.drafts} == {d.meta.member: d.payload for d in drafts[:4]}
+    assert {d.member: d.payload for d in whole.drafts} == {d.head.meta.member: d.payload for d in drafts[:4]}
     assert [d.payload for d in again[small.group_id].drafts] == [drafts[4].payload]
     assert max(sizes) < 1 << 20 < sum(sizes)
 
@@ -195,7 +191,7 @@ async def test_a_repeated_write_of_an_earlier_attempt_does_not_take_the_stored_v
     assert repeated.status == pb.WRITE_STATUS_DUPLICATE
     await second.finish(writer, [again], V0)
     (group,) = await learner.batch(learner.sampler(), 1, 0)
-    assert group.payloads[0] == write.payload
+    assert learner.payloads[group.group_id][0] == write.payload
 
 
 async def test_malformed_drafts_are_rejected_by_field(mesh: Mesh) -> None:

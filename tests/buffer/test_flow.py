@@ -53,8 +53,8 @@ async def test_a_group_lives_from_seed_to_commit_and_its_bytes_stay_the_same(mes
     assert [g.group_id for g in groups] == [g.group_id for g in grants]
     for group in groups:
         assert group.task == make_task(group.task.ordinal)
-        for meta, payload in zip(group.members, group.payloads, strict=True):
-            assert meta == written[(group.group_id, meta.member)].meta
+        for meta, payload in zip(group.members, learner.payloads[group.group_id], strict=True):
+            assert meta == written[(group.group_id, meta.member)].head.meta
             assert payload == written[(group.group_id, meta.member)].payload
     members = [pb.MemberRef(group_id=g.group_id, member=m) for g in groups for m in (1, 0)]
     fetched = [payload async for payload in learner.client.fetch("train", members)]
@@ -78,7 +78,7 @@ async def test_a_metadata_only_stream_leaves_payloads_to_fetch(mesh: Mesh) -> No
     admission.update(1, V0)
     await generator.finish(writer, await generator.grants(admission, 1), V0)
     groups = await learner.batch(learner.sampler(with_payloads=False), 1, 0)
-    assert not groups[0].payloads
+    assert not learner.payloads[groups[0].group_id]
     assert len(groups[0].members) == 2
 
 
@@ -90,7 +90,7 @@ async def test_repeated_and_malformed_writes_change_nothing(mesh: Mesh) -> None:
     admission.update(1, V0)
     (grant,) = await generator.grants(admission, 1)
     good, bad = make_write(grant, 0, [V0]), make_write(grant, 1, [V0])
-    bad.meta.response_tokens = 5
+    bad.head.meta.response_tokens = 5
     stored, rejected = await writer.write([good, bad])
     assert (stored.status, rejected.status) == (pb.WRITE_STATUS_STORED, pb.WRITE_STATUS_REJECTED)
     assert rejected.field == "meta.response_tokens"
@@ -101,7 +101,7 @@ async def test_repeated_and_malformed_writes_change_nothing(mesh: Mesh) -> None:
     (sealed,) = await writer.write([make_write(grant, 1, [V0])])
     assert sealed.sealed
     (group,) = await learner.batch(learner.sampler(), 1, 0)
-    assert group.payloads[0] == good.payload, "the first value wins"
+    assert learner.payloads[group.group_id][0] == good.payload, "the first value wins"
     strange = pb.GroupGrant(group_id="train-99", lease_id="a99", attempt=1)
     (late,) = await writer.write([make_write(strange, 0, [V0])])
     assert late.status == pb.WRITE_STATUS_SUPERSEDED, "a write never creates a group"

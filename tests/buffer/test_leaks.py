@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from buffer.client import Outgoing
 from buffer.limits import PIECE_BYTES
 from buffer.redis_server import RedisServer
 from buffer.service import BufferService
@@ -19,7 +20,7 @@ from mesh.trajectory import Trajectory, encode
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
-from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_failure, refs
+from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write, make_failure, refs
 from tests.buffer.packed import set_rule
 from tests.buffer.test_flow import balanced
 
@@ -40,7 +41,7 @@ async def own_mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
     await server.stop()
 
 
-def write_of(grant: pb.GroupGrant, member: int, version: PolicyVersion, tokens: int = TOKENS) -> pb.MemberWrite:
+def write_of(grant: pb.GroupGrant, member: int, version: PolicyVersion, tokens: int = TOKENS) -> Outgoing:
     ids = np.full(tokens, grant.task.ordinal, np.int32)
     payload = encode(
         Trajectory(ids, np.zeros(tokens, np.float32), np.ones(tokens, np.uint8), VersionRuns(((tokens, version),)))
@@ -49,9 +50,7 @@ def write_of(grant: pb.GroupGrant, member: int, version: PolicyVersion, tokens: 
         member=member, outcome=trajectory.OUTCOME_SCORED, reward=1.0, prompt_tokens=4, response_tokens=tokens,
         oldest=version.to_proto(), newest=version.to_proto(),
     )  # fmt: skip
-    return pb.MemberWrite(
-        group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta, payload=payload
-    )
+    return Outgoing(head_of_write(grant, meta), payload)
 
 
 class Rounds:
@@ -77,7 +76,7 @@ class Rounds:
         self.admission.update(count, self.serving)
         return await self.generator.grants(self.admission, count)
 
-    async def write(self, writes: Sequence[pb.MemberWrite]) -> None:
+    async def write(self, writes: Sequence[Outgoing]) -> None:
         async with asyncio.timeout(TIMEOUT_S):
             results = await self.writer.write(writes)
         assert {r.status for r in results} == {pb.WRITE_STATUS_STORED}
@@ -90,11 +89,11 @@ class Rounds:
         learner, generator, client = self.learner, self.generator, self.learner.client
         filtered, failed, large, unscored, *trained = await self.grants(TRAINED + 4)
         draft = write_of(large, 0, self.serving)
-        draft.draft = True
+        draft.head.draft = True
         await self.write([draft])
         side = await generator.client.upload_side("train", large, 1, "experts", np.zeros((200, 300), np.int16))
         with_side = write_of(large, 1, self.serving)
-        with_side.meta.side.append(side)
+        with_side.head.meta.side.append(side)
         await self.write([write_of(large, 0, self.serving, tokens=2 * PIECE_BYTES // 8), with_side])
         await self.write([write_of(g, m, self.serving) for g in (filtered, failed) for m in range(2)])
         await self.write([make_failure(unscored, 0), write_of(unscored, 1, self.serving)])
@@ -113,7 +112,7 @@ class Rounds:
         # Admitted, half written and drafted, and then over the bound.
         hopeless, ready = await self.grants(2)
         draft = write_of(hopeless, 0, self.serving)
-        draft.draft = True
+        draft.head.draft = True
         await self.write([draft, write_of(hopeless, 1, self.serving), write_of(ready, 0, self.serving)])
         await self.write([write_of(ready, 1, self.serving)])
         self.version += 2
@@ -131,7 +130,7 @@ class Rounds:
         await client.commit("train", learner.incarnation, self.version)
         await generator.agent.beat()
 
-    async def _once_evicted(self, write: pb.MemberWrite) -> list[WriteResult]:
+    async def _once_evicted(self, write: Outgoing) -> list[WriteResult]:
         async with asyncio.timeout(TIMEOUT_S):
             while (await self.learner.client.describe("train")).counts.generating:
                 await asyncio.sleep(0.01)

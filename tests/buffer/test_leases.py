@@ -44,7 +44,7 @@ async def test_a_killed_generator_loses_its_groups_after_the_grace_and_keeps_its
     assert {g.attempt for g in again.values()} == {2}
     await second.finish(writer, list(again.values()), V0)
     groups = await learner.batch(learner.sampler(), 2, 0)
-    assert all(len(p) > 0 for g in groups for p in g.payloads)
+    assert all(len(p) > 0 for g in groups for p in learner.payloads[g.group_id])
     counts = await balanced(learner)
     assert (counts.admitted, counts.readmissions) == (2, 2)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from buffer.client import Outgoing
 from learner.groups import left_out, open_group
 from learner.payloads import FetchedPayloads, fetch_left_out
 from learner.plan import PlannedMember
@@ -18,7 +19,7 @@ from mesh.trajectory import Codec, Trajectory, encode
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
-from tests.buffer.mesh_fixture import BufferClient, Mesh, make_config
+from tests.buffer.mesh_fixture import BufferClient, Mesh, head_of_write, make_config
 from tests.buffer.test_crashes import FrontProcess
 
 V0 = PolicyVersion(1, 0)
@@ -45,16 +46,13 @@ def long_trajectory(tokens: int) -> Trajectory:
     return Trajectory(rng.integers(0, 150_000, tokens, dtype=np.int32), log_probs, mask, runs)
 
 
-def write_of(grant: pb.GroupGrant, member: int, value: Trajectory, codec: Codec) -> pb.MemberWrite:
+def write_of(grant: pb.GroupGrant, member: int, value: Trajectory, codec: Codec) -> Outgoing:
     meta = trajectory.MemberMeta(
         member=member, outcome=trajectory.OUTCOME_SCORED, reward=1.0, prompt_tokens=4,
         response_tokens=len(value.response_ids), oldest=value.versions.oldest.to_proto(),
         newest=value.versions.newest.to_proto(),
     )  # fmt: skip
-    return pb.MemberWrite(
-        group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta,
-        payload=encode(value, codec=codec),
-    )  # fmt: skip
+    return Outgoing(head_of_write(grant, meta), encode(value, codec=codec))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +78,8 @@ async def test_a_very_long_trajectory_is_written_sealed_leased_and_read(
     assert (result.status, result.sealed) == (pb.WRITE_STATUS_STORED, True), result
     (leased,) = await learner.batch(learner.sampler(), 1, 0)
     assert left_out(leased)[0] == 0
-    group = open_group(leased, with_payloads=True, fetched=await fetch_left_out(learner.client, "train", leased))
+    fetched = await fetch_left_out(learner.client, "train", leased)
+    group = open_group(leased, learner.payloads[leased.group_id], fetched)
     grown = front.peak() - before
     # A rank that trains its share gets it by name.
     planned = [PlannedMember(0, leased.group_id, m.member, m.response_tokens, 1.0, False) for m in leased.members]

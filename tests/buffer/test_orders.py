@@ -100,7 +100,7 @@ async def test_groups_are_used_up_to_the_limit_once_per_version_and_end_trained(
     for version in range(3):
         groups = await learner.batch(sampler, 2, version)
         assert [g.use for g in groups] == [version + 1] * 2
-        assert all(g.payloads[0] for g in groups)
+        assert all(learner.payloads[g.group_id][0] for g in groups)
         leases |= {g.lease_id for g in groups}
         assert (await learner.train(groups, version)).claimed
         assert (await learner.client.claim("train", 1, version, refs(groups))).claimed, "a repeated claim succeeds"

@@ -10,6 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
+from buffer.client import Outgoing
 from buffer.keys import Keys
 from buffer.limits import INLINE_BYTES, MAX_PIECES, MAX_WHOLE_BYTES, PIECE_BYTES
 from buffer.payloads import Payloads, Place
@@ -21,7 +22,7 @@ from mesh.trajectory import Trajectory, encode, head_of
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
-from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh
+from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write
 from tests.buffer.test_flow import balanced
 
 V0 = PolicyVersion(1, 0)
@@ -29,7 +30,7 @@ V0 = PolicyVersion(1, 0)
 LARGE = 2 * PIECE_BYTES // 8 + 1000
 
 
-def large_write(grant: pb.GroupGrant, member: int, tokens: int = LARGE) -> pb.MemberWrite:
+def large_write(grant: pb.GroupGrant, member: int, tokens: int = LARGE) -> Outgoing:
     """A member of many tokens, different from every other member's."""
     ids = np.arange(member, tokens + member, dtype=np.int32)
     log_probs = -np.arange(tokens, dtype=np.float32) / 7
@@ -38,27 +39,24 @@ def large_write(grant: pb.GroupGrant, member: int, tokens: int = LARGE) -> pb.Me
         member=member, outcome=trajectory.OUTCOME_SCORED, reward=1.0, prompt_tokens=4, response_tokens=tokens,
         oldest=V0.to_proto(), newest=V0.to_proto(),
     )  # fmt: skip
-    return pb.MemberWrite(
-        group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta, payload=payload
-    )
+    return Outgoing(head_of_write(grant, meta), payload)
 
 
-def named(write: pb.MemberWrite, pieces: int | None = None) -> pb.MemberWrite:
+def named(write: Outgoing, pieces: int | None = None) -> Outgoing:
     """The write that names uploaded pieces."""
-    changed = pb.MemberWrite()
-    changed.CopyFrom(write)
-    changed.payload = head_of(write.payload)
-    changed.pieces = -(-len(write.payload) // PIECE_BYTES) if pieces is None else pieces
-    changed.uploaded_bytes = len(write.payload)
-    return changed
+    head = pb.MemberWrite()
+    head.CopyFrom(write.head)
+    head.pieces = -(-len(write.payload) // PIECE_BYTES) if pieces is None else pieces
+    head.uploaded_bytes = len(write.payload)
+    return Outgoing(head, head_of(write.payload))
 
 
-def requests_of(write: pb.MemberWrite) -> list[pb.UploadRequest]:
+def requests_of(write: Outgoing) -> list[pb.UploadRequest]:
     payload = write.payload
     return [
         pb.UploadRequest(
-            table="train", group_id=write.group_id, lease_id=write.lease_id, attempt=write.attempt,
-            member=write.meta.member, piece=piece, data=payload[start : start + PIECE_BYTES],
+            table="train", group_id=write.head.group_id, lease_id=write.head.lease_id, attempt=write.head.attempt,
+            member=write.head.meta.member, piece=piece, data=payload[start : start + PIECE_BYTES],
         )
         for piece, start in enumerate(range(0, len(payload), PIECE_BYTES))
     ]  # fmt: skip
@@ -104,7 +102,7 @@ async def test_a_large_member_is_written_in_pieces_and_comes_back_byte_for_byte(
 
     (group,) = await learner.batch(learner.sampler(), 1, 0)
     assert list(group.pieces) == [3, 0]
-    assert list(group.payloads) == [b"", writes[1].payload]
+    assert learner.payloads[group.group_id] == [b"", writes[1].payload]
     refs = [pb.MemberRef(group_id=grant.group_id, member=member) for member in (1, 0, 1)]
     fetched = [payload async for payload in learner.client.fetch("train", refs)]
     assert fetched == [writes[1].payload, writes[0].payload, writes[1].payload]
@@ -124,9 +122,9 @@ async def test_a_group_with_many_bytes_is_leased_without_payloads(mesh: Mesh) ->
     await writer.write([large_write(small, member, tokens) for member in range(2)])
     await writer.write([large_write(large, member, INLINE_BYTES // 16) for member in range(2)])
     groups = await learner.batch(learner.sampler(), 2, 0)
-    assert [len(p) > tokens for p in groups[0].payloads] == [True, True]
+    assert [len(p) > tokens for p in learner.payloads[groups[0].group_id]] == [True, True]
     assert not groups[0].pieces
-    assert (list(groups[1].payloads), list(groups[1].pieces)) == ([b"", b""], [3, 3])
+    assert (learner.payloads[groups[1].group_id], list(groups[1].pieces)) == ([b"", b""], [3, 3])
 
 
 async def test_a_group_of_many_whole_payloads_is_fetched(mesh: Mesh) -> None:
@@ -140,7 +138,7 @@ async def test_a_group_of_many_whole_payloads_is_fetched(mesh: Mesh) -> None:
     writes = [large_write(grant, member, PIECE_BYTES // 8 - 100) for member in range(6)]
     await generator.writer().write(writes)
     (group,) = await learner.batch(learner.sampler(), 1, 0)
-    assert (set(group.payloads), list(group.pieces)) == ({b""}, [1] * 6)
+    assert (set(learner.payloads[group.group_id]), list(group.pieces)) == ({b""}, [1] * 6)
     refs = [pb.MemberRef(group_id=grant.group_id, member=member) for member in range(6)]
     assert [p async for p in learner.client.fetch("train", refs)] == [w.payload for w in writes]
 
@@ -151,7 +149,7 @@ async def test_what_was_not_uploaded_is_refused_by_name(mesh: Mesh) -> None:
     write = large_write(grant, 0)
     requests = requests_of(write)
 
-    async def refused(changed: pb.MemberWrite) -> str:
+    async def refused(changed: Outgoing) -> str:
         (result,) = await writer.write([changed])
         assert result.status == pb.WRITE_STATUS_REJECTED
         return result.field
@@ -171,20 +169,18 @@ async def test_what_was_not_uploaded_is_refused_by_name(mesh: Mesh) -> None:
     assert await refused(other) == "mask"
     other = named(write)
     other.payload = head_of(large_write(grant, 0, LARGE - 1).payload)
-    other.meta.response_tokens = LARGE - 1
-    other.uploaded_bytes -= 8
+    other.head.meta.response_tokens = LARGE - 1
+    other.head.uploaded_bytes -= 8
     assert await refused(other) == "uploaded_bytes"
     changed = VersionRuns(((1, V0), (LARGE - 1, V0)))
     ids = np.zeros(LARGE, np.int32)
     other = named(write)
     other.payload = head_of(encode(Trajectory(ids, np.zeros(LARGE, np.float32), np.ones(LARGE, np.uint8), changed)))
-    other.uploaded_bytes += len(other.payload) - len(head_of(write.payload))
+    other.head.uploaded_bytes += len(other.payload) - len(head_of(write.payload))
     assert await refused(other) == "uploaded_bytes"
     assert await refused(named(write, pieces=1)) == "pieces"
     assert await refused(named(write, pieces=MAX_PIECES + 1)) == "pieces"
-    whole = pb.MemberWrite()
-    whole.CopyFrom(large_write(grant, 0, MAX_WHOLE_BYTES // 8 + 1))
-    response = await _written(generator, whole)
+    response = await _written(generator, large_write(grant, 0, MAX_WHOLE_BYTES // 8 + 1))
     assert (response.status, response.field) == (pb.WRITE_STATUS_REJECTED, "payload")
     results = await writer.write([named(write), named(cut)])
     assert [r.status for r in results] == [pb.WRITE_STATUS_STORED] * 2, "what was cut short has been uploaded once more"
@@ -192,17 +188,34 @@ async def test_what_was_not_uploaded_is_refused_by_name(mesh: Mesh) -> None:
     assert await front.access.client.mget(pieces) == [request.data for request in requests]
 
 
-async def _written(generator: Generator, write: pb.MemberWrite) -> WriteResult:
-    """Writes without a `Writer`, which would upload what is large."""
+async def _written(generator: Generator, write: Outgoing) -> WriteResult:
+    """Writes without a `Writer`, which would upload what is large; the payload is where protobuf puts it."""
     call = generator.client._stub.Write(timeout=TIMEOUT_S)
+    write.head.payload_bytes = len(write.payload)
     request = pb.WriteRequest(
-        table="train", member_id=generator.agent.member_id, generation=generator.agent.generation, writes=[write]
-    )
+        table="train", member_id=generator.agent.member_id, generation=generator.agent.generation,
+        writes=[write.head], payloads=write.payload,
+    )  # fmt: skip
     await call.write(request)
     response = await call.read()
     call.cancel()
     (said,) = response.results
     return WriteResult(response.statuses[0], said.sealed, said.field, said.message)
+
+
+async def test_lengths_that_do_not_add_up_end_the_stream_and_store_nothing(mesh: Mesh) -> None:
+    front, _, generator, (grant,) = await begin(mesh)
+    call = generator.client._stub.Write(timeout=TIMEOUT_S)
+    good, short = large_write(grant, 0, 10), large_write(grant, 1, 10)
+    good.head.payload_bytes, short.head.payload_bytes = len(good.payload), len(short.payload) - 1
+    request = pb.WriteRequest(table="train", writes=[good.head, short.head], payloads=good.payload + short.payload)
+    await call.write(request)
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await call.read()
+    error = to_rollmesh_error(failure.value, "writing")
+    assert isinstance(error, PayloadError)
+    assert error.field == "payload_bytes"
+    assert not await front.access.client.keys(keys_of(front, grant.group_id))
 
 
 async def test_the_head_must_be_what_the_pieces_begin_with(mesh: Mesh) -> None:
@@ -213,7 +226,7 @@ async def test_the_head_must_be_what_the_pieces_begin_with(mesh: Mesh) -> None:
     # Other versions, in a head of the same length.
     other.payload = other.payload.replace(struct.pack("<III", LARGE, 1, 0), struct.pack("<III", LARGE, 1, 7))
     assert other.payload != head_of(write.payload)
-    other.meta.oldest.version = other.meta.newest.version = 7
+    other.head.meta.oldest.version = other.head.meta.newest.version = 7
     (result,) = await generator.writer().write([other])
     assert (result.status, result.field) == (pb.WRITE_STATUS_REJECTED, "payload")
 
@@ -302,7 +315,7 @@ async def test_what_cannot_be_sent_is_refused_by_name(mesh: Mesh) -> None:
     front, _, generator, (grant,) = await begin(mesh)
     writer = generator.writer()
     draft, broken = large_write(grant, 0), large_write(grant, 1)
-    draft.draft = True
+    draft.head.draft = True
     broken.payload = b"XXXX" + broken.payload[4:]
     results = await writer.write([draft, broken, large_write(grant, 0, 10)])
     assert [(r.status, r.field) for r in results] == [
@@ -312,7 +325,7 @@ async def test_what_cannot_be_sent_is_refused_by_name(mesh: Mesh) -> None:
     ]
     assert len(await front.access.client.keys(keys_of(front, grant.group_id))) == 1
     huge = large_write(grant, 1, 10)
-    huge.meta.generator = "x" * (5 << 20)
+    huge.head.meta.generator = "x" * (5 << 20)
     with pytest.raises(RollmeshError, match="larger than max"):
         await writer.write([huge])
 
@@ -321,7 +334,7 @@ async def test_a_fetch_goes_on_at_another_front(mesh: Mesh) -> None:
     front, learner, generator, grants = await begin(mesh, groups=2)
     writes = [large_write(grant, member, 1_000_000) for grant in grants for member in range(2)]
     await generator.writer().write(writes)
-    refs = [pb.MemberRef(group_id=write.group_id, member=write.meta.member) for write in writes]
+    refs = [pb.MemberRef(group_id=write.head.group_id, member=write.head.meta.member) for write in writes]
     fetching = learner.client.fetch("train", refs)
     assert await anext(fetching) == writes[0].payload
     port, config = int(front.address.rpartition(":")[2]), front._config

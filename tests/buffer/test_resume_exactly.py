@@ -65,7 +65,7 @@ async def offered(learner: Learner, version: int) -> set[str]:
             while len(found) < wanted:
                 response = await stream.next(TIMEOUT_S)
                 assert response is not None, stream.waiting_reason
-                found |= {g.group_id for g in response.groups}
+                found |= {arrived.leased.group_id for arrived in response.groups}
         version += 1
     await stream.close()
     return found
@@ -102,4 +102,4 @@ async def test_the_successor_is_offered_exactly_what_was_not_committed(
         while life.unfinished[0].group_id not in offers:
             response = await late.next(TIMEOUT_S)
             assert response is not None, late.waiting_reason
-            offers |= {g.group_id for g in response.groups}
+            offers |= {arrived.leased.group_id for arrived in response.groups}

@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 
+from buffer.client import Outgoing
 from buffer.side_store import SideStore
 from mesh.errors import DataError, PayloadError, RollmeshError, StoreError
 from mesh.rpc import to_rollmesh_error
@@ -27,9 +28,9 @@ V0 = PolicyVersion(1, 0)
 EXPERTS = np.arange(700_000, dtype=np.int16).reshape(1000, 100, 7)
 
 
-def with_side(grant: pb.GroupGrant, member: int, *side: trajectory.SideData) -> pb.MemberWrite:
+def with_side(grant: pb.GroupGrant, member: int, *side: trajectory.SideData) -> Outgoing:
     write = make_write(grant, member, [V0])
-    write.meta.side.extend(side)
+    write.head.meta.side.extend(side)
     return write
 
 
@@ -37,7 +38,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-async def written(generator: Generator, writes: Sequence[pb.MemberWrite]) -> list[tuple[int, str]]:
+async def written(generator: Generator, writes: Sequence[Outgoing]) -> list[tuple[int, str]]:
     return [(r.status, r.field) for r in await generator.writer().write(writes)]
 
 
@@ -64,7 +65,12 @@ async def test_side_data_lives_and_ends_with_its_group(mesh: Mesh) -> None:
         for member, side in ((1, ""), (0, "image_0.png"), (0, "routed_experts"), (0, ""))
     ]
     fetched = [data async for data in learner.client.fetch("train", refs)]
-    assert fetched == [group.payloads[1], b"not really a picture", EXPERTS.tobytes(), group.payloads[0]]
+    assert fetched == [
+        learner.payloads[group.group_id][1],
+        b"not really a picture",
+        EXPERTS.tobytes(),
+        learner.payloads[group.group_id][0],
+    ]
     with pytest.raises(DataError, match="no side data audio"):
         await learner.client.fetch_side("train", group.group_id, 0, trajectory.SideData(name="audio"))
 

@@ -15,11 +15,8 @@ _NUMBER = {name: field.number for name, field in pb.LeasedGroup.DESCRIPTOR.field
 @given(
     st.builds(trajectory.PromptTask, task_id=st.text(max_size=300), prompt_ids=st.binary(max_size=300)),
     st.lists(st.builds(trajectory.MemberMeta, reward=st.floats(allow_nan=False), reason=st.text(max_size=200))),
-    st.lists(st.binary(max_size=20_000), max_size=4),
 )
-def test_spliced_groups_parse_as_built_ones(
-    task: trajectory.PromptTask, members: list[trajectory.MemberMeta], payloads: list[bytes]
-) -> None:
+def test_spliced_groups_parse_as_built_ones(task: trajectory.PromptTask, members: list[trajectory.MemberMeta]) -> None:
     prompt = task.SerializeToString()
     group = b"".join(
         [
@@ -27,10 +24,9 @@ def test_spliced_groups_parse_as_built_ones(
             opening(_NUMBER["task"], len(prompt)),
             prompt,
             *fields(_NUMBER["members"], [meta.SerializeToString() for meta in members]),
-            *fields(_NUMBER["payloads"], payloads),
         ]
     )
     number = pb.SampleResponse.DESCRIPTOR.fields_by_name["groups"].number
     response = pb.SampleResponse.FromString(b"".join(fields(number, [group, group])))
-    built = pb.LeasedGroup(group_id="g", attempt=3, task=task, members=members, payloads=payloads)
+    built = pb.LeasedGroup(group_id="g", attempt=3, task=task, members=members)
     assert list(response.groups) == [built, built]

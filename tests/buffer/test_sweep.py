@@ -65,7 +65,7 @@ async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> No
     # What was left alone is what the group goes on from.
     await second.finish(second.writer(), [again], V0)
     (group,) = await learner.batch(learner.sampler(), 1, 0)
-    assert all(group.payloads)
+    assert all(learner.payloads[group.group_id])
     await balanced(learner)
 
 
@@ -97,7 +97,7 @@ async def test_what_a_dead_front_has_set_before_its_verb_stays_for_the_repeated_
         await never_marked()
     assert await values(front) == {f"{grant.group_id}:0:1", f"{grant.group_id}:1:1"}
     (group,) = await learner.batch(learner.sampler(), 1, 0)
-    assert list(group.payloads) == [writes[0].payload, writes[2].payload]
+    assert learner.payloads[group.group_id] == [writes[0].payload, writes[2].payload]
 
 
 async def test_what_comes_back_after_a_pass_has_marked_it_is_not_used(mesh: Mesh) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["mesh", "buffer"]):
+    from buffer.beside import cut, taking_apart
     from buffer.validation import check_write
     from mesh import trajectory
     from mesh.errors import PayloadError
@@ -25,6 +26,7 @@ from google.protobuf.message import DecodeError
 from protos import buffer_pb2, trajectory_pb2
 
 MAX_BYTES = 1 << 14
+PARSE = taking_apart(buffer_pb2.WriteRequest, "payloads")
 
 
 def examples() -> list[bytes]:
@@ -55,18 +57,24 @@ def read_payload(data: bytes) -> None:
 
 
 def read_write(data: bytes) -> None:
-    """A member as the front checks it: the message, or a good message with these bytes as payload."""
+    """Members as the front checks them: those of a message, or a good one with these bytes as payload."""
+    meta = trajectory_pb2.MemberMeta(outcome=trajectory_pb2.OUTCOME_SCORED, prompt_tokens=1, response_tokens=1)
+    write = buffer_pb2.MemberWrite(group_id="train-1", lease_id="a1", attempt=1, meta=meta)
+    pairs = [(write, data)]
     try:
-        write = buffer_pb2.MemberWrite.FromString(data)
-    except DecodeError:
-        meta = trajectory_pb2.MemberMeta(outcome=trajectory_pb2.OUTCOME_SCORED, prompt_tokens=1, response_tokens=1)
-        write = buffer_pb2.MemberWrite(group_id="train-1", lease_id="a1", attempt=1, meta=meta, payload=data)
-    try:
-        checked = check_write(write)
-    except PayloadError:
-        return
-    assert checked.group_id
-    assert checked.size >= len(checked.payload)
+        parts = PARSE(data)
+        writes = parts.message.writes
+        payloads = cut(parts.payloads, [write.payload_bytes for write in writes])
+        pairs += [(write, bytes(payload)) for write, payload in zip(writes, payloads, strict=True)]
+    except (DecodeError, PayloadError):
+        pass
+    for write, payload in pairs:
+        try:
+            checked = check_write(write, payload)
+        except PayloadError:
+            continue
+        assert checked.group_id
+        assert checked.size >= len(checked.payload)
 
 
 def one_input(data: bytes) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from buffer.client import WriteResult
+from buffer.client import Outgoing, WriteResult
 from generators.delivery import Delivery
 from generators.engines.base import GenerationResult
 from generators.held import FinishedMember, HeldGroup
@@ -17,7 +17,7 @@ from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2, reward_pb2, trajectory_pb2
 
 Score = Callable[[reward_pb2.ScoreItem], reward_pb2.ScoreResult]
-Answer = Callable[[buffer_pb2.MemberWrite], WriteResult]
+Answer = Callable[[Outgoing], WriteResult]
 
 
 class Surroundings:
@@ -26,7 +26,7 @@ class Surroundings:
     def __init__(self, score: Score, answer: Answer | None = None) -> None:
         self.score_item = score
         self.answer = answer or (lambda write: WriteResult(buffer_pb2.WRITE_STATUS_STORED))
-        self.writes: list[buffer_pb2.MemberWrite] = []
+        self.writes: list[Outgoing] = []
         self.calls = 0
         self.settled = 0
         self.dropped: list[HeldGroup] = []
@@ -50,7 +50,7 @@ class Surroundings:
         self.calls += 1
         return [self.score_item(item) for item in items]
 
-    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[WriteResult]:
+    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
         self.writes.extend(writes)
         return [self.answer(write) for write in writes]
 
@@ -94,18 +94,18 @@ async def test_outcomes_keep_their_type() -> None:
     await around.delivery.drained()
     assert around.calls == 1, "several groups travel in one call"
     first, second, third = around.writes
-    assert first.meta.outcome == trajectory_pb2.OUTCOME_SCORED
-    assert first.meta.reward == 1.5
-    assert dict(first.meta.components) == {"sums": 1.0, "length": 0.5}
-    assert (first.meta.oldest.version, first.meta.newest.version) == (4, 5)
-    assert first.meta.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH
-    assert (first.meta.prompt_tokens, first.meta.response_tokens, first.meta.finished_unix_ns) == (3, 2, 99)
+    assert first.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED
+    assert first.head.meta.reward == 1.5
+    assert dict(first.head.meta.components) == {"sums": 1.0, "length": 0.5}
+    assert (first.head.meta.oldest.version, first.head.meta.newest.version) == (4, 5)
+    assert first.head.meta.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH
+    assert (first.head.meta.prompt_tokens, first.head.meta.response_tokens, first.head.meta.finished_unix_ns) == (3, 2, 99)
     assert (first.lease_id, first.attempt) == ("a1", 3)
     assert decode(first.payload).response_ids.tolist() == [6, 1]
-    assert second.meta.outcome == trajectory_pb2.OUTCOME_UNSCORABLE
-    assert second.meta.reason == "two right answers"
-    assert third.meta.outcome == trajectory_pb2.OUTCOME_ERROR
-    assert third.meta.reason == "reward timeout: 10 s"
+    assert second.head.meta.outcome == trajectory_pb2.OUTCOME_UNSCORABLE
+    assert second.head.meta.reason == "two right answers"
+    assert third.head.meta.outcome == trajectory_pb2.OUTCOME_ERROR
+    assert third.head.meta.reason == "reward timeout: 10 s"
     assert second.payload == third.payload == b""
     assert (around.delivery.scored, around.delivery.unscorable, around.delivery.failed) == (1, 1, 1)
     assert around.settled == 3
@@ -146,14 +146,14 @@ async def test_nothing_is_written_of_a_group_that_was_cancelled_while_it_was_sco
     around = Surroundings(score)
     around.delivery.deliver([(group, [finished(0, 6, 1)]) for group in groups])
     await around.delivery.drained()
-    assert [write.group_id for write in around.writes] == ["g2"]
+    assert [write.head.group_id for write in around.writes] == ["g2"]
     assert around.settled == 2
     assert (around.delivery.scored, around.delivery.superseded) == (1, 1)
 
 
 async def test_a_rejected_member_ends_as_an_error() -> None:
-    def answer(write: buffer_pb2.MemberWrite) -> WriteResult:
-        if write.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
+    def answer(write: Outgoing) -> WriteResult:
+        if write.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
             return WriteResult(buffer_pb2.WRITE_STATUS_REJECTED, field="payload.magic", message="expected RMT1")
         return WriteResult(buffer_pb2.WRITE_STATUS_STORED)
 
@@ -161,15 +161,15 @@ async def test_a_rejected_member_ends_as_an_error() -> None:
     around.delivery.deliver([(held("g1"), [finished(0, 6, 1)])])
     await around.delivery.drained()
     assert len(around.writes) == 2
-    assert around.writes[1].meta.outcome == trajectory_pb2.OUTCOME_ERROR
-    assert "payload.magic" in around.writes[1].meta.reason
+    assert around.writes[1].head.meta.outcome == trajectory_pb2.OUTCOME_ERROR
+    assert "payload.magic" in around.writes[1].head.meta.reason
     assert around.settled == 1
 
 
 async def test_a_buffer_that_is_gone_is_told_once_per_delivery() -> None:
     around = Surroundings(scored)
 
-    async def unreachable(writes: Sequence[buffer_pb2.MemberWrite]) -> list[WriteResult]:
+    async def unreachable(writes: Sequence[Outgoing]) -> list[WriteResult]:
         raise UnreachableError("writing (train): gone")
 
     around.write = unreachable  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from buffer.client import WriteResult
+from buffer.client import Outgoing, WriteResult
 from generators.drafts import Drafts
 from generators.engines.base import PartialResponse, SampledTokens
 from generators.held import HeldGroup
@@ -50,7 +50,7 @@ class Surroundings:
         self.lengths: dict[str, tuple[int, float]] = {}
         self.owners: dict[str, tuple[HeldGroup, int]] = {}
         self.asked: list[dict[str, int]] = []
-        self.writes: list[buffer_pb2.MemberWrite] = []
+        self.writes: list[Outgoing] = []
         self.status = buffer_pb2.WRITE_STATUS_STORED
         self.dropped: list[HeldGroup] = []
         self.finished_on_the_way: list[str] = []
@@ -84,7 +84,7 @@ class Surroundings:
     def drop(self, group: HeldGroup) -> None:
         self.dropped.append(group)
 
-    async def write(self, writes: Sequence[buffer_pb2.MemberWrite]) -> list[WriteResult]:
+    async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
         self.writes.extend(writes)
         return [WriteResult(self.status) for _ in writes]
 
@@ -123,9 +123,9 @@ async def test_a_draft_is_a_payload_without_an_outcome() -> None:
     await around.look(0.0)
     await around.look(6.0, a=3)
     [write] = around.writes
-    assert write.draft
-    assert (write.group_id, write.lease_id, write.attempt) == ("g1", "a7", 2)
-    assert write.meta == trajectory_pb2.MemberMeta(member=1)
+    assert write.head.draft
+    assert (write.head.group_id, write.head.lease_id, write.head.attempt) == ("g1", "a7", 2)
+    assert write.head.meta == trajectory_pb2.MemberMeta(member=1)
     found = decode(write.payload)
     assert found.response_ids.tolist() == [0, 1, 2]
     assert found.log_probs.tolist() == [-0.5] * 3
@@ -191,7 +191,7 @@ async def test_at_the_end_everything_is_drafted() -> None:
     await around.look(5.0, drafted=300)
     around.lengths |= {"young": (2, 104.0)}
     await around.drafts.write_all()
-    assert [write.group_id for write in around.writes] == ["g1", "g2"], "nothing new of the first, nothing of the third"
+    assert [w.head.group_id for w in around.writes] == ["g1", "g2"], "nothing new of the first, nothing of the third"
     around.lengths |= {"drafted": (301, 100.0)}
     await around.drafts.write_all()
     assert len(decode(around.writes[-1].payload).response_ids) == 301

@@ -73,7 +73,7 @@ async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
             assert any(member.generator == "gen-2" for member in group.members)
         for group in batch:
             assert [member.outcome for member in group.members] == [trajectory_pb2.OUTCOME_SCORED] * 4
-        check_continuations(world.model(1), batch, drafts)
+        check_continuations(world.model(1), batch, learner.payloads, drafts)
         ledger = await learner.client.ledger("train")
         assert not ledger.discrepancies
         assert ledger.counters.readmissions == sum(group.attempt - 1 for group in (*readmitted, *again))
@@ -89,14 +89,17 @@ async def test_processes_with_nothing_but_the_address(tmp_path: Path) -> None:
 
 
 def check_continuations(
-    model: PreTrainedModel, batch: Sequence[buffer_pb2.LeasedGroup], drafts: Mapping[tuple[str, int], Trajectory]
+    model: PreTrainedModel,
+    batch: Sequence[buffer_pb2.LeasedGroup],
+    payloads: Mapping[str, Sequence[bytes]],
+    drafts: Mapping[tuple[str, int], Trajectory],
 ) -> None:
     """Every response of which there was a draft begins with it, and is whole: tokens, log-probs, versions, meta."""
     assert drafts
     members = {
         (group.group_id, meta.member): (group, meta, decode(payload))
         for group in batch
-        for meta, payload in zip(group.members, group.payloads, strict=True)
+        for meta, payload in zip(group.members, payloads[group.group_id], strict=True)
     }
     for place, draft in drafts.items():
         group, meta, found = members[place]

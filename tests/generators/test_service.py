@@ -42,7 +42,7 @@ async def test_groups_are_generated_scored_and_stored(tmp_path: Path) -> None:
             prompt = prompt_of(group)
             assert [member.member for member in group.members] == [0, 1, 2, 3]
             texts = set()
-            for meta, payload in zip(group.members, group.payloads, strict=True):
+            for meta, payload in zip(group.members, learner.payloads[group.group_id], strict=True):
                 assert meta.outcome == trajectory_pb2.OUTCOME_SCORED
                 assert meta.generator == "gen-1"
                 assert meta.prompt_tokens == len(prompt)
@@ -72,11 +72,11 @@ async def test_the_greedy_member_is_the_most_likely_response(tmp_path: Path) -> 
         for group in batch:
             prompt = prompt_of(group)
             best = greedy_response(model, prompt, longest)
-            responses = [decode(payload).response_ids.tolist() for payload in group.payloads]
+            responses = [decode(payload).response_ids.tolist() for payload in learner.payloads[group.group_id]]
             assert len(responses) == world.config.rollout.n + 1
             assert responses[-1] == best
             elsewhere += sum(response != best for response in responses[:-1])
-            found = decode(group.payloads[-1])
+            found = decode(learner.payloads[group.group_id][-1])
             np.testing.assert_allclose(found.log_probs, log_probs(model, prompt, best), atol=1e-4)
         assert elsewhere, "the other members are sampled"
 
@@ -101,7 +101,7 @@ async def test_version_stamps_are_those_of_the_weights_that_drew_the_token(tmp_p
         swaps = 0
         for group in batch:
             prompt = prompt_of(group)
-            for meta, payload in zip(group.members, group.payloads, strict=True):
+            for meta, payload in zip(group.members, learner.payloads[group.group_id], strict=True):
                 found = decode(payload)
                 response = found.response_ids.tolist()
                 assert meta.oldest.version == found.versions.oldest.version
@@ -203,7 +203,7 @@ async def test_pinned_groups_hold_the_weights_until_they_are_done(tmp_path: Path
         while len(groups) < 30:
             response = await stream.next(DEADLINE_S)
             assert response is not None, stream.waiting_reason
-            groups.extend(response.groups)
+            groups += learner.taken(response)
         await stream.close()
         for group in groups:
             assert group.members[0].oldest == group.members[0].newest == PolicyVersion(1, 0).to_proto()
@@ -259,7 +259,7 @@ async def test_a_drained_generator_gives_its_groups_back_at_once(tmp_path: Path)
         assert {group.attempt for group in batch} == {3}
         models = [world.model(version) for version in range(2)]
         for group in batch:
-            for meta, payload in zip(group.members, group.payloads, strict=True):
+            for meta, payload in zip(group.members, learner.payloads[group.group_id], strict=True):
                 assert b"zstd" in payload
                 found, draft = decode(payload), drafts[group.group_id, meta.member]
                 count, response = len(draft.response_ids), found.response_ids.tolist()

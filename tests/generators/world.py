@@ -19,7 +19,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
-from buffer.client import BufferClient, SampleStream
+from buffer.client import Arrivals, BufferClient, SampleStream
 from buffer.service import BufferService
 from generators.service import serve
 from learner.weights import WeightPublisher, WeightsService, read_model_bundle
@@ -139,6 +139,8 @@ class Learner:
         self.agent: MembershipAgent
         self.server: Any
         self._stream: SampleStream | None = None
+        self.payloads: dict[str, list[bytes]] = {}
+        """By group: those of its members that came with the lease."""
         self._stack = AsyncExitStack()
 
     async def start(self, version: int = 0, *, takeover: bool = False) -> None:
@@ -234,8 +236,14 @@ class Learner:
             while len(got) < groups:
                 response = await self._stream.next(DEADLINE_S)
                 assert response is not None, self._stream.waiting_reason
-                got.extend(response.groups)
+                got += self.taken(response)
         return got
+
+    def taken(self, response: Arrivals) -> list[buffer_pb2.LeasedGroup]:
+        """The groups of a response; their payloads are kept in `payloads`."""
+        for arrived in response.groups:
+            self.payloads[arrived.leased.group_id] = [bytes(payload) for payload in arrived.payloads]
+        return [arrived.leased for arrived in response.groups]
 
     async def train(self, version: int, groups: int | None = None) -> list[buffer_pb2.LeasedGroup]:
         """Samples and claims a batch at `version`, then publishes the next version."""

@@ -78,8 +78,8 @@ def make_group(number: int, members: Sequence[Any], rng: np.random.Generator, *,
         ids = rng.integers(3, VOCAB, count).astype(np.int32)
         trajectory = Trajectory(ids, rng.normal(-3.0, 0.5, count).astype(np.float32) * mask, mask, runs)
         payloads.append(encode(trajectory) if meta.outcome == _SCORED else b"")
-    leased = buffer_pb2.LeasedGroup(group_id=f"g{number}", lease_id="l", task=task, members=members, payloads=payloads)
-    return open_group(leased, with_payloads=True)
+    leased = buffer_pb2.LeasedGroup(group_id=f"g{number}", lease_id="l", task=task, members=members)
+    return open_group(leased, payloads)
 
 
 def make_groups(seed: int = 0, groups: int = 6, members: int = 3, longest: int = 9) -> list[SampledGroup]:

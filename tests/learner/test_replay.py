@@ -176,7 +176,7 @@ async def test_a_later_learner_replaces_what_it_discarded(tmp_path: Path) -> Non
     last = found[-1]
     assert last is not None
     assert dict(last.dropped) == {"zero_variance": 3}
-    assert list(last.groups[1].payloads) == [b"train g1 0", b"train g1 1"]
+    assert list(last.payloads[2:]) == [b"train g1 0", b"train g1 1"]
 
 
 async def test_a_torn_end_is_left_out_and_damage_is_said(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ async def test_a_stream_that_ends_while_it_is_written_is_fenced_or_may_be_opened
             call = stub.Write()
             try:
                 while True:
-                    await call.write(buffer_pb2.WriteRequest(writes=[buffer_pb2.MemberWrite(payload=bytes(4096))]))
+                    await call.write(buffer_pb2.WriteRequest(payloads=bytes(4096)))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 pass
             try:

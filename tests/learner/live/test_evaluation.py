@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from buffer.client import BufferClient
+from buffer.client import BufferClient, Outgoing
 from buffer.service import BufferService
 from learner.evaluation import EvalResult, Evaluator
 from mesh.config import load_config
@@ -47,7 +47,7 @@ class Mesh:
             await writer.close()
 
 
-def _member(grant: buffer_pb2.GroupGrant, index: int, serving: PolicyVersion) -> buffer_pb2.MemberWrite:
+def _member(grant: buffer_pb2.GroupGrant, index: int, serving: PolicyVersion) -> Outgoing:
     scored = index % 2 == 0
     payload = encode(
         Trajectory(np.ones(2, np.int32), np.zeros(2, np.float32), np.ones(2, np.uint8), VersionRuns(((2, serving),)))
@@ -63,13 +63,8 @@ def _member(grant: buffer_pb2.GroupGrant, index: int, serving: PolicyVersion) ->
         oldest=serving.to_proto(),
         newest=serving.to_proto(),
     )
-    return buffer_pb2.MemberWrite(
-        group_id=grant.group_id,
-        lease_id=grant.lease_id,
-        attempt=grant.attempt,
-        meta=meta,
-        payload=payload if scored else b"",
-    )
+    head = buffer_pb2.MemberWrite(group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta)
+    return Outgoing(head, payload if scored else b"")
 
 
 @asynccontextmanager

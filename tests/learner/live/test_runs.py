@@ -310,4 +310,5 @@ def test_two_ranks_train_the_same_run(tmp_path: Path) -> None:
     for version in recording.versions:
         batch = recording.batch(version)
         assert batch is not None
-        assert all(len(payload) > 0 for group in batch.groups for payload in group.payloads)
+        assert len(batch.payloads) == sum(len(group.members) for group in batch.groups)
+        assert all(batch.payloads)

@@ -20,7 +20,7 @@ from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2, trajectory_pb2
 
 
-def leased(rewards: list[float | None], versions: list[PolicyVersion]) -> buffer_pb2.LeasedGroup:
+def leased(rewards: list[float | None], versions: list[PolicyVersion]) -> tuple[buffer_pb2.LeasedGroup, list[bytes]]:
     """A group whose members have one token per version; None: not scored."""
     count = len(versions)
     payload = encode(
@@ -46,13 +46,13 @@ def leased(rewards: list[float | None], versions: list[PolicyVersion]) -> buffer
     ]
     task = trajectory_pb2.PromptTask(prompt_ids=np.zeros(2, dtype="<i4").tobytes())
     payloads = [b"" if reward is None else payload for reward in rewards]
-    return buffer_pb2.LeasedGroup(
-        group_id="g", lease_id="l", task=task, members=members, payloads=payloads, attempt=1, generating_ms=500
-    )
+    group = buffer_pb2.LeasedGroup(group_id="g", lease_id="l", task=task, members=members, attempt=1, generating_ms=500)
+    return group, payloads
 
 
 def group(rewards: list[float | None], versions: list[PolicyVersion], *, payloads: bool = True) -> SampledGroup:
-    return open_group(leased(rewards, versions), with_payloads=payloads)
+    found, stored = leased(rewards, versions)
+    return open_group(found, stored if payloads else None)
 
 
 V3, V4 = PolicyVersion(1, 3), PolicyVersion(1, 4)
@@ -93,16 +93,17 @@ def test_staleness_across_learners_counts_the_way_through_the_common_ancestor() 
 
 
 def test_a_group_that_contradicts_itself_is_refused() -> None:
-    wrong_length = leased([1.0], [V3, V4])
+    wrong_length, stored = leased([1.0], [V3, V4])
     wrong_length.members[0].response_tokens = 9
     with pytest.raises(PayloadError, match="response_tokens"):
-        open_group(wrong_length, with_payloads=True)
+        open_group(wrong_length, stored)
     with pytest.raises(PayloadError, match="no scored member"):
         group([None], [V3])
-    short = leased([1.0], [V3])
-    short.payloads[0] = short.payloads[0][:-1]
+    short, (payload,) = leased([1.0], [V3])
     with pytest.raises(PayloadError, match="payload"):
-        open_group(short, with_payloads=True)
+        open_group(short, [payload[:-1]])
+    with pytest.raises(PayloadError, match="0 for 1 members"):
+        open_group(short, [])
 
 
 def test_figures_survive_a_checkpoint_and_end_in_learner_json(tmp_path: Path) -> None:
