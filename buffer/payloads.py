@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from buffer.at_hand import AtHand
@@ -73,8 +74,9 @@ def set_whole(key: str, value: bytes) -> SetValue:
     return ("SET", key, value, "NX")
 
 
+@lru_cache(maxsize=4096)
 def places(text: bytes | str) -> tuple[Place, ...]:
-    """Parses what the verbs note of a group's payloads: `member:attempt[:pieces],...`."""
+    """Parses what the verbs note of a group's payloads: `member:attempt[:pieces],...`; most groups have the same."""
     plain = text.decode() if isinstance(text, bytes) else text
     return tuple([Place(*map(int, part.split(":"))) for part in plain.split(",")]) if plain else ()
 

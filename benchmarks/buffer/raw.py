@@ -16,6 +16,7 @@ import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -121,9 +122,11 @@ def grpc_writer(conn: Connection, port: int, tokens: int) -> None:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             call: Any = channel.stream_unary(_METHOD)()
             conn.send("up")
-            while not conn.poll():
-                await call.write(b"".join(batch))
-            call.cancel()
+            # The sink may end first.
+            with suppress(grpc.aio.AioRpcError):
+                while not conn.poll():
+                    await call.write(b"".join(batch))
+                call.cancel()
 
     uvloop.run(main())
 

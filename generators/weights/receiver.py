@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import grpc
@@ -22,15 +21,15 @@ import grpc
 from generators.engines.base import InferenceEngine, SwapTimings
 from generators.learner_link import LearnerConnection, LearnerLink
 from generators.together import run_together
-from generators.weights.base import BaseCopy
 from generators.weights.chosen import Chosen
+from generators.weights.obtaining import Obtainer, Request
 from generators.weights.relay import Relay
-from generators.weights.transfer import Verified, receive
-from generators.weights.transports import Fetch, Transport, choose, transports
+from generators.weights.reports import Reporter, failure, success
+from generators.weights.transports import transports
 from mesh.config.models import EncodingName, SecuritySection, TransportName
 from mesh.errors import VersionGoneError, WeightsError
 from mesh.versions import PolicyVersion
-from mesh.weights import Wanted, check_manifest
+from mesh.weights import check_manifest
 from protos import weights_pb2
 
 log = logging.getLogger(__name__)
@@ -38,7 +37,6 @@ _FIRST_RETRY_S = 0.2
 _LONGEST_RETRY_S = 5.0
 # A watch on which nothing came for this long, although the mesh says there are newer weights, is opened anew.
 _IDLE_S = 30.0
-_REPORT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,6 @@ class WeightReceiver:
         serving, digest: what is in service; None and empty before the first weights.
         waiting_reason: why the newest weights are not in service yet; empty when they are.
         gate_open: set once the first weights are in service.
-        chosen: which transport brings the weights, and why no cheaper one.
     """
 
     def __init__(
@@ -102,27 +99,27 @@ class WeightReceiver:
         self._member_id = member_id
         self._run_name = run
         self._host_id = host_id
-        self._transports = transports(host_id, folder=folder, streams=streams, security=security)
-        self._relay = relay or Relay("")
-        self._transport = transport
-        self._encoding = encoding
-        self._base = BaseCopy()
-        self._timeout_s = timeout_s
+        self._obtainer = Obtainer(
+            transports(host_id, folder=folder, streams=streams, security=security),
+            relay or Relay(""),
+            transport=transport,
+            encoding=encoding,
+            timeout_s=timeout_s,
+            member_id=member_id,
+        )
+        self._reporter = Reporter(on_report)
         self._before_swap = before_swap
         self._on_serving = on_serving
-        self._on_report = on_report
         # Of the version in service, and of the one that is about to be: the engine changes a moment before `serving`.
         self._manifests: dict[PolicyVersion, weights_pb2.Manifest] = {}
         self._incarnation = 0
         self._swapping: Future[SwapTimings] | None = None
         self._pending: _Announcement | None = None
         self._news = asyncio.Event()
-        self._reports: set[asyncio.Task[None]] = set()
         self.serving: PolicyVersion | None = None
         self.digest = ""
         self.waiting_reason = "waits for a learner"
         self.gate_open = asyncio.Event()
-        self.chosen = Chosen()
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -130,8 +127,12 @@ class WeightReceiver:
 
     async def close(self) -> None:
         """Gives back what transports keep between transfers; after `run`."""
-        for transport in self._transports:
-            await transport.close()
+        await self._obtainer.close()
+
+    @property
+    def chosen(self) -> Chosen:
+        """Which transport brings the weights, and why no cheaper one."""
+        return self._obtainer.chosen
 
     def manifest(self, policy: PolicyVersion) -> weights_pb2.Manifest | None:
         """What was announced of a version that the engine serves; None of any other."""
@@ -251,7 +252,7 @@ class WeightReceiver:
         """Receives a version and puts it into service."""
         manifest = announcement.manifest
         check_manifest(manifest)
-        received = await self._fewest_bytes(announcement)
+        received = await self._obtainer.obtain(self._request(announcement))
         policy, digest = announcement.policy, manifest.digest
         if (over := self._over(policy)) is not None:
             raise over
@@ -269,15 +270,14 @@ class WeightReceiver:
             raise
         self.serving, self.digest = policy, digest
         self._manifests = {policy: manifest}
-        if self._by_differences(Wanted.full(manifest)):
-            self._base.keep(manifest, received.data)
-        else:
-            self._base.drop()
+        self._obtainer.taken(manifest, received)
         self._say("")
         self.gate_open.set()
         if self._on_serving is not None:
             self._on_serving(policy)
-        self._report(announcement.connection, self._success(announcement, received, timings))
+        report = success(self._member_id, policy, received, timings, announcement.since_ns)
+        report.kept_bytes, report.choice = self._obtainer.kept_bytes, self.chosen.text
+        self._reporter.send(announcement.connection, report)
 
     async def _swapped(self, policy: PolicyVersion) -> SwapTimings:
         """Returns when the engine has swapped; who is followed by another learner while the engine waits does not."""
@@ -294,58 +294,14 @@ class WeightReceiver:
         finally:
             self._swapping = None
 
-    async def _fewest_bytes(self, announcement: _Announcement) -> Verified:
-        """All bytes of the version announced, by differences where these are fewer."""
-        wanted = Wanted.full(announcement.manifest)
-        advanced = None
-        if self._by_differences(wanted):
-            advanced = await self._base.advance(announcement.manifest, partial(self._receive, announcement))
-        return advanced or await self._receive(announcement, wanted)
+    def _request(self, announcement: _Announcement) -> Request:
+        """Of no use any more once another learner has announced something."""
+        connection = announcement.connection
 
-    def _by_differences(self, wanted: Wanted) -> bool:
-        """Whether differences are of use; where the full bytes come faster than over gRPC, these cost less."""
-        if self._encoding == "auto":
-            return choose(self._transports, self._transport, wanted)[0].name == "grpc"
-        return self._encoding == "delta"
+        def superseded() -> bool:
+            return self._pending is not None and self._pending.connection is not connection
 
-    async def _receive(self, announcement: _Announcement, wanted: Wanted) -> Verified:
-        """By the first transport that brings it; the error of the last one where none does."""
-        fetch = Fetch(
-            wanted,
-            announcement.connection.weights,
-            announcement.connection.lanes,
-            self._timeout_s,
-            superseded=lambda: self._pending is not None and self._pending.connection is not announcement.connection,
-            member_id=self._member_id,
-            relay_address=self._relay.address,
-        )
-        *others, last = choose(self._transports, self._transport, wanted)
-        failures: dict[str, str] = {}
-        for transport in (*others, last):
-            try:
-                verified = await self._receive_over(transport, fetch)
-            except WeightsError as error:
-                if transport is last:
-                    raise
-                failures[transport.name] = error.message
-                log.info("version %s does not come over %s: %s", wanted.policy, transport.name, error.message)
-            else:
-                self.chosen.note(transport.name, wanted, self._transports, self._transport, failures)
-                return verified
-        raise AssertionError("the last one brings the bytes or raises")
-
-    async def _receive_over(self, transport: Transport, fetch: Fetch) -> Verified:
-        """Over one transport; what has come is served to others meanwhile, where they are sent here."""
-        if not transport.relays:
-            return await receive(transport, fetch)
-        holding = self._relay.begin(fetch.wanted)
-        try:
-            verified = await receive(transport, fetch, holding.verified)
-        except BaseException:
-            self._relay.end(holding)
-            raise
-        self._relay.finish(holding)
-        return verified
+        return Request(announcement.manifest, connection, superseded)
 
     async def _retry_after(self, pause_s: float, announcement: _Announcement) -> None:
         """Tries the same version again after a pause, unless news come first."""
@@ -357,53 +313,11 @@ class WeightReceiver:
                 self._pending = announcement
                 self._news.set()
 
-    # ------------------------------------------------------------------------------------------------- reports
-
     def _refuse(self, announcement: _Announcement, error: WeightsError) -> None:
         log.warning("version %s is not in service: %s", announcement.policy, error)
         self._say(f"version {announcement.policy} could not be taken: {error.message}")
-        report = weights_pb2.SwapReport(
-            member_id=self._member_id, policy=announcement.policy.to_proto(), error=str(error), digest=self.digest
-        )
-        self._report(announcement.connection, report)
-
-    def _success(self, announcement: _Announcement, received: Verified, timings: SwapTimings) -> weights_pb2.SwapReport:
-        def since_us(moment_ns: int) -> int:
-            # Clocks of two hosts may differ; a negative time would be worse than none.
-            return max(0, (moment_ns - announcement.since_ns) // 1000)
-
-        return weights_pb2.SwapReport(
-            member_id=self._member_id,
-            policy=announcement.policy.to_proto(),
-            digest=timings.digest,
-            transport=received.transport,
-            bytes=received.nbytes,
-            encoding=received.encoding,
-            kept_bytes=self._base.nbytes,
-            source=received.source,
-            choice=self.chosen.text,
-            first_byte_us=since_us(received.first_byte_ns),
-            last_byte_us=since_us(received.last_byte_ns),
-            pause_us=round(timings.pause_us),
-            total_us=since_us(time.time_ns()),
-        )
-
-    def _report(self, connection: LearnerConnection, report: weights_pb2.SwapReport) -> None:
-        """Sends a report beside everything else; a learner that is gone does not get it."""
-        if self._on_report is not None:
-            self._on_report(report)
-
-        async def send() -> None:
-            try:
-                await connection.weights.Report(report, timeout=_REPORT_TIMEOUT_S)
-            except grpc.aio.AioRpcError as error:
-                log.debug("report of version %s was not taken: %s", report.policy.version, error.details())
-            except grpc.aio.UsageError:
-                log.debug("report of version %s was not sent: the learner has changed", report.policy.version)
-
-        task = asyncio.create_task(send(), name="report-swap")
-        self._reports.add(task)
-        task.add_done_callback(self._reports.discard)
+        report = failure(self._member_id, announcement.policy, error, self.digest)
+        self._reporter.send(announcement.connection, report)
 
     def _say(self, reason: str) -> None:
         if reason != self.waiting_reason:

@@ -17,12 +17,12 @@ class PublishedVersion:
     Attributes:
         manifest: as announced; never changed.
         data: its buckets, one behind the other.
-        offsets: start of each bucket in `data`, in bytes.
+        starts: `bucket_starts` of its buckets, in `data`.
     """
 
     manifest: weights_pb2.Manifest
     data: VersionBytes
-    offsets: Sequence[int]
+    starts: Sequence[int]
 
     @property
     def policy(self) -> PolicyVersion:
@@ -31,5 +31,5 @@ class PublishedVersion:
 
     def bucket(self, index: int) -> memoryview:
         """The bytes of one bucket, without a copy; valid as long as this object or the view lives."""
-        start = self.offsets[index]
+        start = self.starts[index]
         return self.data.view()[start : start + self.manifest.buckets[index].nbytes]

@@ -26,7 +26,7 @@ from learner.weights.storage import VersionBytes, VersionWriter
 from mesh.config.models import EncodingName, TransportName
 from mesh.errors import VersionGoneError, WeightsError
 from mesh.versions import PolicyVersion
-from mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_offsets, digest_of, manifest_digest
+from mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_starts, digest_of, manifest_digest
 from mesh.weights.layout import DTYPE_BYTES
 from mesh.weights.readers import Readers
 from mesh.weights.tensors import bytes_of, dtype_name, dtype_of, to_wire
@@ -122,8 +122,8 @@ class WeightPublisher:
         """
         if base is None:
             version = self.version(policy)
-            if index >= len(version.offsets):
-                raise WeightsError(f"bucket {index} does not exist, there are {len(version.offsets)}")
+            if index >= len(version.manifest.buckets):
+                raise WeightsError(f"bucket {index} does not exist, there are {len(version.manifest.buckets)}")
             return version.bucket(index)
         if self.chain is None:
             raise WeightsError("no differences are made here: weights.encoding is full", hint="fetch the full bytes")
@@ -173,7 +173,7 @@ class WeightPublisher:
         dtype = dtype_of(wire_dtype) if isinstance(wire_dtype, str) else wire_dtype
         data = self._write(manifest, named_tensors, dtype)
         manifest.digest = manifest_digest(manifest.tensors)
-        published = PublishedVersion(manifest, data, bucket_offsets(manifest))
+        published = PublishedVersion(manifest, data, bucket_starts(manifest.buckets))
         try:
             manifest.offers.extend(found for found in (offer.offer(published) for offer in self.offers) if found)
         except BaseException:

@@ -3,7 +3,7 @@ I/O in `broadcast` alone."""
 
 from mesh.weights.digest import Digest, digest_of, manifest_digest
 from mesh.weights.layout import ALIGNMENT, DTYPE_BYTES, BucketLayout, Placement
-from mesh.weights.manifest import bucket_offsets, check_manifest
+from mesh.weights.manifest import bucket_starts, check_manifest
 from mesh.weights.wanted import Encoding, Wanted
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "Encoding",
     "Placement",
     "Wanted",
-    "bucket_offsets",
+    "bucket_starts",
     "check_manifest",
     "digest_of",
     "manifest_digest",

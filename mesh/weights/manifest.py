@@ -6,6 +6,7 @@ bucket, has the length that its dtype and shape ask for, and the manifest's dige
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import accumulate
 
 from mesh.errors import WeightsError
@@ -15,9 +16,9 @@ from mesh.weights.layout import ALIGNMENT, aligned, tensor_bytes
 from protos import weights_pb2
 
 
-def bucket_offsets(manifest: weights_pb2.Manifest) -> list[int]:
-    """Start of each bucket in bytes, where all lie one behind the other."""
-    return list(accumulate((aligned(bucket.nbytes) for bucket in manifest.buckets), initial=0))[:-1]
+def bucket_starts(buckets: Iterable[weights_pb2.BucketEntry]) -> tuple[int, ...]:
+    """Start of each bucket in bytes, where all lie one behind the other, and the end of the last."""
+    return tuple(accumulate((aligned(bucket.nbytes) for bucket in buckets), initial=0))
 
 
 def check_manifest(manifest: weights_pb2.Manifest) -> None:

@@ -9,7 +9,7 @@ import torch
 from mesh.errors import WeightsError
 from mesh.weights.digest import Buffer
 from mesh.weights.layout import DTYPE_BYTES
-from mesh.weights.manifest import bucket_offsets
+from mesh.weights.manifest import bucket_starts
 from protos import weights_pb2
 
 
@@ -48,7 +48,7 @@ def named_tensors(manifest: weights_pb2.Manifest, data: Buffer) -> Iterator[tupl
         manifest: checked (`check_manifest`).
         data: all buckets one behind the other; the tensors are views of it and must not be written to.
     """
-    starts = bucket_offsets(manifest)
+    starts = bucket_starts(manifest.buckets)
     views: dict[str, torch.Tensor] = {}
     for entry in manifest.tensors:
         if entry.tied_to:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Literal
 
 from mesh.errors import WeightsError
 from mesh.versions import PolicyVersion
 from mesh.weights.digest import Buffer, digest_of
-from mesh.weights.layout import aligned
+from mesh.weights.manifest import bucket_starts
 from protos import weights_pb2
 
 Encoding = Literal["full", "delta"]
@@ -25,7 +24,7 @@ class Wanted:
         base: the version that they are a difference from; None: they are the version's full bytes.
         buckets: length and digest of each.
         offers: where the full bytes are, besides the learner's service; none for differences.
-        starts: of each bucket, in bytes, where all lie one behind the other.
+        starts: `bucket_starts` of them.
     """
 
     policy: PolicyVersion
@@ -35,8 +34,7 @@ class Wanted:
     starts: Sequence[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        lengths = (aligned(bucket.nbytes) for bucket in self.buckets)
-        object.__setattr__(self, "starts", tuple(accumulate(lengths, initial=0)))
+        object.__setattr__(self, "starts", bucket_starts(self.buckets))
 
     @classmethod
     def full(cls, manifest: weights_pb2.Manifest) -> Wanted:

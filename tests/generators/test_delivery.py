@@ -99,7 +99,11 @@ async def test_outcomes_keep_their_type() -> None:
     assert dict(first.head.meta.components) == {"sums": 1.0, "length": 0.5}
     assert (first.head.meta.oldest.version, first.head.meta.newest.version) == (4, 5)
     assert first.head.meta.finish_reason == trajectory_pb2.FINISH_REASON_LENGTH
-    assert (first.head.meta.prompt_tokens, first.head.meta.response_tokens, first.head.meta.finished_unix_ns) == (3, 2, 99)
+    assert (first.head.meta.prompt_tokens, first.head.meta.response_tokens, first.head.meta.finished_unix_ns) == (
+        3,
+        2,
+        99,
+    )
     assert (first.head.lease_id, first.head.attempt) == ("a1", 3)
     assert decode(first.payload).response_ids.tolist() == [6, 1]
     assert second.head.meta.outcome == trajectory_pb2.OUTCOME_UNSCORABLE

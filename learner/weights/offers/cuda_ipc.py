@@ -47,7 +47,7 @@ class CudaIpc(Offer):
         try:
             block = torch.empty(version.data.nbytes, dtype=torch.uint8, device=self._device)
             staging = Staging(self._device, max(bucket.nbytes for bucket in version.manifest.buckets))
-            for index, start in enumerate(version.offsets):
+            for index, start in enumerate(version.starts[:-1]):
                 bucket = version.bucket(index)
                 block[start : start + len(bucket)].copy_(staging.put(index, bucket))
             torch.cuda.current_stream(self._device).synchronize()

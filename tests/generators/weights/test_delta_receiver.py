@@ -157,7 +157,7 @@ async def test_a_missing_base_is_fetched_in_full(tmp_path: Path) -> None:
     async with mesh(tmp_path, **BY_DIFFERENCES) as world:
         learner = await world.learner(**BY_DIFFERENCES)
         await push(world, learner, trained)
-        world.receiver._base.drop()
+        world.receiver._obtainer._base.drop()
         assert (await push(world, learner, trained)).encoding == "full"
         assert (await push(world, learner, trained)).encoding == "delta"
 
@@ -209,7 +209,7 @@ async def test_what_does_not_become_the_announced_bytes_is_thrown_away(tmp_path:
         learner = await world.learner(**BY_DIFFERENCES)
         await push(world, learner, trained)
         # The base is not what it is taken for: memory has gone bad.
-        world.receiver._base._data[1000] ^= 1
+        world.receiver._obtainer._base._data[1000] ^= 1
         assert (await push(world, learner, trained)).encoding == "full"
         assert (await push(world, learner, trained)).encoding == "delta"
 

@@ -21,7 +21,7 @@ async def test_a_version_that_is_whole_when_another_learner_comes_is_not_put_int
 ) -> None:
     async with mesh(tmp_path) as world:
         old = await world.learner()
-        receive = world.receiver._receive
+        receive = world.receiver._obtainer._receive
 
         async def and_then_another_comes(announcement: object, wanted: Wanted) -> Verified:
             received = await receive(announcement, wanted)  # type: ignore[arg-type]  # passed on
@@ -32,7 +32,7 @@ async def test_a_version_that_is_whole_when_another_learner_comes_is_not_put_int
                     await asyncio.sleep(0.01)
             return received
 
-        monkeypatch.setattr(world.receiver, "_receive", and_then_another_comes)
+        monkeypatch.setattr(world.receiver._obtainer, "_receive", and_then_another_comes)
         old.publisher.publish(PolicyVersion(1, 7), weights(7).items(), "float32")
         async with asyncio.timeout(DEADLINE_S):
             await world.receiver.gate_open.wait()

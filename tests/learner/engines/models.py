@@ -14,6 +14,8 @@ from learner.engines.registry import create_engine
 from mesh.config.models import ModelSection, OptimizerSection
 
 VOCAB = 48
+# Of an export in small buckets: less than any of the models has, by far.
+EXPORT_BUCKET_BYTES = 9000
 _COMMON = {"vocab_size": VOCAB, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _SMALL = {
     **_COMMON,

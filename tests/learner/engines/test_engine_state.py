@@ -13,7 +13,7 @@ from learner.checkpoint.store import CheckpointStore, load_checkpoint
 from mesh.config.models import ModelSection, OptimizerSection
 from mesh.errors import DataError
 from mesh.versions import PolicyVersion
-from tests.learner.engines.models import make_engine, make_model, make_sequences
+from tests.learner.engines.models import EXPORT_BUCKET_BYTES, make_engine, make_model, make_sequences
 from tests.learner.engines.test_gradients import assert_same
 from tests.learner.engines.training import log_probs, train_step, weights
 
@@ -91,6 +91,13 @@ def test_the_size_of_a_bucket_changes_nothing(two_rank_results):
     small, large = (two_rank_results.tensors[name] for name in ("in_small_buckets", "resumed"))
     assert list(small) == list(large)
     assert_same(small, large, 0.0)
+
+
+def test_the_first_rank_never_holds_more_than_a_bucket_of_full_tensors(two_rank_results):
+    sizes = [tensor.nbytes for tensor in two_rank_results.tensors["in_small_buckets"].values()]
+    held = two_rank_results.figures["held_bytes"]
+    assert max(sizes) <= held <= max(EXPORT_BUCKET_BYTES + 64, max(sizes))
+    assert 2 * held < sum(sizes)
 
 
 def test_sharded_bfloat16_folder_loads(tmp_path):

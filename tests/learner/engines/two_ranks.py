@@ -16,7 +16,7 @@ from learner.checkpoint.store import CheckpointStore
 from learner.engines.base import Engine
 from learner.engines.fsdp2.export import full_tensors
 from mesh.versions import PolicyVersion
-from tests.learner.engines.models import make_critic, make_engine
+from tests.learner.engines.models import EXPORT_BUCKET_BYTES, make_critic, make_engine
 from tests.learner.engines.training import critic_loss, gradients, train_step, weights
 
 torch.set_num_threads(1)
@@ -47,9 +47,12 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     seen["resumed"] = weights(engine)
     # Full tensors are on the first rank alone, however many fit into a bucket.
     assert bool(seen["resumed"]) == (engine.rank == 0)
-    tensors = full_tensors(engine._named_tensors(), engine._world, torch.float32, bucket_bytes=9000)
-    seen["in_small_buckets"] = {name: tensor.clone() for name, tensor in tensors}
-    figures = {"critic_metrics": values.metrics, "idle_critic_metrics": idle.metrics}
+    tensors = full_tensors(engine._named_tensors(), engine._world, torch.float32, bucket_bytes=EXPORT_BUCKET_BYTES)
+    seen["in_small_buckets"], held = {}, 0
+    for name, tensor in tensors:
+        seen["in_small_buckets"][name] = tensor.clone()
+        held = max(held, tensor.untyped_storage().nbytes())
+    figures = {"held_bytes": held, "critic_metrics": values.metrics, "idle_critic_metrics": idle.metrics}
     if engine.rank == 0:
         torch.save(seen, out / "seen.pt")
         (out / "seen.json").write_text(json.dumps({"metrics": result.metrics, "extra": extra} | figures))
