@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from generators.weights.transports.base import Fetch, Received, Transport
@@ -32,7 +33,7 @@ def transports(
     return [CudaIpc(host_id), SharedMemory(host_id), Broadcast("nccl"), Broadcast("gloo"), Disk(folder), grpc]
 
 
-def choose(available: list[Transport], setting: str, wanted: Wanted) -> list[Transport]:
+def choose(available: Sequence[Transport], setting: str, wanted: Wanted) -> list[Transport]:
     """The transports to be tried for these bytes, in this order.
 
     Args:
