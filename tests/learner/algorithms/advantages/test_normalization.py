@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from learner.algorithms.advantages.components import combine
@@ -16,11 +16,13 @@ NAN = float("nan")
 
 
 @given(values=st.lists(st.floats(-100, 100), min_size=2, max_size=20))
+@example(values=[-71.0, -70.5])
 def test_whitened_values_have_mean_zero_and_variance_one(values: list[float]):
     data = torch.tensor(values, dtype=torch.float64)
     result = whiten(data)
     if data.std() > 1e-2:
-        assert abs(float(result.mean())) < 1e-6
+        # The count that the mean is divided by has verl's slack of 1e-8.
+        assert abs(float(result.mean())) < 1e-9 + 1e-8 * abs(float(data.mean() / data.std()))
         assert float(result.var()) == pytest.approx(1.0, abs=1e-3)
     assert result.isfinite().all()
 
