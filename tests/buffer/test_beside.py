@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buffer.beside import cut, joined, taking_apart
+from buffer.sample_stream import _arrived
 from buffer.splice import opening
 from mesh.errors import PayloadError
 from protos import buffer_pb2 as pb
@@ -56,3 +57,16 @@ def test_lengths_that_do_not_add_up_are_refused(wrong: list[int]) -> None:
     assert [bytes(part) for part in cut(memoryview(b"abcde"), [3, 0, 2])] == [b"abc", b"", b"de"]
     with pytest.raises(PayloadError, match="payload_bytes"):
         cut(memoryview(b"abcde"), wrong)
+
+
+def test_groups_whose_payloads_cannot_be_told_apart_come_without(caplog: pytest.LogCaptureFixture) -> None:
+    groups = [
+        pb.LeasedGroup(group_id=name, payload_bytes=sizes) for name, sizes in (("a", [2, 0]), ("b", []), ("c", [1]))
+    ]
+    response = pb.SampleResponse(groups=groups)
+    found = [(a.leased.group_id, [bytes(p) for p in a.payloads]) for a in _arrived(response, memoryview(b"xyz"))]
+    assert found == [("a", [b"xy", b""]), ("b", []), ("c", [b"z"])]
+    assert not caplog.records
+    found = [(a.leased.group_id, list(a.payloads)) for a in _arrived(response, memoryview(b"xyz!"))]
+    assert found == [("a", []), ("b", []), ("c", [])]
+    assert "cannot be told apart" in caplog.text
