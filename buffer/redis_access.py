@@ -7,7 +7,10 @@ since a script that is refused a command in its middle would leave half of its w
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -25,6 +28,9 @@ from buffer.wire import Argument, TlsError, Wire
 from mesh.config.redis_url import RedisAddress, RedisOptions, parse_redis_url
 from mesh.errors import StoreError
 
+log = logging.getLogger(__name__)
+# Pauses between looks at a Redis that is loading.
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 0.05, 1.0
 _RIGHTS = 'docs/operations.md, "Redis", has the rights that a front needs'
 # As Redis says it of a command, of a command inside a script (6.2), and of one there (7).
 _DENIED = ("NOPERM", "executing the script can't", "ACL failure in script")
@@ -62,10 +68,14 @@ def store_error(error: Exception, command: str = "") -> StoreError:
     if isinstance(error, rex.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH")):
         return StoreError(f"Redis refuses us: {text}", hint="put user and password into the URL buffer.redis")
     if isinstance(error, rex.BusyLoadingError) or text.startswith("LOADING"):
-        return StoreError(f"Redis is loading its data: {text}", hint="it answers once that is done")
+        return LoadingError(f"Redis is loading its data: {text}", hint="it answers once that is done")
     if isinstance(error, rex.ConnectionError | rex.TimeoutError | OSError):
         return StoreError(f"Redis is unreachable: {text}", hint="is it running? clients repeat the call")
     return StoreError(f"Redis failed: {text}", hint="see the log of Redis")
+
+
+class LoadingError(StoreError):
+    """Redis was started, and reads its data before it answers."""
 
 
 class translated:  # noqa: N801  reads like the statement that it is
@@ -169,6 +179,26 @@ class RedisAccess:
     async def load(self) -> None:
         """Loads every verb."""
         await self.batch([("SCRIPT", "LOAD", script.source) for script in self._scripts.values()])
+
+    async def loaded(self, patience_s: float) -> None:
+        """Waits while Redis is loading its data, as after a restart.
+
+        Raises:
+            StoreError: it is still at it after `patience_s`, or cannot be reached at all.
+        """
+        until = time.monotonic() + patience_s
+        pause = _FIRST_LOOK_S
+        while True:
+            try:
+                await self.batch([("EXISTS", self._run_key)])
+            except LoadingError as error:
+                if time.monotonic() + pause > until:
+                    raise
+                log.info("waits for Redis: %s", error.message)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_LOOK_S)
+            else:
+                return
 
     async def check_rights(self, payload_key: str) -> None:
         """Makes sure that our user may run what verbs and payloads need.

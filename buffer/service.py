@@ -53,6 +53,8 @@ _RESTARTS = 10
 _RESTARTS_WITHIN_S = 600.0
 _RESTART_WAIT_S = 0.5
 _STOP_GRACE_S = 0.5
+# How long a front waits at its start for a Redis that reads its data.
+_LOADING_S = 300.0
 
 
 class BufferService:
@@ -195,6 +197,7 @@ class BufferService:
         self._exit.push_async_callback(access.close)
         side_folder = config.buffer.side_dir or config.run.folder / "side"
         store = Store(access, config.run.name, SideStore(side_folder, config.buffer.side_max_bytes))
+        await access.loaded(_LOADING_S)
         await access.check_rights(store.keys.payload("train", "none", 0, 0))
         # Whoever owns Redis has just started it.
         config_json = await self._bootstrap(store, rules, sole=self.redis is not None)

@@ -6,10 +6,11 @@ import asyncio
 import re
 import secrets
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import redis.asyncio
 
 from buffer.redis_access import RedisAccess
+from buffer.redis_server import find_redis_server
 from buffer.scripts import commands_of, load_scripts
 from mesh.config.redis_url import RedisOptions, parse_redis_url
 from mesh.errors import ConfigError, StoreError
@@ -396,3 +398,43 @@ async def test_many_bytes_have_more_time_and_so_has_what_waits_behind_them(
             await large
             assert await small == [1]
         await access.batch([("UNLINK", "rollmesh:slow:x")])
+
+
+async def test_a_front_waits_at_its_start_while_redis_loads_its_data(tmp_path: Path, open_access: Opener) -> None:
+    """A real server that takes four seconds to load eight values, and answers after each."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    command = [find_redis_server(), "--port", str(port), "--dir", str(tmp_path), "--save", "", "--rdbcompression", "no"]
+    slow = ["--key-load-delay", "500000"]
+    url = f"redis://127.0.0.1:{port}"
+
+    async def reached(client: Any) -> None:
+        while True:
+            try:
+                await client.ping()
+            except redis.exceptions.BusyLoadingError:
+                return
+            except redis.exceptions.ConnectionError:
+                await asyncio.sleep(0.01)
+            else:
+                return
+
+    async with asyncio.timeout(TIMEOUT_S), AsyncExitStack() as stack:
+        client = redis.asyncio.Redis(port=port, retry=None)
+        stack.push_async_callback(client.aclose)
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+            await reached(client)
+            await client.mset({f"key-{i}": bytes(3 << 20) for i in range(8)})
+            await client.save()
+            server.kill()
+        with subprocess.Popen([*command, *slow], stdout=subprocess.DEVNULL) as server, ExitStack() as first:
+            # Before the wait for its end.
+            first.callback(server.kill)
+            await reached(client)
+            with pytest.raises(StoreError, match="is loading its data"):
+                await open_access(url).loaded(0.1)
+            mesh = Mesh(url, tmp_path / "mesh")
+            stack.push_async_callback(mesh.close)
+            await mesh.front()
+            assert await client.exists("key-7")
+            await mesh.close()
