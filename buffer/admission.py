@@ -1,9 +1,16 @@
-"""One generator's standing Admit stream: credits come in, grants go out as soon as the gate allows."""
+"""One generator's standing Admit stream: credits come in, grants go out as soon as the gate allows.
+
+Invariants: each stream asks Redis for its share alone (`buffer.routing`), so that the least loaded generator is served
+first, and no stream asks in vain because of another one; a generator that does not answer for what it was granted gets
+nothing more, and soon loses its stream: what was granted is re-admitted after the reconnect grace.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from buffer.bell import wait_for
 from buffer.bounds import check_id, check_policy
@@ -11,9 +18,11 @@ from buffer.context import FrontContext, StreamHold, pump
 from buffer.policy import gate
 from buffer.policy.rules import TRAIN
 from buffer.records import Grant
+from buffer.routing import Wish, share_of
 from buffer.splice import fields, opening
 from buffer.view import TableView
 from buffer.waits import SAMPLES
+from mesh.errors import UnreachableError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 
@@ -25,12 +34,36 @@ _TASK = pb.GroupGrant.DESCRIPTOR.fields_by_name["task"].number
 _RESPONSE_BYTES = 512 << 10
 # A waiter looks again after this many seconds even if nothing rang; a reason is told once it has lasted as long.
 _RECHECK_S = 1.0
+# Grants that have been on their way for so long without an answer keep further ones back; a stream that stays silent
+# for the reconnect grace, and so many seconds at least, is ended.
+_SILENT_S = 0.5
+_LEAST_PATIENCE_S = 1.0
+# Fronts do not know one another's streams: where there are several, a full generator asks so many seconds later than
+# an idle one.
+_COURTESY_S = 0.005
 
 
 @dataclass(slots=True)
-class _Wish:
-    credits: int = 0
-    serving: PolicyVersion = field(default_factory=lambda: PolicyVersion(0, 0))
+class _Answers:
+    """What a generator has said of the grants that were sent to it."""
+
+    sent: int = 0
+    received: int = 0
+    since: float = 0.0
+
+    def send(self, count: int) -> None:
+        if self.sent == self.received:
+            self.since = time.monotonic()
+        self.sent += count
+
+    def hear(self, received: int) -> None:
+        if received > self.received:
+            self.received, self.since = received, time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which an answer has been due; 0 where none is."""
+        return time.monotonic() - self.since if self.sent > self.received else 0.0
 
 
 class AdmitSession:
@@ -47,7 +80,9 @@ class AdmitSession:
         self._member_id = first.member_id
         self._generation = first.generation
         self._rules = front.rules[self._table]
-        self._wish = _Wish()
+        self._wish = Wish()
+        self._answers = _Answers()
+        self._refusal = ""
         self._token = ""
         # Cancellations: the count up to which they have been read, and what was sent since the last look.
         self._cancels_read = -1
@@ -57,27 +92,34 @@ class AdmitSession:
 
     def _take(self, request: pb.AdmitRequest) -> None:
         check_policy("serving", request.serving)
-        self._wish.credits = request.credits
-        self._wish.serving = PolicyVersion.from_proto(request.serving)
+        self._answers.hear(request.received)
+        # What is on its way to the generator is not in its figures yet.
+        under_way = self._answers.sent - self._answers.received
+        wish = self._wish
+        wish.credits, wish.outstanding = max(0, request.credits - under_way), request.outstanding + under_way
+        wish.serving, wish.refused_at = PolicyVersion.from_proto(request.serving), -1
 
     async def run(self, requests: AsyncIterator[pb.AdmitRequest]) -> AsyncIterator[pb.AdmitResponse | bytes]:
         """Answers until the generator closes the stream; a break shortens its leases to the reconnect grace."""
         store, who = self._front.store, self._member_id
-        async with StreamHold(self._front, self._table, who, self._stop_clock) as hold:
+        async with StreamHold(self._front, self._table, who, self._ended) as hold:
             self._token = hold.token
             held = await store.attach(self._table, who, self._generation, hold.token)
+            self._front.wishes[self._table].append(self._wish)
             async for response in self._responses(held):
                 yield response
             with self._front.bell.listening(self._table) as event:
                 async with pump(requests, self._take, event) as reader:
                     while not reader.done():
                         event.clear()
+                        self._check_answers()
                         if cancelled := await self._cancelled():
                             yield cancelled
                             continue
                         grants, reason = await self._try()
                         if grants:
                             self._wish.credits = max(0, self._wish.credits - len(grants))
+                            self._wish.outstanding += len(grants)
                             self._stop_clock()
                             async for response in self._responses(grants):
                                 yield response
@@ -85,6 +127,7 @@ class AdmitSession:
                         self._run_clock(reason)
                         if not await wait_for(event, _RECHECK_S):
                             await store.refresh(self._table)
+                            self._wish.refused_at = -1
                             yield pb.AdmitResponse(waiting_reason=reason)
 
     async def _cancelled(self) -> pb.AdmitResponse | None:
@@ -105,6 +148,27 @@ class AdmitSession:
         else:
             self._stop_clock()
 
+    def _ended(self) -> None:
+        self._stop_clock()
+        wishes = self._front.wishes[self._table]
+        if self._wish in wishes:
+            wishes.remove(self._wish)
+            # Its share is for others now.
+            self._front.bell.ring(self._table)
+
+    def _check_answers(self) -> None:
+        """Ends the stream of a generator that hangs, or that nothing reaches although its connection stands.
+
+        Raises:
+            UnreachableError: it has not answered for too long.
+        """
+        patience_s = max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000)
+        if self._answers.silent_s > patience_s:
+            raise UnreachableError(
+                f"generator {self._member_id} has not answered for its grants for {patience_s:.1f} s",
+                hint="they go to others; it opens its stream again when it can",
+            )
+
     def _stop_clock(self) -> None:
         self._front.waits[self._table].end(SAMPLES, self._member_id)
 
@@ -118,18 +182,29 @@ class AdmitSession:
             return [], "no learner has started the run yet"
         if view.suspect:
             return [], "Redis was restarted: waits for the learner to say what it has used"
+        if wish.refused_at == view.rev:
+            return [], self._refusal
+        if self._answers.silent_s > _SILENT_S:
+            return [], "the generator has not answered for its last grants"
         if wish.serving.incarnation != view.incarnation:
             return [], f"policy {view.incarnation}:{view.version} is in force, this generator serves {wish.serving}"
-        limit = gate.live_limit(view.u, wish.serving.version, rules.groups_per_step, rules.max_staleness)
-        is_open = view.pending and (not rules.bounded or view.demand + rules.samples_per_insert - 1 < limit)
-        if not is_open and not view.orphaned:
+        if len(self._front.fronts) > 1 and wish.load:
+            await asyncio.sleep(_COURTESY_S * wish.load)
+            view = self._front.store.views[self._table]
+        available = self._available(view, wish)
+        if not available:
             return [], self._closed(view)
+        rivals = [rival for rival in self._front.wishes[self._table] if self._available(view, rival)]
+        wanted = min(share_of(wish, rivals, available, rev=view.rev), _GRANTS_PER_CALL)
+        if not wanted:
+            return [], "less loaded generators come first"
+        limit = gate.live_limit(view.u, wish.serving.version, rules.groups_per_step, rules.max_staleness)
         status, grants, why = await self._front.store.admit(
             self._table,
             self._member_id,
             self._generation,
             wish.serving,
-            min(wish.credits, _GRANTS_PER_CALL),
+            wanted,
             view.u,
             limit,
             self._token,
@@ -137,9 +212,26 @@ class AdmitSession:
         if status == "moved":
             # The answer brought newer figures; they ring the bell, so the next round proposes anew.
             return [], "the policy moves on"
+        view = self._front.store.views[self._table]
+        reason = self._closed(view)
         if why == "bytes":
-            return grants, f"byte budget: {view.bytes} stored and {view.reserved} reserved of {rules.max_bytes}"
-        return grants, self._closed(self._front.store.views[self._table])
+            reason = f"byte budget: {view.bytes} stored and {view.reserved} reserved of {rules.max_bytes}"
+        if len(grants) < wanted:
+            # What it does not get may be for others, as tasks pinned to another version are.
+            wish.refused_at, self._refusal = view.rev, reason
+            self._front.bell.ring(self._table)
+        return grants, reason
+
+    def _available(self, view: TableView, wish: Wish) -> int:
+        """Groups that a generator might be granted, were it alone."""
+        rules = self._rules
+        if wish.serving.incarnation != view.incarnation:
+            return 0
+        room = view.pending
+        if rules.bounded:
+            limit = gate.live_limit(view.u, wish.serving.version, rules.groups_per_step, rules.max_staleness)
+            room = min(room, max(0, limit - view.demand) // rules.samples_per_insert)
+        return room + view.orphaned
 
     def _closed(self, view: TableView) -> str:
         if not view.pending:
@@ -185,6 +277,7 @@ class AdmitSession:
                     del message.drafts[:]
                 message.drafts.add(member=place.member, payload=payload)
                 size += len(payload)
+            self._answers.send(1)
             whole = (message.SerializeToString(), opening(_TASK, len(prompt)), prompt)
             parts += (opening(_GRANTS, sum(map(len, whole))), *whole)
             if size >= _RESPONSE_BYTES:
@@ -194,6 +287,7 @@ class AdmitSession:
             await store.lose(self._table, lost)
             # The generator does not hear of these, so it still waits for as many.
             self._wish.credits += len(lost)
+            self._wish.outstanding = max(0, self._wish.outstanding - len(lost))
         if parts:
             yield b"".join(parts)
 

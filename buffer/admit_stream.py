@@ -31,6 +31,8 @@ class AdmitStream(StandingStream):
         self._generation = generation
         self._credits = 0
         self._serving: PolicyVersion | None = None
+        self._outstanding = 0
+        self._received_here = 0
         self._seen = Seen()
         self._cancelled = Seen()
         # Drafts that came before their grant.
@@ -44,18 +46,21 @@ class AdmitStream(StandingStream):
         self,
         credits: int | None = None,  # noqa: A002  the contract's word
         serving: PolicyVersion | None = None,
+        outstanding: int | None = None,
     ) -> None:
         """Says how many groups can be started now beyond those held, and what is served.
 
         Args:
             credits: replaces the figure sent before; None leaves what is left of it.
             serving: None leaves it.
+            outstanding: groups with responses that are still being sampled; None leaves it.
 
         Raises:
             RollmeshError: the stream has ended for good.
         """
         self._credits = self._credits if credits is None else max(0, credits)
         self._serving = serving or self._serving
+        self._outstanding = self._outstanding if outstanding is None else outstanding
         self._send(self._request())
 
     def _request(self) -> pb.AdmitRequest:
@@ -65,6 +70,8 @@ class AdmitStream(StandingStream):
             generation=self._generation(),
             credits=self._credits,
             serving=self._serving.to_proto() if self._serving else None,
+            outstanding=self._outstanding,
+            received=self._received_here,
         )
 
     def _open(self) -> Any:
@@ -72,6 +79,7 @@ class AdmitStream(StandingStream):
 
     def _greeting(self) -> list[pb.AdmitRequest]:
         self._drafts.clear()
+        self._received_here = 0
         return [self._request()]
 
     def _received(self, response: pb.AdmitResponse) -> None:
@@ -80,15 +88,20 @@ class AdmitStream(StandingStream):
             for lease in response.cancelled:
                 self._cancelled.add((lease.group_id, lease.lease_id))
             self.on_cancelled(response.cancelled)
+        before = self._received_here
         for grant in response.grants:
             key = (grant.group_id, grant.lease_id)
             if not grant.HasField("task"):
                 self._drafts.setdefault(key, []).extend(grant.drafts)
                 continue
             grant.drafts.extend(self._drafts.pop(key, ()))
+            self._received_here += 1
             if self._seen.add(key):
                 self._credits = max(0, self._credits - 1)
+                self._outstanding += 1
                 self._grants.put_nowait(grant)
+        if self._received_here != before:
+            self._send(self._request())
 
     def _failed(self, error: RollmeshError) -> None:
         self.waiting_reason = str(error)

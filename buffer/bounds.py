@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from mesh.errors import PayloadError
+from mesh.images import MAX_IMAGE_BYTES
 from mesh.versions import checked_version
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
@@ -38,6 +39,12 @@ def check_tasks(
             raise PayloadError(f"{where}.greedy", f"leaves none of {task.n} members to be trained")
         if not task.prompt_ids or len(task.prompt_ids) % 4:
             raise PayloadError(f"{where}.prompt_ids", f"{len(task.prompt_ids)} bytes are not int32 ids")
+        if (size := sum(map(len, task.images))) > MAX_IMAGE_BYTES:
+            raise PayloadError(
+                f"{where}.images",
+                f"{size} bytes, a prompt's images may have {MAX_IMAGE_BYTES}",
+                hint="scale them down, or store them as JPEG",
+            )
         if not 1 <= task.ordinal <= MAX_ORDINAL:
             raise PayloadError(f"{where}.ordinal", f"counts from 1 to {MAX_ORDINAL}, got {task.ordinal}")
         if reserve(task) > max_bytes:

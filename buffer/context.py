@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from buffer.ages import QueueAges
 from buffer.bell import Bell
 from buffer.policy.rules import TABLES, TableRules
+from buffer.routing import Wish
 from buffer.scoring import Score
 from buffer.store import Store
 from buffer.waits import Waits
@@ -37,6 +38,7 @@ class FrontContext:
         generators: members with that role as of the last sweep, and the reason one of them waits or fails.
         ages: how long groups took and waited that this front has leased.
         fronts: addresses of the fronts that are alive, as of the last sweep.
+        wishes: by table, those of the generators whose streams are open here, in the order in which they came.
     """
 
     store: Store
@@ -52,6 +54,7 @@ class FrontContext:
     generator_reason: str = ""
     ages: QueueAges = field(default_factory=QueueAges)
     fronts: list[str] = field(default_factory=list)
+    wishes: dict[str, list[Wish]] = field(default_factory=lambda: {table: [] for table in TABLES})
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def checked_table(self, table: str) -> str:

@@ -30,6 +30,7 @@ def _merged(description: bytes, status: bytes | None) -> pb.Member:
         for name, value in beat.gauges.items():
             member.gauges[name] = value
         member.waiting_reason = beat.waiting_reason
+        member.endpoint = beat.endpoint
     return member
 
 

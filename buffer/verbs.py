@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 # Verbs whose answer must not be used where it comes from a state that has gone back.
 _GIVING = frozenset({"attach", "sample", "claim", "nack", "commit", "reassert"})
 _PROMPTS_CACHED = 4096
+# Larger ones, with images, are read from Redis each time.
+_CACHED_PROMPT_BYTES = 64 << 10
 # Groups that one call of a verb, or of a look around, works on at most.
 PORTION = 256
 
@@ -104,6 +106,8 @@ class Verbs:
         return found
 
     def _remember(self, table: str, ordinal: int, blob: bytes) -> None:
+        if len(blob) > _CACHED_PROMPT_BYTES:
+            return
         self._prompts[(table, ordinal)] = blob
         if len(self._prompts) > _PROMPTS_CACHED:
             self._prompts.popitem(last=False)

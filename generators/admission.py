@@ -32,7 +32,7 @@ def fair_share(groups_per_step: int, max_staleness: int, replicas: int) -> int:
     return math.ceil(groups_per_step * (max_staleness + 1) / max(1, replicas))
 
 
-def credits_for(load: Load, *, slots: int, n: int, share: int | None = None) -> int:
+def credits_for(load: Load, *, slots: int, n: int, share: int | None = None, limit: int | None = None) -> int:
     """Groups of `n` members that can be started beyond those in hand.
 
     Args:
@@ -40,16 +40,16 @@ def credits_for(load: Load, *, slots: int, n: int, share: int | None = None) -> 
         slots: sequences decoded together.
         n: members per group.
         share: groups in generation above which others have precedence; none: no such bound.
+        limit: sequences that the engine bears (`generators.concurrency`); none, or all slots: no such bound.
 
     The line ahead of the engine is half a batch of slots, and at least one group: enough to refill slots that end
     together while the next grants travel. Where rewards or the buffer are slow, finished members pile up; above four
-    batches of slots nothing more is taken on.
+    batches of slots nothing more is taken on. Below its limit an engine decodes all it is given: there is no line then.
     """
     if load.undelivered > 4 * slots:
         return 0
-    ahead = max(n, slots // 2)
-    missing = slots + ahead - load.generating
-    groups = missing // n
+    most = slots + max(n, slots // 2) if limit is None or limit >= slots else max(limit, n)
+    groups = (most - load.generating) // n
     if share is not None:
         groups = min(groups, share - math.ceil(load.generating / n))
     return max(0, groups)

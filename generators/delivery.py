@@ -2,23 +2,29 @@
 
 Invariants: every member handed in ends with an outcome acknowledged by the buffer, or with the word that nobody needs
 it; nothing is written of a group that has been dropped; a score that could not be had is an error outcome, never a
-number; while the buffer is away finished work is kept, and when it stays away the service is told.
+number; while the buffer is away finished work is kept, and when it stays away the service is told. An episode that
+failed is an error, whatever it sampled. Side data is in the buffer before the member that names it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from buffer.client import Outgoing, WriteResult
 from generators.engines.base import GenerationResult
 from generators.held import FinishedMember, HeldGroup
 from generators.packing import member_write, pack
+from generators.responder import EpisodeResult
 from generators.rollout import Batch
 from generators.text import TextCodec
-from mesh.errors import RollmeshError
+from mesh.errors import RollmeshError, UnreachableError
 from protos import buffer_pb2, reward_pb2, trajectory_pb2
 from reward_service.client import RewardScorer
 
@@ -29,6 +35,8 @@ _FINISH = {
     "aborted": trajectory_pb2.FINISH_REASON_ABORTED,
 }
 Writes = list[tuple[HeldGroup, Outgoing]]
+# Table, grant, member, name, array: see `BufferClient.upload_side`.
+UploadSide = Callable[[str, buffer_pb2.GroupGrant, int, str, NDArray[np.generic]], Awaitable[trajectory_pb2.SideData]]
 
 
 class MemberWriter(Protocol):
@@ -51,6 +59,7 @@ class Delivery:
         text: decodes responses for the rewards.
         scorer: scores.
         writer_of: the writer of a table.
+        upload_side: stores large arrays that belong to a member.
         settled: told how many members of a group need no more work.
         dropped: told that a group is not ours any more.
         on_error: told when delivery cannot go on (the buffer stayed away).
@@ -68,6 +77,7 @@ class Delivery:
         text: TextCodec,
         scorer: RewardScorer,
         writer_of: Callable[[str], MemberWriter],
+        upload_side: UploadSide,
         settled: Callable[[HeldGroup, int], None],
         dropped: Callable[[HeldGroup], None],
         on_error: Callable[[RollmeshError], None],
@@ -77,6 +87,7 @@ class Delivery:
         self._text = text
         self._scorer = scorer
         self._writer_of = writer_of
+        self._upload_side = upload_side
         self._settled = settled
         self._dropped = dropped
         self._on_error = on_error
@@ -126,7 +137,16 @@ class Delivery:
     # ------------------------------------------------------------------------------------------------- scoring
 
     async def _score_and_store(self, batch: Batch) -> None:
-        members = [(group, finished) for group, part in batch for finished in part]
+        members = []
+        for group, part in batch:
+            for finished in part:
+                if reason := _failure(finished.result):
+                    log.warning("member %d of group %s: %s", finished.member, group.group_id, reason)
+                    self.fail(group, [finished.member], reason)
+                else:
+                    members.append((group, finished))
+        if not members:
+            return
         texts = self._text.decode([finished.result.response_ids for _, finished in members])
         items = [_score_item(group, finished, text) for (group, finished), text in zip(members, texts, strict=True)]
         results = await self._scorer.score(items)
@@ -135,9 +155,25 @@ class Delivery:
             if group.dropped:
                 self.superseded += 1
                 self._settled(group, 1)
-            else:
-                writes.append((group, self._write_of(group, finished, result)))
+                continue
+            write = self._write_of(group, finished, result)
+            if finished.result.side and write.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
+                await self._upload(group, finished, write.head.meta)
+            writes.append((group, write))
         await self._store(writes)
+
+    async def _upload(self, group: HeldGroup, finished: FinishedMember, meta: trajectory_pb2.MemberMeta) -> None:
+        """Stores a member's side data; what the buffer does not take is left out."""
+        for name, array in finished.result.side.items():
+            try:
+                entry = await self._upload_side(group.table, group.grant, finished.member, name, array)
+            except UnreachableError:
+                raise
+            except RollmeshError as error:
+                what = f"{name} of member {finished.member} of group {group.group_id}"
+                log.warning("%s is left out: %s", what, error, extra={"group": group.group_id})
+                continue
+            meta.side.append(entry)
 
     def _write_of(self, group: HeldGroup, finished: FinishedMember, result: reward_pb2.ScoreResult) -> Outgoing:
         sampled = finished.result
@@ -179,6 +215,7 @@ class Delivery:
             newest=sampled.versions.newest._asdict(),
             generator=self._member_id,
             finished_unix_ns=finished.finished_unix_ns,
+            figures=sampled.figures if isinstance(sampled, EpisodeResult) else None,
         )
 
     def _write_of_failure(self, group: HeldGroup, member: int, reason: str) -> Outgoing:
@@ -219,8 +256,19 @@ class Delivery:
             self._settled(group, 1)
 
 
+def _failure(result: GenerationResult) -> str:
+    """Why a response is no sample of the policy; empty where it is one."""
+    if isinstance(result, EpisodeResult) and result.failure:
+        return f"episode failed: {result.failure}"
+    return "" if len(result.response_ids) else "generation ended without a token"
+
+
 def _score_item(group: HeldGroup, finished: FinishedMember, text: str) -> reward_pb2.ScoreItem:
-    task = group.grant.task
+    task, result = group.grant.task, finished.result
+    extra_info = task.extra_info_json
+    if isinstance(result, EpisodeResult):
+        text = text if result.final_text is None else result.final_text
+        extra_info = _extra_info(extra_info, result)
     return reward_pb2.ScoreItem(
         item_id=f"{group.group_id}/{group.grant.attempt}/{finished.member}",
         group_id=group.group_id,
@@ -228,6 +276,23 @@ def _score_item(group: HeldGroup, finished: FinishedMember, text: str) -> reward
         prompt=task.prompt_text,
         response=text,
         ground_truth_json=task.ground_truth_json,
-        extra_info_json=task.extra_info_json,
-        response_ids=finished.result.response_ids.tolist(),
+        extra_info_json=extra_info,
+        response_ids=result.response_ids.tolist(),
     )
+
+
+def _extra_info(given: str, result: EpisodeResult) -> str:
+    """The dataset's extra_info with what the episode adds: `messages`, and `environment_reward` where there is one."""
+    try:
+        info = json.loads(given or "{}") or {}
+    except ValueError:
+        # The scorer names what is wrong with it.
+        return given
+    if not isinstance(info, dict):
+        return given
+    if result.messages:
+        info["messages"] = list(result.messages)
+    if result.rewards is not None:
+        info["environment_reward"] = dict(result.rewards)
+    # Messages come from tools and users' code: what JSON does not know is told as text.
+    return json.dumps(info, default=str)

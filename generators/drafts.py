@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from buffer.client import Outgoing, WriteResult
-from generators.engines.base import InferenceEngine, PartialResponse
+from generators.engines.base import PartialResponse
 from generators.held import HeldGroup
 from generators.packing import member_write, pack
+from generators.responder import Responder
 from protos import buffer_pb2, trajectory_pb2
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Members(Protocol):
         ...
 
     def unfinished(self, table: str) -> dict[str, tuple[HeldGroup, int]]:
-        """Request id -> (group, member) of what the engine has been given and not finished."""
+        """Request id -> (group, member) of what is being responded to."""
         ...
 
     def drop(self, group: HeldGroup) -> None:
@@ -84,7 +85,7 @@ class Drafts:
     """Writes drafts while there is work.
 
     Args:
-        engine: gives the tokens.
+        responder: gives the tokens.
         members: what is unfinished.
         writer: of the training table.
         every_s, every_tokens: `rollout.draft_every_s` and `rollout.draft_every_tokens`.
@@ -96,7 +97,7 @@ class Drafts:
 
     def __init__(
         self,
-        engine: InferenceEngine,
+        responder: Responder,
         members: Members,
         writer: Callable[[], DraftWriter],
         *,
@@ -104,7 +105,7 @@ class Drafts:
         every_tokens: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine = engine
+        self._responder = responder
         self._members = members
         self._writer = writer
         self._every_s = every_s
@@ -150,7 +151,7 @@ class Drafts:
 
     async def _progress(self, wanted: Callable[[DraftState], int]) -> list[PartialResponse]:
         at_least = {name: wanted(state) for name, state in self._states.items() if not state.refused}
-        return await asyncio.wrap_future(self._engine.progress(at_least)) if at_least else []
+        return await asyncio.wrap_future(self._responder.progress(at_least)) if at_least else []
 
     def _is_due(self, now: float, part: PartialResponse) -> bool:
         state = self._states[part.request_id]

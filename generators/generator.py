@@ -52,6 +52,7 @@ class Generator:
         security: for the channels it opens.
         relay: serves other generators what this one receives.
         threads: compute threads.
+        host, advertise: where this process listens, and under which name others reach it.
 
     Attributes:
         engine_name: `rollout.engine`.
@@ -67,6 +68,8 @@ class Generator:
         relay: Relay,
         *,
         threads: int,
+        host: str,
+        advertise: str | None,
     ) -> None:
         self._config = config
         self._agent = agent
@@ -74,11 +77,13 @@ class Generator:
         self._security = security
         self._relay = relay
         self._threads = threads
+        self._place = host, advertise
         self._loop = asyncio.get_running_loop()
         self._stage = "waits for a learner"
         self._drain_s = _DRAIN_S
         self._failure: asyncio.Future[None] = self._loop.create_future()
         self._parts: Parts | None = None
+        self._files: tempfile.TemporaryDirectory[str]
         self.engine_name = config.rollout.engine
         self.metrics = GeneratorMetrics()
 
@@ -155,16 +160,17 @@ class Generator:
         agent.set_status(waiting_reason=self._stage)
         link = LearnerLink(agent, self._security, max_message_mb=network.max_message_mb)
         stack.push_async_callback(link.close)
-        results = ResultFeed()
+        results = ResultFeed(self._fail)
         # Loading the libraries takes as long as a learner needs to come up: both at the same time.
         libraries = asyncio.create_task(asyncio.to_thread(load_libraries, self._threads))
         stack.push_async_callback(asyncio.wait, {libraries})
-        with tempfile.TemporaryDirectory(prefix="rollmesh-model-") as folder:
-            await fetch_model_bundle(link, Path(folder), timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
-            await libraries
-            self._stage = "loads the model"
-            agent.set_status(waiting_reason=self._stage)
-            engine, text = await asyncio.to_thread(load_engine, config, Path(folder), results, self._fail_from_engine)
+        files = tempfile.TemporaryDirectory(prefix="rollmesh-model-")
+        folder = Path(stack.enter_context(files))
+        await fetch_model_bundle(link, folder, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
+        await libraries
+        self._stage = "loads the model"
+        agent.set_status(waiting_reason=self._stage)
+        engine, text = await asyncio.to_thread(load_engine, config, folder, results, threads=self._threads)
         engine.start()
         parts = Parts(
             config,
@@ -178,12 +184,19 @@ class Generator:
             security=self._security,
             on_failure=self._fail,
             on_report=self.metrics.pushed,
+            registry=self.metrics.registry,
         )
         stack.push_async_callback(parts.close)
+        if parts.endpoint is not None:
+            await parts.endpoint.start(*self._place)
+            agent.set_status(endpoint=parts.endpoint.server.url)
+        self._files = files
         return parts
 
     async def _admit(self, parts: Parts) -> None:
         await parts.receiver.gate_open.wait()
+        # Engines with processes of their own read them when these come up; who has weights has read them.
+        self._files.cleanup()
         await parts.admission.run()
 
     # ------------------------------------------------------------------------------------------------ failure
@@ -191,9 +204,6 @@ class Generator:
     def _fail(self, error: RollmeshError) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
-
-    def _fail_from_engine(self, error: RollmeshError) -> None:
-        self._loop.call_soon_threadsafe(self._fail, error)
 
     async def _end_on_failure(self) -> None:
         await self._failure
@@ -220,7 +230,8 @@ class Generator:
         """Keeps the heartbeat's figures and the metrics fresh."""
         while True:
             status, reason = parts.engine.status(), parts.waiting_reason()
-            figures = self.metrics.update(status, parts.rollout, parts.delivery, parts.drafts)
+            parts.rollout.observe(status, self._loop.time())
+            figures = self.metrics.update(status, parts.rollout, parts.delivery, parts.drafts, parts.episodes)
             self._agent.set_status(serving=parts.receiver.serving, gauges=figures, waiting_reason=reason)
             await asyncio.sleep(_REPORT_INTERVAL_S)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from generators.engines.base import GenerationRequest, GenerationResult, SampledTokens, SamplingParams
+from generators.engines.base import GenerationResult, SampledTokens, SamplingParams
+from generators.responder import MemberRequest
 from mesh.errors import PayloadError
 from mesh.trajectory import decode
 from mesh.versions import PolicyVersion
@@ -33,8 +34,9 @@ class HeldGroup:
         table: `train` or `eval`.
         grant: as received.
         prompt_ids: token ids of the prompt.
+        images: encoded, of the prompt.
         pinned: the one version that may answer (evaluation); None for training.
-        prefixes: member -> tokens that an earlier holder sampled of it; the response goes on behind them.
+        prefixes: member -> the tokens that an earlier holder had of it; the response goes on behind them.
         generating: member -> request id, given to the engine.
         finished: sampled, not handed on to scoring yet.
         undelivered: members handed on whose outcome is not stored yet.
@@ -44,6 +46,7 @@ class HeldGroup:
     table: str
     grant: buffer_pb2.GroupGrant
     prompt_ids: list[int]
+    images: tuple[bytes, ...]
     pinned: PolicyVersion | None
     prefixes: dict[int, SampledTokens] = field(default_factory=dict)
     generating: dict[int, str] = field(default_factory=dict)
@@ -57,7 +60,8 @@ class HeldGroup:
         pinned = PolicyVersion.from_proto(task.pinned) if task.HasField("pinned") else None
         prompt_ids = np.frombuffer(task.prompt_ids, dtype="<i4").tolist()
         # A pinned group is answered by one version alone.
-        return cls(table, grant, prompt_ids, pinned, _prefixes(grant) if pinned is None else {})
+        prefixes = _prefixes(grant) if pinned is None else {}
+        return cls(table, grant, prompt_ids, tuple(task.images), pinned, prefixes)
 
     @property
     def group_id(self) -> str:
@@ -81,14 +85,17 @@ class HeldGroup:
         """Tokens of the member that came with the grant."""
         return len(self.prefixes.get(member, ()))
 
-    def request(self, member: int, request_id: str) -> GenerationRequest:
-        """The engine's request for one member: the whole response, going on behind what an earlier holder sampled."""
-        return GenerationRequest(
+    def request(self, member: int, request_id: str) -> MemberRequest:
+        """The request for one member: the whole response, going on behind what an earlier holder has of it."""
+        return MemberRequest(
             request_id=request_id,
             prompt_ids=self.prompt_ids,
             sampling=sampling_of(self.grant.task.sampling, member, greedy=self._is_greedy(member)),
             pinned=self.pinned is not None,
             prefix=self.prefixes.get(member),
+            images=self.images,
+            task=self.grant.task,
+            member=member,
         )
 
     def _is_greedy(self, member: int) -> bool:
@@ -107,7 +114,8 @@ def _prefixes(grant: buffer_pb2.GroupGrant) -> dict[int, SampledTokens]:
         except PayloadError as error:
             log.warning("the draft of member %d of group %s is left out: %s", draft.member, grant.group_id, error)
             continue
-        found[draft.member] = SampledTokens(trajectory.response_ids, trajectory.log_probs, trajectory.versions)
+        mask = None if trajectory.response_mask.all() else trajectory.response_mask
+        found[draft.member] = SampledTokens(trajectory.response_ids, trajectory.log_probs, trajectory.versions, mask)
     return found
 
 

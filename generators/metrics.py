@@ -18,6 +18,7 @@ _HELP = {
     "tokens_per_second": "Sampled tokens per second since the last report.",
     "active_sequences": "Sequences being decoded.",
     "queued_sequences": "Sequences waiting for a slot.",
+    "concurrency_limit": "Sequences that the engine is given at once.",
     "groups_held": "Groups in hand.",
     "undelivered_members": "Finished members being scored or written.",
     "tokens_generated": "Sampled tokens since the start.",
@@ -35,6 +36,23 @@ _HELP = {
     "weights_version": "Version of the weights in service.",
     "weights_incarnation": "Incarnation of the weights in service.",
 }
+_AGENT_HELP = {
+    "agent_episodes": "Episodes of several turns that have ended since the start.",
+    "agent_episodes_failed": "Episodes whose environment broke, or that could not be sampled, since the start.",
+    "agent_drafts_not_gone_on": "Episodes that began anew because their draft could not be gone on from.",
+    "agent_turns": "Turns of the model since the start.",
+    "agent_tool_calls": "Calls of tools since the start.",
+    "agent_tool_errors": "Calls that ended in an error, those that could not be read included.",
+    "agent_tool_timeouts": "Calls of tools that did not end in time.",
+    "agent_tool_seconds": "Seconds that calls of tools took in all.",
+    "agent_calls": "Calls of the endpoint by programs since the start.",
+    "agent_calls_aborted": "Calls that programs left before their answer was complete.",
+    "agent_calls_sampling_ignored": "Calls that asked for another sampling than training has.",
+    "agent_branches_dropped": "Ends of conversations of programs that are in no trajectory.",
+    "agent_tokens_dropped": "Tokens sampled for programs that are in no trajectory.",
+    "agent_timeouts": "Episodes of programs that were ended for want of time.",
+    "agent_calls_hanging": "Calls of tools and environments that do not come back.",
+}
 
 
 # Seconds: a pause lasts microseconds, a full transfer over a slow link minutes.
@@ -48,7 +66,8 @@ class GeneratorMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._gauges = {
-            name: Gauge(f"rollmesh_generator_{name}", text, registry=self.registry) for name, text in _HELP.items()
+            name: Gauge(f"rollmesh_generator_{name}", text, registry=self.registry)
+            for name, text in {**_HELP, **_AGENT_HELP}.items()
         }
         self._weights = Histogram(
             "rollmesh_generator_weights_seconds",
@@ -86,13 +105,21 @@ class GeneratorMetrics:
         self._weights_bytes.labels(report.transport, report.encoding).inc(report.bytes)
         self._weights_kept.set(report.kept_bytes)
 
-    def update(self, status: EngineStatus, rollout: Rollout, delivery: Delivery, drafts: Drafts) -> Mapping[str, float]:
+    def update(
+        self,
+        status: EngineStatus,
+        rollout: Rollout,
+        delivery: Delivery,
+        drafts: Drafts,
+        agents: Mapping[str, float] | None = None,
+    ) -> Mapping[str, float]:
         """Takes a snapshot in and returns the figures by name.
 
         Args:
             status: of the engine.
             rollout: for what is in hand, and its counters.
             delivery, drafts: for their counters.
+            agents: counts of episodes; None without agents.
         """
         load = rollout.load
         now = time.monotonic()
@@ -108,6 +135,7 @@ class GeneratorMetrics:
             "tokens_per_second": tokens / elapsed,
             "active_sequences": status.active,
             "queued_sequences": status.queued,
+            "concurrency_limit": rollout.limit,
             "groups_held": rollout.held,
             "undelivered_members": load.undelivered,
             "tokens_generated": status.tokens_generated,
@@ -125,6 +153,7 @@ class GeneratorMetrics:
             "weights_version": status.serving.version if status.serving else 0,
             "weights_incarnation": status.serving.incarnation if status.serving else 0,
         }
+        figures.update({f"agent_{name}": value for name, value in (agents or {}).items()})
         for name, value in figures.items():
             self._gauges[name].set(value)
         return figures

@@ -12,17 +12,18 @@ from protos import buffer_pb2, trajectory_pb2
 
 
 def pack(sampled: GenerationResult | SampledTokens, *, codec: Codec = "none", level: int = 1) -> bytes:
-    """The payload of a response, or of the beginning of one; one turn, all of it sampled.
+    """The payload of a response, or of the beginning of one.
 
     Args:
         sampled: at least one token.
         codec, level: see `mesh.trajectory.encode`.
     """
+    mask = sampled.mask
     return encode(
         Trajectory(
             response_ids=sampled.response_ids,
             log_probs=sampled.log_probs,
-            response_mask=np.ones(len(sampled.response_ids), np.uint8),
+            response_mask=np.ones(len(sampled.response_ids), np.uint8) if mask is None else mask,
             versions=sampled.versions,
         ),
         codec=codec,

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import grpc
+from prometheus_client import CollectorRegistry
 
 from buffer.client import BufferClient
 from generators.admission import fair_share
+from generators.agents import AgentRunner, build_runner
+from generators.agents.program import ProgramRunner
 from generators.control import ManualRequests, Probes
 from generators.delivery import Delivery
 from generators.drafts import Drafts
+from generators.endpoint.service import Endpoint
 from generators.engines import create_engine
-from generators.engines.base import GenerationResult, InferenceEngine
+from generators.engines.base import (
+    EngineError,
+    EngineListener,
+    EngineSettings,
+    GenerationResult,
+    InferenceEngine,
+    TokenEvent,
+)
 from generators.held import HeldGroup
 from generators.learner_link import LearnerLink
 from generators.packing import pack
+from generators.responder import Responder
 from generators.rollout import Rollout
 from generators.streams import Admission, Writers
 from generators.text import TextCodec
@@ -28,6 +40,7 @@ from mesh.config.models import Config, SecuritySection
 from mesh.errors import RollmeshError
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent
+from mesh.tools import agent_schemas
 from protos import buffer_pb2, weights_pb2
 from reward_service.client import build_scorer
 
@@ -49,6 +62,10 @@ class Parts:
         security: of the mesh, for connections to them.
         on_failure: told what makes it pointless to go on.
         on_report: told what becomes of each version of the weights.
+        registry: for the endpoint's figures.
+
+    Attributes:
+        endpoint: None where neither an agent nor anybody else needs it; whoever made the parts starts it.
     """
 
     def __init__(
@@ -65,6 +82,7 @@ class Parts:
         security: SecuritySection,
         on_failure: Callable[[RollmeshError], None],
         on_report: Callable[[weights_pb2.SwapReport], None],
+        registry: CollectorRegistry,
     ) -> None:
         network, rollout = config.network, config.rollout
         self._agent = agent
@@ -72,11 +90,32 @@ class Parts:
         self.engine = engine
         self.scorer = build_scorer(config)
         self.client = BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
+        responder: Responder = engine
+        self.agents: AgentRunner | None = None
+        if rollout.agent.kind in ("tools", "environment"):
+            responder = self.agents = build_runner(
+                config,
+                engine,
+                text,
+                on_results=lambda ended: self.rollout.on_results(ended),
+                hold_swap=lambda: self.receiver.hold_swap(),
+            )
+        self.endpoint: Endpoint | None = None
+        if rollout.endpoint.enabled or rollout.agent.kind == "program":
+            self.endpoint = Endpoint(config, engine, text, security=security, registry=registry)
+        self._programs: ProgramRunner | None = None
+        if self.endpoint is not None and rollout.agent.kind == "program":
+            responder = self._programs = self.endpoint.agents(
+                rollout.agent,
+                on_results=lambda ended: self.rollout.on_results(ended),
+                hold_swap=lambda: self.receiver.hold_swap(),
+            )
         self.rollout = Rollout(
-            engine,
+            responder,
             slots=rollout.slots,
             n_by_table={"train": rollout.n, "eval": config.eval.n},
             share=fair_share(config.learner.batch.groups, config.buffer.max_staleness, rollout.replicas),
+            adaptive=rollout.load == "adaptive",
             on_batch=lambda batch: self.delivery.deliver(batch),
             on_failed=lambda group, members, reason: self.delivery.fail(group, members, reason),
             on_release=self._release,
@@ -88,13 +127,14 @@ class Parts:
             text=text,
             scorer=self.scorer,
             writer_of=self.writers.of,
+            upload_side=self.client.upload_side,
             settled=self.rollout.settled,
             dropped=self.rollout.drop,
             on_error=on_failure,
             pack=partial(pack, codec=config.buffer.compression, level=config.buffer.compression_level),
         )
         self.drafts = Drafts(
-            engine,
+            responder,
             self.rollout,
             lambda: self.writers.of("train"),
             every_s=rollout.draft_every_s,
@@ -120,7 +160,23 @@ class Parts:
         )
         self.probes = Probes(engine, self.receiver.manifest)
         self.manual = ManualRequests(engine, text)
-        results.connect(lambda batch: self.rollout.on_results(self.manual.take(batch)))
+        results.connect(self._take, self.endpoint.take_tokens if self.endpoint is not None else None)
+
+    @property
+    def episodes(self) -> Mapping[str, float] | None:
+        """Counts of episodes, by name; None without agents."""
+        runner = self.agents or self._programs
+        return runner.figures if runner is not None else None
+
+    def _take(self, results: list[GenerationResult]) -> None:
+        """What the engine has finished goes to whoever asked for it."""
+        others = self.manual.take(results)
+        if self.agents is not None:
+            others = self.agents.take(others)
+        if self.endpoint is not None:
+            others = self.endpoint.take(others)
+        if others:
+            self.rollout.on_results(others)
 
     def _refresh(self) -> None:
         self.admission.refresh()
@@ -149,6 +205,12 @@ class Parts:
         await self.writers.close()
         await self.scorer.close()
         await self.receiver.close()
+        if self.agents is not None:
+            await self.agents.close()
+        if self._programs is not None:
+            await self._programs.close()
+        if self.endpoint is not None:
+            await self.endpoint.close()
         await asyncio.to_thread(self.engine.stop)
 
     def _release(self, groups: Sequence[HeldGroup]) -> None:
@@ -167,27 +229,49 @@ class Parts:
                 log.warning("%d leases of %s run out by themselves: %s", len(leases), table, error.message)
 
 
-class ResultFeed:
-    """Carries results from the engine's thread to the event loop: one wake-up per decode step."""
+class ResultFeed(EngineListener):
+    """Carries what the engine's thread says to the event loop: one wake-up per decode step that has something to say.
 
-    def __init__(self) -> None:
+    Args:
+        on_failure: told, in the event loop's thread, what ended the engine.
+    """
+
+    def __init__(self, on_failure: Callable[[RollmeshError], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._take: Callable[[list[GenerationResult]], None] = _nobody
+        self._take_tokens: Callable[[list[TokenEvent]], None] = _nobody
+        self._take_failure = on_failure
 
-    def connect(self, take: Callable[[list[GenerationResult]], None]) -> None:
-        """Names who takes them, in the event loop's thread."""
+    def connect(
+        self,
+        take: Callable[[list[GenerationResult]], None],
+        take_tokens: Callable[[list[TokenEvent]], None] | None = None,
+    ) -> None:
+        """Names who takes results, and tokens of streamed requests, in the event loop's thread."""
         self._take = take
+        self._take_tokens = take_tokens or self._take_tokens
 
     def on_results(self, results: list[GenerationResult]) -> None:
         """For the engine."""
         self._loop.call_soon_threadsafe(self._deliver, results)
 
+    def on_tokens(self, events: list[TokenEvent]) -> None:
+        """For the engine."""
+        self._loop.call_soon_threadsafe(self._deliver_tokens, events)
+
+    def on_failure(self, error: EngineError) -> None:
+        """For the engine."""
+        self._loop.call_soon_threadsafe(self._take_failure, error)
+
     def _deliver(self, results: list[GenerationResult]) -> None:
         self._take(results)
 
+    def _deliver_tokens(self, events: list[TokenEvent]) -> None:
+        self._take_tokens(events)
 
-def _nobody(results: list[GenerationResult]) -> None:
-    raise AssertionError(f"{len(results)} results before anything was asked for")
+
+def _nobody(what: Sequence[object]) -> None:
+    raise AssertionError(f"{len(what)} results or events that nobody has asked for")
 
 
 def load_libraries(threads: int) -> None:
@@ -203,28 +287,34 @@ def load_libraries(threads: int) -> None:
 
 
 def load_engine(
-    config: Config, folder: Path, results: ResultFeed, on_failure: Callable[[RollmeshError], None]
+    config: Config, folder: Path, listener: EngineListener, *, threads: int
 ) -> tuple[InferenceEngine, TextCodec]:
     """Builds engine and tokenizer from the model files; takes seconds.
 
     Args:
-        on_failure: called in the engine's thread.
+        config: of the run.
+        folder: configuration and tokenizer files of the model.
+        listener: see `EngineListener`.
+        threads: compute threads.
 
     Raises:
         ConfigError, DataError: the engine or the model cannot be built.
     """
-    engine = create_engine(
-        config.rollout.engine,
-        folder,
-        slots=config.rollout.slots,
+    rollout = config.rollout
+    settings = EngineSettings(
+        slots=rollout.slots,
         dtype=config.model.dtype,
-        on_results=results.on_results,
-        on_failure=on_failure,
+        context=rollout.context_tokens,
         kv=config.weights.kv,
         device=_device(config),
         seed=config.run.seed,
+        threads=threads,
+        vllm=rollout.vllm,
+        sglang=rollout.sglang,
     )
-    return engine, TextCodec(folder)
+    # Users' modules are imported here, where it may take its time; who needs them finds them loaded.
+    agent_schemas(rollout.agent)
+    return create_engine(rollout.engine, folder, settings, listener), TextCodec(folder)
 
 
 def _device(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""The rollout loop: grants in, requests to the engine, finished groups out.
+"""The rollout loop: grants in, requests to an engine or agents, finished groups out.
 
 Invariants: every grant ends here in exactly one of three ways: all its missing members are delivered, it is released,
 or it was lost to another holder, or cancelled, and dropped; a group is handed on to scoring whole, or in parts once its
@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from generators.admission import Load, credits_for
-from generators.engines.base import GenerationRequest, GenerationResult, InferenceEngine
+from generators.concurrency import Concurrency, Look
+from generators.engines.base import EngineStatus, GenerationResult
 from generators.held import FinishedMember, HeldGroup
+from generators.responder import MemberRequest, Responder
 from mesh.errors import PayloadError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2
@@ -38,10 +40,11 @@ class Rollout:
     """Book of the groups in hand.
 
     Args:
-        engine: decodes.
+        responder: makes the responses.
         slots: sequences that it decodes together.
         n_by_table: members per group, for credits; what is granted corrects it (greedy baselines come on top).
         share: see `credits_for`; for training alone.
+        adaptive: fewer than `slots` in hand where `observe` says that they are too many.
         on_batch: takes finished members; reports back through `settled`.
         on_failed: takes members that could not even be started, with the reason.
         on_release: takes groups to be given back.
@@ -55,20 +58,22 @@ class Rollout:
 
     def __init__(
         self,
-        engine: InferenceEngine,
+        responder: Responder,
         *,
         slots: int,
         n_by_table: dict[str, int],
         share: int,
+        adaptive: bool,
         on_batch: Callable[[Batch], None],
         on_failed: Callable[[HeldGroup, list[int], str], None],
         on_release: Callable[[list[HeldGroup]], None],
         on_load: Callable[[], None],
     ) -> None:
-        self._engine = engine
+        self._responder = responder
         self._slots = slots
         self._n_by_table = dict(n_by_table)
         self._share = share
+        self._concurrency = Concurrency(slots, n_by_table["train"]) if adaptive else None
         self._on_batch = on_batch
         self._on_failed = on_failed
         self._on_release = on_release
@@ -100,16 +105,42 @@ class Rollout:
         """Members in hand."""
         return Load(generating=sum(self._generating.values()), undelivered=self._undelivered)
 
+    @property
+    def limit(self) -> int:
+        """Sequences that the engine is given at once, the line ahead of a full one not counted."""
+        return self._slots if self._concurrency is None else self._concurrency.limit
+
+    def observe(self, status: EngineStatus, at: float) -> None:
+        """Takes the engine's figures in; how much is wanted in hand may change.
+
+        Args:
+            at: when they were taken, in seconds of a monotonic clock.
+        """
+        # Without weights, and behind pinned groups while a swap waits, requests do not wait for room.
+        if self._concurrency is None or status.state != "running" or status.serving is None or self._pinned:
+            return
+        before, generating = self._concurrency.limit, self.load.generating
+        look = Look(at, generating, status.active, status.queued, status.kv_usage, status.preemptions)
+        limit = self._concurrency.see(look)
+        if limit < before:
+            log.info("at most %d sequences in hand instead of %d: %s", limit, before, self._concurrency.reason)
+        if limit != before:
+            self._on_load()
+
+    def outstanding(self, table: str) -> int:
+        """Groups of `table` that still occupy the engine: members being sampled over members per group."""
+        return -(-self._generating[table] // self._n_by_table[table])
+
     def credits(self, table: str) -> int:
         """Groups of `table` that may be granted now."""
         if self._draining:
             return 0
         load, n = self.load, self._n_by_table[table]
         if table == "train":
-            return credits_for(load, slots=self._slots, n=n, share=self._share)
+            return credits_for(load, slots=self._slots, n=n, share=self._share, limit=self.limit)
         # Evaluation does not compete with training for credits: its groups are few and wait for nobody.
         load = Load(generating=self._generating[table], undelivered=load.undelivered)
-        return credits_for(load, slots=self._slots, n=n)
+        return credits_for(load, slots=self._slots, n=n, limit=self.limit)
 
     # -------------------------------------------------------------------------------------------------- grants
 
@@ -141,7 +172,7 @@ class Rollout:
             await asyncio.sleep(self._pinned_quiet_at - loop.time())
 
     def _sampled(self, group: HeldGroup) -> None:
-        """The group asks nothing more of the engine."""
+        """The group asks for nothing more."""
         if group in self._pinned:
             self._pinned.discard(group)
             if not self._pinned:
@@ -149,11 +180,11 @@ class Rollout:
                 self._pinned_quiet_at = asyncio.get_running_loop().time() + PINNED_QUIET_S
 
     def _start(self) -> None:
-        """Gives the groups that came together to the engine together."""
+        """Asks for the groups that came together together."""
         groups, self._starting = self._starting, []
-        requests: list[GenerationRequest] = []
+        requests: list[MemberRequest] = []
         misplaced = []
-        serving = self._engine.status().serving
+        serving = self._responder.status().serving
         for group in groups:
             if group.dropped:
                 continue
@@ -169,7 +200,7 @@ class Rollout:
         self._submit(requests)
         self._on_load()
 
-    def _requests_of(self, group: HeldGroup) -> list[GenerationRequest]:
+    def _requests_of(self, group: HeldGroup) -> list[MemberRequest]:
         requests = []
         for member in group.missing_members():
             request = group.request(member, str(next(self._ids)))
@@ -180,23 +211,23 @@ class Rollout:
             requests.append(request)
         return requests
 
-    def _submit(self, requests: list[GenerationRequest]) -> None:
+    def _submit(self, requests: list[MemberRequest]) -> None:
         if not requests:
             return
         try:
-            self._engine.submit(requests)
+            self._responder.submit(requests)
         except PayloadError as error:
             if len({self._requests[request.request_id][0].group_id for request in requests}) == 1:
                 self._refused(self._requests[requests[0].request_id][0], requests, error)
                 return
-            # The engine takes all or none: find the group that it refuses.
-            by_group: dict[str, list[GenerationRequest]] = {}
+            # All are taken or none: find the group that it refuses.
+            by_group: dict[str, list[MemberRequest]] = {}
             for request in requests:
                 by_group.setdefault(self._requests[request.request_id][0].group_id, []).append(request)
             for part in by_group.values():
                 self._submit(part)
 
-    def _refused(self, group: HeldGroup, requests: list[GenerationRequest], error: PayloadError) -> None:
+    def _refused(self, group: HeldGroup, requests: list[MemberRequest], error: PayloadError) -> None:
         if not group.prefixes:
             self._fail(group, error)
             return
@@ -206,7 +237,7 @@ class Rollout:
         self._submit([replace(request, prefix=None) for request in requests])
 
     def _fail(self, group: HeldGroup, error: PayloadError) -> None:
-        """The engine cannot take this prompt: every missing member ends with an error outcome."""
+        """This prompt cannot be answered: every missing member ends with an error outcome."""
         log.warning("group %s cannot be generated: %s", group.group_id, error, extra={"group": group.group_id})
         self._forget_requests(group)
         members = group.missing_members()
@@ -216,7 +247,7 @@ class Rollout:
     # ------------------------------------------------------------------------------------------------- results
 
     def unfinished(self, table: str) -> dict[str, tuple[HeldGroup, int]]:
-        """Request id -> (group, member) of what the engine has been given and not finished."""
+        """Request id -> (group, member) of what is being responded to."""
         return {name: owner for name, owner in self._requests.items() if owner[0].table == table}
 
     def on_results(self, results: Sequence[GenerationResult]) -> None:
@@ -319,7 +350,7 @@ class Rollout:
         group.generating.clear()
         self._sampled(group)
         if abort and ids:
-            self._engine.abort(ids)
+            self._responder.abort(ids)
 
     def _forget(self, group: HeldGroup) -> None:
         if self._groups.get((group.table, group.group_id)) is group:

@@ -112,7 +112,16 @@ async def serve(
         # Where nobody else can reach this process there is nobody to relay to.
         relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)
         relay.add_to(server)
-        generator = Generator(config, agent, channel, security, relay, threads=set_threads(config, threads))
+        generator = Generator(
+            config,
+            agent,
+            channel,
+            security,
+            relay,
+            threads=set_threads(config, threads),
+            host=host,
+            advertise=advertise,
+        )
         control = GeneratorControl(generator, shutdown)
         generator_pb2_grpc.add_GeneratorControlServicer_to_server(control, server)
         health = add_health_and_reflection(server, [SERVICE_NAME])

@@ -85,7 +85,8 @@ class Admission:
                 self._told[table] = wanted
                 # A stream that has ended for good raises here and, for everybody to see, in `_take`.
                 with contextlib.suppress(RollmeshError):
-                    stream.update(credits=wanted[0], serving=wanted[1])
+                    outstanding = self._rollout.outstanding(table)
+                    stream.update(credits=wanted[0], serving=wanted[1], outstanding=outstanding)
 
 
 class Writers:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mesh.errors import DataError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 class TextCodec:
     """The tokenizer of a model folder.
+
+    Attributes:
+        end_ids: tokens that end a response, as the model's files name them.
 
     Raises:
         DataError: the folder has no tokenizer that can be read.
@@ -28,6 +36,12 @@ class TextCodec:
                 f"the model bundle has no tokenizer that can be read: {error}",
                 hint="the learner's model.path must hold the tokenizer's files",
             ) from error
+        self.end_ids = _end_ids(folder, self._tokenizer)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """As transformers gave it."""
+        return self._tokenizer
 
     def decode(self, responses: Sequence[NDArray[np.int32]]) -> list[str]:
         """Texts of several responses, special tokens left out."""
@@ -38,3 +52,16 @@ class TextCodec:
         """Token ids of a text, without special tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+
+def _end_ids(folder: Path, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The generation configuration names them; else the model's configuration; else the tokenizer."""
+    declared: Any = None
+    for name in ("generation_config.json", "config.json"):
+        if declared is None and (folder / name).is_file():
+            declared = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+    if declared is None:
+        declared = tokenizer.eos_token_id
+    if declared is None:
+        return frozenset()
+    return frozenset(declared if isinstance(declared, list) else [int(declared)])

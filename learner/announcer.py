@@ -63,6 +63,7 @@ class Announcer:
         self._commit_each = commit_each
         self._timeout_s = timeout_s
         self._running: Future[None] | None = None
+        self._evaluating: PolicyVersion | None = None
 
     def publish(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Makes the weights fetchable and starts to announce them; errors of the announcement before come out here.
@@ -75,7 +76,20 @@ class Announcer:
         policy = PolicyVersion(self._incarnation, version)
         self._publisher.publish(policy, tensors, self._wire_dtype)
         self._state.published = policy
+        due = self._evaluator is not None and (self._evaluator.owed or self._evaluate_at(version))
+        self._evaluating = policy if due else None
         self._running = self._bridge.submit(self._announce(policy))
+
+    def evaluates(self, version: int) -> bool:
+        """Whether the last version, which is `version`, is or was evaluated; waits until it is in force if it is due.
+
+        Raises:
+            RollmeshError: the announcement failed.
+        """
+        policy = PolicyVersion(self._incarnation, version)
+        if self._evaluating == policy:
+            self.settle()
+        return self._evaluator is not None and self._evaluator.policy == policy
 
     def settle(self) -> None:
         """Waits until the last version is in force.
@@ -93,7 +107,7 @@ class Announcer:
             await asyncio.gather(asyncio.shield(asyncio.wrap_future(running)), return_exceptions=True)
 
     async def _announce(self, policy: PolicyVersion) -> None:
-        if self._evaluator is not None and (self._evaluator.owed or self._evaluate_at(policy.version)):
+        if self._evaluator is not None and self._evaluating == policy:
             await self._evaluator.begin(policy)
         await self._client.set_policy_version(self._incarnation, policy.version)
         if self._commit_each and policy.version > 0:

@@ -1,7 +1,8 @@
 """When a checkpoint is written, and its commit.
 
 Invariant: the buffer is told of a checkpoint only when it is whole on disk; at least two are kept, so that the one the
-buffer names exists at every moment.
+buffer names exists at every moment. A version that is evaluated gets its checkpoint before the next step, so that the
+best one can be kept whatever the result says later.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from buffer.client import BufferClient
+from learner.best_keeper import BestKeeper
 from learner.controls import Controls
 from learner.state import LearnerState
 from learner.team import Team
@@ -34,6 +36,8 @@ class CheckpointKeeper:
         incarnation: of this learner.
         extra: what to store besides the engine's state.
         settle: waits until everything published is in force.
+        best: keeps the best one; None: nothing is kept for its result.
+        evaluates: whether the present version is evaluated.
         started_at: the version that is durable already.
     """
 
@@ -49,6 +53,8 @@ class CheckpointKeeper:
         incarnation: int,
         extra: Callable[[], dict[str, object]],
         settle: Callable[[], None],
+        best: BestKeeper | None,
+        evaluates: Callable[[int], bool],
         started_at: int,
     ) -> None:
         self._team = team
@@ -60,6 +66,8 @@ class CheckpointKeeper:
         self._incarnation = incarnation
         self._extra = extra
         self._settle = settle
+        self._best = best
+        self._evaluates = evaluates
         self._written: tuple[int, Path | None] = (started_at, None)
         self._written_at = time.monotonic()
         self._wanted = False
@@ -69,13 +77,14 @@ class CheckpointKeeper:
         self._wanted = True
 
     def write_if_due(self, version: int) -> float:
-        """Writes a checkpoint where steps, seconds or the buffer say so; returns the seconds it took."""
+        """Writes a checkpoint where steps, seconds, the buffer or an evaluation say so; returns the seconds it took."""
         section = self._section
         by_steps = section.every_steps is not None and version - self._written[0] >= section.every_steps
         by_time = section.every_s is not None and time.monotonic() - self._written_at >= section.every_s
-        if not by_steps and not by_time and not self._wanted:
-            return 0.0
         began = time.monotonic()
+        evaluated = self._best is not None and self._evaluates(version)
+        if not by_steps and not by_time and not self._wanted and not evaluated:
+            return 0.0
         self.write(version)
         return time.monotonic() - began
 
@@ -105,6 +114,8 @@ class CheckpointKeeper:
             self._state.committed = version
             self._written = (version, folder)
             self._state.phase = before
+        if self._best is not None and self._evaluates(version):
+            self._best.written(PolicyVersion(self._incarnation, version), folder.name)
         self._written_at = time.monotonic()
         self._wanted = False
         return folder

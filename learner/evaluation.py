@@ -4,7 +4,8 @@ A round belongs to one policy version: its tasks are pinned, so that only a gene
 answers them. The tasks are seeded between the announcement of a version and the moment it comes into force. Invariants:
 training never waits for a round (the last one of the run excepted); one round runs at a time; a round that nobody can
 serve any more, or that takes too long, is withdrawn and begun anew at the next version. A failed response is never
-counted as a zero: the mean is over scored ones, and the others are counted beside it.
+counted as a zero: the mean is over scored ones, and the others are counted beside it. A result is kept (`keep`) before
+anybody is told of it.
 
 All methods belong to the event loop's thread.
 """
@@ -12,20 +13,26 @@ All methods belong to the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from buffer.client import BufferClient
+from buffer.client import Arrived, BufferClient
 from learner.data import PromptEncoder, RowSource
 from learner.data.prompts import Refused, TaskShape
+from learner.eval_log import shortened
+from learner.eval_metrics import figures_of
 from learner.groups import is_scored
+from mesh import trajectory
 from mesh.errors import DataError, RollmeshError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2, trajectory_pb2
+
+Decode = Callable[[list[int]], str]
 
 _log = logging.getLogger(__name__)
 # How often a round looks whether anybody can still serve it.
@@ -43,6 +50,8 @@ class EvalResult:
         scored, failed: responses.
         response_length: mean, in tokens.
         seconds: from seeding to the last response.
+        figures: mean@n, maj@n and pass@k, where there are several responses per prompt (`learner.eval_metrics`).
+        rows: prompts with their responses and rewards, by row of the file.
     """
 
     policy: PolicyVersion
@@ -52,6 +61,29 @@ class EvalResult:
     failed: int
     response_length: float
     seconds: float
+    figures: dict[str, float] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def value(self, metric: str) -> float | None:
+        """A figure by name: `reward`, `reward/<data source>`, `mean@8`, `pass@4`, ...; None where there is none."""
+        whole, _, source = metric.partition("/")
+        if whole != "reward":
+            return self.figures.get(metric)
+        return self.by_source.get(source) if source else self.reward
+
+    def summary(self) -> dict[str, Any]:
+        """As JSON, without the rows."""
+        return {
+            "incarnation": self.policy.incarnation,
+            "version": self.policy.version,
+            "reward": self.reward,
+            "by_source": self.by_source,
+            "figures": self.figures,
+            "scored": self.scored,
+            "failed": self.failed,
+            "response_length": self.response_length,
+            "seconds": self.seconds,
+        }
 
     def record(self) -> dict[str, Any]:
         """As a metrics record."""
@@ -63,6 +95,7 @@ class EvalResult:
             "eval/response_length/mean": self.response_length,
             "eval/seconds": self.seconds,
             **{f"eval/reward/{source}": value for source, value in self.by_source.items()},
+            **{f"eval/{name}": value for name, value in self.figures.items()},
         }
 
 
@@ -98,8 +131,16 @@ class Evaluator:
         tasks: as `evaluation_tasks` gives them.
         incarnation: of this learner.
         timeout_s: longest duration of a round.
+        right_at: reward from which a response is right.
+        decode: token ids to text.
+        keep: stores a finished round, in a thread of its own.
         in_force: the version that is in force now.
         on_result: told of every finished round.
+        on_missed: told of the version of a round that was given up, in a thread of its own.
+
+    Attributes:
+        latest: the last result; None before the first.
+        policy: whose round runs, or ran last.
     """
 
     def __init__(
@@ -109,18 +150,27 @@ class Evaluator:
         *,
         incarnation: int,
         timeout_s: float,
+        right_at: float,
+        decode: Decode,
+        keep: Callable[[EvalResult], None],
         in_force: Callable[[], PolicyVersion | None],
         on_result: Callable[[EvalResult], None],
+        on_missed: Callable[[PolicyVersion], None],
     ) -> None:
         self._client = client
         self._tasks = tasks
         self._incarnation = incarnation
         self._timeout_s = timeout_s
+        self._right_at = right_at
+        self._decode = decode
+        self._keep = keep
         self._in_force = in_force
         self._on_result = on_result
+        self._on_missed = on_missed
         self._round: asyncio.Task[None] | None = None
         self._owed = False
         self.latest: EvalResult | None = None
+        self.policy: PolicyVersion | None = None
 
     @property
     def owed(self) -> bool:
@@ -141,6 +191,7 @@ class Evaluator:
         began = time.monotonic()
         await self._seed(policy)
         self._owed = False
+        self.policy = policy
         self._round = asyncio.create_task(self._run(policy, began), name=f"eval-{policy}")
         return True
 
@@ -180,28 +231,30 @@ class Evaluator:
     async def _run(self, policy: PolicyVersion, began: float) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                groups = await self._collect(policy)
-            result = summarize(policy, groups, asked=self._asked, seconds=time.monotonic() - began)
-            await self._settle(policy, groups)
+                arrived = await self._collect(policy)
+            seconds = time.monotonic() - began
+            result = await asyncio.to_thread(
+                summarize, policy, arrived, self._decode, asked=self._tasks, seconds=seconds, right_at=self._right_at
+            )
+            await self._settle(policy, [group.leased for group in arrived])
+            await asyncio.to_thread(self._keep, result)
         except (_Missed, TimeoutError) as error:
             why = "took too long" if isinstance(error, TimeoutError) else "found no generator at its version"
             _log.warning("evaluation of version %s %s and is given up", policy, why)
             self._owed = True
             await self._withdraw()
+            await asyncio.to_thread(self._on_missed, policy)
         except RollmeshError as error:
             _log.warning("evaluation of version %s failed: %s", policy, error)
             self._owed = True
+            await asyncio.to_thread(self._on_missed, policy)
         else:
             self.latest = result
             self._on_result(result)
 
-    @property
-    def _asked(self) -> int:
-        return sum(task.n for task in self._tasks)
-
-    async def _collect(self, policy: PolicyVersion) -> list[buffer_pb2.LeasedGroup]:
-        stream = self._client.sample("eval", self._incarnation, with_payloads=False)
-        groups: list[buffer_pb2.LeasedGroup] = []
+    async def _collect(self, policy: PolicyVersion) -> list[Arrived]:
+        stream = self._client.sample("eval", self._incarnation)
+        groups: list[Arrived] = []
         try:
             stream.request(len(self._tasks), policy.version)
             while len(groups) < len(self._tasks):
@@ -209,7 +262,7 @@ class Evaluator:
                 if response is None:
                     await self._look(policy)
                     continue
-                groups.extend(arrived.leased for arrived in response.groups)
+                groups.extend(response.groups)
                 if response.exhausted:
                     break
         finally:
@@ -241,29 +294,68 @@ class Evaluator:
 
 
 def summarize(
-    policy: PolicyVersion, groups: Sequence[buffer_pb2.LeasedGroup], *, asked: int, seconds: float
+    policy: PolicyVersion,
+    arrived: Sequence[Arrived],
+    decode: Decode,
+    *,
+    asked: Sequence[trajectory_pb2.PromptTask],
+    seconds: float,
+    right_at: float,
 ) -> EvalResult:
     """The result of a round.
 
+    Args:
+        policy: evaluated version.
+        arrived: the groups that have an outcome.
+        decode: token ids to text.
+        asked: the round's tasks.
+        seconds: that it took.
+        right_at: reward from which a response is right.
+
     Raises:
-        RollmeshError: no response was scored.
+        RollmeshError: no response was scored, or one cannot be read.
     """
     rewards: dict[str, list[float]] = defaultdict(list)
+    scored: list[list[tuple[float, str]]] = []
     lengths: list[int] = []
-    for group in groups:
-        for member in group.members:
-            if is_scored(member):
-                rewards[group.task.data_source].append(member.reward)
-                lengths.append(member.response_tokens)
+    rows = []
+    for leased, payloads in sorted(arrived, key=lambda group: group.leased.task.ordinal):
+        texts = [
+            decode(trajectory.decode(payload).response_ids.tolist()) if len(payload) else "" for payload in payloads
+        ]
+        answered = [(member, text) for member, text in zip(leased.members, texts, strict=True) if is_scored(member)]
+        rewards[leased.task.data_source] += [member.reward for member, _ in answered]
+        lengths += [member.response_tokens for member, _ in answered]
+        scored.append([(member.reward, text) for member, text in answered])
+        rows.append(_row(leased, texts))
     everything = [value for values in rewards.values() for value in values]
     if not everything:
         raise RollmeshError("no held-out response was scored", hint="`rollmesh ledger` says why they failed")
     return EvalResult(
         policy=policy,
         reward=sum(everything) / len(everything),
-        by_source={source: sum(values) / len(values) for source, values in sorted(rewards.items())},
+        by_source={source: sum(values) / len(values) for source, values in sorted(rewards.items()) if values},
         scored=len(everything),
-        failed=asked - len(everything),
+        failed=sum(task.n for task in asked) - len(everything),
         response_length=sum(lengths) / len(lengths),
         seconds=seconds,
+        figures=figures_of(scored, n=max(task.n for task in asked), right_at=right_at),
+        rows=rows,
     )
+
+
+def _row(leased: buffer_pb2.LeasedGroup, texts: Sequence[str]) -> dict[str, Any]:
+    """A prompt as it is kept; a response without a score has the reason in its place."""
+    task = leased.task
+    responses = [
+        {"text": shortened(text), "reward": member.reward if is_scored(member) else None, "reason": member.reason}
+        | {"tokens": member.response_tokens}
+        for member, text in zip(leased.members, texts, strict=True)
+    ]
+    return {
+        "row": task.row,
+        "data_source": task.data_source,
+        "prompt": shortened(task.prompt_text),
+        "ground_truth": json.loads(task.ground_truth_json or "null"),
+        "responses": responses,
+    }

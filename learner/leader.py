@@ -20,8 +20,9 @@ from learner.checkpoints import CheckpointKeeper
 from learner.claims import BatchClaimer
 from learner.consumption import ConsumptionLog
 from learner.controls import Controls
-from learner.data import DataOrder, PromptEncoder, PromptStream, open_dataset
+from learner.data import AgentPrompts, DataOrder, PromptEncoder, PromptStream, open_dataset
 from learner.data.prompts import TaskShape
+from learner.evaluating import Evaluating, open_evaluation
 from learner.evaluation import Evaluator, evaluation_tasks
 from learner.lineage import Lineage
 from learner.loop import TrainingLoop
@@ -40,9 +41,10 @@ from learner.weights import WeightPublisher, read_model_bundle
 from learner.weights.offers import further_offers
 from mesh.config import Config
 from mesh.errors import ConfigError, DataError, LostStateError, UnreachableError
+from mesh.images import ImageProcessor
 from mesh.service import AsyncBridge
 from mesh.versions import PolicyVersion
-from protos import buffer_pb2, trajectory_pb2
+from protos import trajectory_pb2
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -108,8 +110,11 @@ class Leader:
         )
         self._session = Session(config, mesh, self._publisher, self._state, controls, port=port)
 
-    def run(self, *, takeover: bool, force: bool, ready_file: Path | None) -> None:
+    def run(self, *, takeover: bool, force: bool, start_from: Path | None, ready_file: Path | None) -> None:
         """Runs to the end of the run, or to the first reason to stop.
+
+        Args:
+            takeover: see `learner.service.run`, as the others.
 
         Raises:
             FencedError: another learner has taken over.
@@ -122,7 +127,7 @@ class Leader:
             # Commits per step run ahead of the checkpoints by design: what lies between is at most once.
             force = force or self._config.buffer.commit == "step"
             left = left_behind(self._config.run.folder)
-            extra, incarnation, seeded = self._take_over(left, takeover=takeover, force=force)
+            extra, incarnation, seeded = self._take_over(left, start_from, takeover=takeover, force=force)
             version = int(extra.get("version", 0))
             lineage = Lineage.from_wire(extra.get("lineage", [])).then(incarnation, version)
             figures = RunFigures.from_wire(extra["figures"]) if "figures" in extra else RunFigures()
@@ -142,9 +147,12 @@ class Leader:
         finally:
             self._publisher.close()
 
-    def _take_over(self, left: History | None, *, takeover: bool, force: bool) -> tuple[dict[str, Any], int, int]:
+    def _take_over(
+        self, left: History | None, start_from: Path | None, *, takeover: bool, force: bool
+    ) -> tuple[dict[str, Any], int, int]:
         """Loads the last checkpoint and takes over: (what the checkpoint holds, incarnation, last ordinal seeded).
 
+        Where another checkpoint was asked for, that becomes the last one, for whoever goes on later.
         Where Redis has lost what it had acknowledged, it is told first what the last learner has used.
         """
         session, patience = self._session, self._config.network.retry_s + _LEAVE_S
@@ -154,25 +162,32 @@ class Leader:
             if left is not None and left.incarnation > known:
                 self._bridge.call(session.speak_for(left), 2 * patience)
                 continue
-            extra = self._load_latest(described)
+            folder = described.latest_checkpoint if start_from is None else str(start_from.resolve())
+            extra = self._load(folder)
             version = int(extra.get("version", 0))
-            self._state.durable = (version, described.latest_checkpoint)
+            self._state.durable = (version, folder)
             try:
-                return extra, *self._bridge.call(session.take_over(version, takeover=takeover, force=force), patience)
+                incarnation, seeded = self._bridge.call(
+                    session.take_over(version, takeover=takeover, force=force), patience
+                )
+                if start_from is not None:
+                    commit = session.client.commit("train", incarnation, version, checkpoint=folder)
+                    self._bridge.call(commit, patience)
+                return extra, incarnation, seeded
             except LostStateError:
                 nothing = History(known, {}, [], 0, 0, "")
                 last = dataclasses.replace(left or nothing, incarnation=known)
                 self._bridge.call(session.speak_for(last), 2 * patience)
         raise LostStateError(f"Redis has lost state {_TRIES} times", hint="see the log of Redis, and its disk")
 
-    def _load_latest(self, described: buffer_pb2.DescribeResponse) -> dict[str, Any]:
-        """Loads the checkpoint that the buffer names; nothing where the run is new."""
-        if not described.latest_checkpoint:
+    def _load(self, name: str) -> dict[str, Any]:
+        """Loads a checkpoint; nothing where there is no name, since the run is new."""
+        if not name:
             return {}
-        folder = Path(described.latest_checkpoint)
+        folder = Path(name)
         if not folder.is_dir():
             raise DataError(
-                f"the run's last checkpoint {folder} is not here",
+                f"the run's checkpoint {folder} is not here",
                 hint="start the learner where the run folder is, or use another run.name",
             )
         _log.info("going on from %s", folder)
@@ -206,9 +221,19 @@ class Leader:
                 ),
                 config.network.retry_s + _LEAVE_S,
             )
-            evaluator = self._evaluator(incarnation, recorder)
+            evaluating = open_evaluation(
+                config,
+                session.client,
+                self._eval_tasks,
+                self._tokenizer,
+                lineage=lineage,
+                recorder=recorder,
+                figures=figures,
+                state=self._state,
+            )
+            evaluator = evaluating.evaluator
             announcer = self._announcer(incarnation, evaluator, version, figures)
-            checkpoints = self._checkpoints(incarnation, version, lineage, figures, announcer)
+            checkpoints = self._checkpoints(incarnation, version, lineage, figures, announcer, evaluating)
             loop = self._loop(version, lineage, figures, recorder, evaluator, announcer, checkpoints, consumption)
             self._controls.wake = lambda: self._bridge.loop.call_soon_threadsafe(session.source.interrupt)
             reason = loop.run()
@@ -250,18 +275,6 @@ class Leader:
             self._bridge.call(evaluator.close(), _LEAVE_S)
             self._controls.raise_failure()
 
-    def _evaluator(self, incarnation: int, recorder: Recorder) -> Evaluator | None:
-        if self._eval_tasks is None:
-            return None
-        return Evaluator(
-            self._session.client,
-            self._eval_tasks,
-            incarnation=incarnation,
-            timeout_s=self._config.eval.timeout_s,
-            in_force=lambda: self._state.published,
-            on_result=recorder.evaluation,
-        )
-
     def _announcer(self, incarnation: int, evaluator: Evaluator | None, version: int, figures: RunFigures) -> Announcer:
         every = self._config.eval.every_steps
         first = version if not figures.evals else -1
@@ -279,7 +292,13 @@ class Leader:
         )
 
     def _checkpoints(
-        self, incarnation: int, version: int, lineage: Lineage, figures: RunFigures, announcer: Announcer
+        self,
+        incarnation: int,
+        version: int,
+        lineage: Lineage,
+        figures: RunFigures,
+        announcer: Announcer,
+        evaluating: Evaluating,
     ) -> CheckpointKeeper:
         return CheckpointKeeper(
             self._team,
@@ -291,6 +310,8 @@ class Leader:
             incarnation=incarnation,
             extra=lambda: {"lineage": lineage.to_wire(), "figures": figures.to_wire()},
             settle=announcer.settle,
+            best=evaluating.best,
+            evaluates=announcer.evaluates,
             started_at=version,
         )
 
@@ -383,7 +404,10 @@ def _open_data(
     """
     data, rollout, evaluation = config.data, config.rollout, config.eval
     encoder = PromptEncoder(
-        tokenizer, max_prompt_tokens=rollout.max_prompt_tokens, template_kwargs=data.chat_template_kwargs
+        tokenizer,
+        max_prompt_tokens=rollout.max_prompt_tokens,
+        template_kwargs=data.chat_template_kwargs,
+        agent=AgentPrompts.of(rollout.agent),
     )
     shape = TaskShape(
         n=rollout.n,
@@ -401,5 +425,14 @@ def _open_data(
     if data.eval is None:
         return prompts, None
     held_out = open_dataset(data.eval, data.prompt_key)
+    # Images are seen in an evaluation alone.
+    images = ImageProcessor.load(Path(config.model.path))
+    encoder = PromptEncoder(
+        tokenizer,
+        max_prompt_tokens=rollout.max_prompt_tokens,
+        template_kwargs=data.chat_template_kwargs,
+        agent=AgentPrompts.of(rollout.agent),
+        images=images,
+    )
     eval_shape = dataclasses.replace(shape, n=evaluation.n, temperature=evaluation.temperature, greedy=0)
     return prompts, evaluation_tasks(held_out, encoder, eval_shape, rows=evaluation.rows)

@@ -37,6 +37,10 @@ class Lineage:
         """With one more incarnation that went on from `version`."""
         return Lineage((*(item for item in self.resumed if item[0] < incarnation), (incarnation, version)))
 
+    def holds(self, policy: PolicyVersion) -> bool:
+        """Whether the present weights descend from these: no later learner has discarded them."""
+        return all(policy.version <= at for incarnation, at in self.resumed if incarnation > policy.incarnation)
+
     def staleness(self, sampled: PolicyVersion, now: int) -> int:
         """Versions between `sampled` and the training at version `now` of the present incarnation."""
         later = [version for incarnation, version in self.resumed if incarnation > sampled.incarnation]

@@ -134,6 +134,7 @@ class TrainingLoop:
             RollmeshError: the run cannot go on.
         """
         self._publish()
+        self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version)
         self._figures.begin()
         while (reason := self._why_end()) is None:
             self._checkpoints.serve_requests(self.version)

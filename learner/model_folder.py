@@ -42,8 +42,34 @@ def _check(folder: Path, setting: str) -> None:
         json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{config} is not valid JSON: {error}") from error
+    refuse_untrainable(folder, setting)
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise DataError(f"{folder} has no weights", hint="expected *.safetensors beside config.json")
+
+
+def refuse_untrainable(folder: Path, setting: str) -> None:
+    """Refuses vision-language models: the learner has no forward pass over images.
+
+    Those that transformers also loads as a causal language model are trained on text alone.
+
+    Args:
+        folder: has a readable config.json.
+        setting: where the model is configured, for errors.
+
+    Raises:
+        DataError: the model is one.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if not isinstance(config, dict) or "vision_config" not in config:
+        return
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise DataError(
+            f"{setting}.path: {folder} is a vision-language model ({config.get('model_type')}); the learner trains on "
+            "text alone: it has no forward pass over images",
+            hint="generators answer prompts with images, but to train choose a language model",
+        )
 
 
 def _download(model: ModelSection, setting: str) -> Path:

@@ -138,17 +138,7 @@ class Recorder:
     def evaluation(self, result: EvalResult) -> None:
         """Books a finished round."""
         wall_s = self._figures.elapsed_s
-        self._figures.evals.append(
-            {
-                "version": result.policy.version,
-                "incarnation": result.policy.incarnation,
-                "reward": result.reward,
-                "by_source": result.by_source,
-                "scored": result.scored,
-                "failed": result.failed,
-                "wall_s": wall_s,
-            }
-        )
+        self._figures.evals.append({**result.summary(), "wall_s": wall_s})
         self._eval_reward = result.reward
         self._writer.log(result.policy.version, {"time": time.time(), "wall_s": wall_s, **result.record()})
 

@@ -41,6 +41,7 @@ def run(
     *,
     takeover: bool = False,
     force: bool = False,
+    start_from: Path | None = None,
     port: int = 0,
     ready_file: Path | None = None,
 ) -> int:
@@ -51,6 +52,7 @@ def run(
         mesh: host:port of the buffer.
         takeover: go on although another learner's lease has not ended; that learner is fenced.
         force: resume from a checkpoint below the last commit.
+        start_from: checkpoint of this run to go on from; None: the last one.
         port: to bind on rank 0, from which generators fetch the weights; 0 picks a free one.
         ready_file: written by rank 0 when the learner answers.
 
@@ -63,7 +65,17 @@ def run(
     controls = Controls()
     try:
         with _Signals(controls, listen=rank == 0):
-            _run(config, mesh, rank, controls, takeover=takeover, force=force, port=port, ready_file=ready_file)
+            _run(
+                config,
+                mesh,
+                rank,
+                controls,
+                takeover=takeover,
+                force=force,
+                start_from=start_from,
+                port=port,
+                ready_file=ready_file,
+            )
     except RollmeshError as error:
         _log.error("%s", error, extra={"code": error.code})
         return error.exit_code
@@ -78,6 +90,7 @@ def _run(
     *,
     takeover: bool,
     force: bool,
+    start_from: Path | None,
     port: int,
     ready_file: Path | None,
 ) -> None:
@@ -99,7 +112,7 @@ def _run(
         if link is None or rank == 0:
             team = Team(worker, link)
             leader = Leader(config, mesh, bridge, team, held, algorithm, controls, port=port)
-            leader.run(takeover=takeover, force=force, ready_file=ready_file)
+            leader.run(takeover=takeover, force=force, start_from=start_from, ready_file=ready_file)
         else:
             follow(worker, link)
         worker.close()

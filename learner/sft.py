@@ -19,8 +19,9 @@ from learner.engines.registry import create_engine
 from mesh.config.models import ModelSection, OptimizerSection
 from mesh.errors import DataError
 
-Pair = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a prompt and of its response (end token included)."""
+Pair = tuple[Sequence[int], Sequence[int]] | tuple[Sequence[int], Sequence[int], Sequence[int]]
+"""Token ids of a prompt and of its response (end token included); where not all of the response is the model's to say
+(results of tools), a mask as the third: 1 is trained."""
 
 
 def cross_entropy(output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:
@@ -105,8 +106,11 @@ class _Order:
 
 
 def _sequence(index: int, pair: Pair) -> TrainSequence:
-    prompt, response = (np.asarray(ids, dtype=np.int32) for ids in pair)
+    prompt, response = (np.asarray(ids, dtype=np.int32) for ids in pair[:2])
     if not len(prompt) or not len(response):
         raise DataError(f"pair {index} has an empty {'response' if len(prompt) else 'prompt'}")
     count = len(response)
-    return TrainSequence(prompt, response, np.ones(count, dtype=np.uint8), np.zeros(count, dtype=np.float32))
+    mask = np.asarray(pair[2], dtype=np.uint8) if len(pair) == 3 else np.ones(count, dtype=np.uint8)
+    if len(mask) != count:
+        raise DataError(f"pair {index} has a mask of {len(mask)} for {count} tokens")
+    return TrainSequence(prompt, response, mask, np.zeros(count, dtype=np.float32))

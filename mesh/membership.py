@@ -75,6 +75,7 @@ class MembershipAgent:
         self._serving: PolicyVersion | None = None
         self._gauges: dict[str, float] = {}
         self._waiting_reason = ""
+        self._endpoint = ""
         self._incarnation = 0
         self._listeners: list[Callable[[], None]] = []
         self._task: asyncio.Task[None] | None = None
@@ -110,11 +111,13 @@ class MembershipAgent:
         gauges: Mapping[str, float] | None = None,
         waiting_reason: str | None = None,
         incarnation: int | None = None,
+        endpoint: str | None = None,
     ) -> None:
         """What the next heartbeats report; arguments left out stay as they were."""
         self._serving = serving or self._serving
         self._waiting_reason = self._waiting_reason if waiting_reason is None else waiting_reason
         self._incarnation = incarnation or self._incarnation
+        self._endpoint = endpoint or self._endpoint
         self._gauges.update(gauges or {})
 
     async def beat(self) -> None:
@@ -127,6 +130,7 @@ class MembershipAgent:
                 gauges=self._gauges,
                 waiting_reason=self._waiting_reason,
                 incarnation=self._incarnation,
+                endpoint=self._endpoint,
             ),
             timeout=self._beat_timeout_s,
         )

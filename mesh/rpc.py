@@ -61,7 +61,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _token(security: SecuritySection) -> str | None:
+def read_token(security: SecuritySection) -> str | None:
+    """The mesh's bearer token; None where it has none.
+
+    Raises:
+        ConfigError: its file cannot be read, or is empty.
+    """
     if security.token_file is None:
         return None
     try:
@@ -108,7 +113,7 @@ def open_channel(
         ("grpc.use_local_subchannel_pool", 1),
     ]
     target = address.removeprefix("grpc://")
-    token = _token(security)
+    token = read_token(security)
     interceptors: list[Any] = _token_interceptors(token) if token else []
     if security.tls_ca is not None or security.tls_cert is not None:
         credentials = grpc.ssl_channel_credentials(
@@ -372,7 +377,21 @@ def new_server(
         decoders: by method, what parses its requests in place of the generated code; they raise `DecodeError`.
     """
     options = [*_options(max_message_mb), ("grpc.so_reuseport", 0)]
-    return grpc.aio.server(interceptors=[_Guard(_token(security), decoders)], options=options)
+    return grpc.aio.server(interceptors=[_Guard(read_token(security), decoders)], options=options)
+
+
+def check_exposure(host: str, security: SecuritySection) -> None:
+    """Refuses an address to bind that others could reach without a token.
+
+    Raises:
+        ConfigError: a non-loopback address without token or TLS.
+    """
+    protected = security.token_file is not None or security.tls_cert is not None
+    if not is_loopback(host) and not protected and not security.allow_insecure:
+        raise ConfigError(
+            f"refusing to bind {host}: others could reach it without a token",
+            hint="set security.token_file or TLS, or security.allow_insecure: true",
+        )
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, security: SecuritySection) -> int:
@@ -382,12 +401,7 @@ def bind(server: grpc.aio.Server, host: str, port: int, security: SecuritySectio
         ConfigError: a non-loopback address without token or TLS.
         PortInUseError: the port is taken.
     """
-    protected = security.token_file is not None or security.tls_cert is not None
-    if not is_loopback(host) and not protected and not security.allow_insecure:
-        raise ConfigError(
-            f"refusing to bind {host}: others could reach it without a token",
-            hint="set security.token_file or TLS, or security.allow_insecure: true",
-        )
+    check_exposure(host, security)
     target = f"{host}:{port}"
     try:
         if security.tls_cert is not None and security.tls_key is not None:

@@ -59,18 +59,22 @@ class SeedResponse(_message.Message):
     def __init__(self, added: _Optional[int] = ..., seeded: _Optional[int] = ..., pending: _Optional[int] = ..., withdrawn: _Optional[int] = ...) -> None: ...
 
 class AdmitRequest(_message.Message):
-    __slots__ = ("table", "member_id", "generation", "credits", "serving")
+    __slots__ = ("table", "member_id", "generation", "credits", "serving", "outstanding", "received")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     table: str
     member_id: str
     generation: int
     credits: int
     serving: _trajectory_pb2.PolicyVersion
-    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., credits: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ...) -> None: ...
+    outstanding: int
+    received: int
+    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., credits: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., outstanding: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
 
 class AdmitResponse(_message.Message):
     __slots__ = ("grants", "waiting_reason", "cancelled")

@@ -22,7 +22,7 @@ ROLE_REWARD: Role
 ROLE_BUFFER: Role
 
 class Member(_message.Message):
-    __slots__ = ("member_id", "role", "address", "host_id", "pid", "serving", "gauges", "heartbeat_age_ms", "waiting_reason", "joined_unix_ms")
+    __slots__ = ("member_id", "role", "address", "host_id", "pid", "serving", "gauges", "heartbeat_age_ms", "waiting_reason", "joined_unix_ms", "endpoint")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class Member(_message.Message):
     HEARTBEAT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
     JOINED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     role: Role
     address: str
@@ -50,7 +51,8 @@ class Member(_message.Message):
     heartbeat_age_ms: int
     waiting_reason: str
     joined_unix_ms: int
-    def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., heartbeat_age_ms: _Optional[int] = ..., waiting_reason: _Optional[str] = ..., joined_unix_ms: _Optional[int] = ...) -> None: ...
+    endpoint: str
+    def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., heartbeat_age_ms: _Optional[int] = ..., waiting_reason: _Optional[str] = ..., joined_unix_ms: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("member_id", "role", "address", "host_id", "pid", "protocol")
@@ -85,7 +87,7 @@ class JoinResponse(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., run_config_json: _Optional[str] = ..., heartbeat_interval_ms: _Optional[int] = ..., member_ttl_ms: _Optional[int] = ..., run_name: _Optional[str] = ..., fronts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("member_id", "generation", "serving", "gauges", "waiting_reason", "incarnation")
+    __slots__ = ("member_id", "generation", "serving", "gauges", "waiting_reason", "incarnation", "endpoint")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -99,13 +101,15 @@ class HeartbeatRequest(_message.Message):
     GAUGES_FIELD_NUMBER: _ClassVar[int]
     WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     generation: int
     serving: _trajectory_pb2.PolicyVersion
     gauges: _containers.ScalarMap[str, float]
     waiting_reason: str
     incarnation: int
-    def __init__(self, member_id: _Optional[str] = ..., generation: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., waiting_reason: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    endpoint: str
+    def __init__(self, member_id: _Optional[str] = ..., generation: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., waiting_reason: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("known", "fenced", "learner", "policy", "run_finished", "fronts")

@@ -54,7 +54,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class PromptTask(_message.Message):
-    __slots__ = ("task_id", "ordinal", "row", "prompt_ids", "prompt_text", "data_source", "ground_truth_json", "extra_info_json", "n", "sampling", "pinned", "greedy")
+    __slots__ = ("task_id", "ordinal", "row", "prompt_ids", "prompt_text", "data_source", "ground_truth_json", "extra_info_json", "n", "sampling", "pinned", "greedy", "messages_json", "images")
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     ORDINAL_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,8 @@ class PromptTask(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     GREEDY_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_JSON_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
     task_id: str
     ordinal: int
     row: int
@@ -79,11 +81,20 @@ class PromptTask(_message.Message):
     sampling: SamplingParams
     pinned: PolicyVersion
     greedy: int
-    def __init__(self, task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., row: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., prompt_text: _Optional[str] = ..., data_source: _Optional[str] = ..., ground_truth_json: _Optional[str] = ..., extra_info_json: _Optional[str] = ..., n: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pinned: _Optional[_Union[PolicyVersion, _Mapping]] = ..., greedy: _Optional[int] = ...) -> None: ...
+    messages_json: str
+    images: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, task_id: _Optional[str] = ..., ordinal: _Optional[int] = ..., row: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., prompt_text: _Optional[str] = ..., data_source: _Optional[str] = ..., ground_truth_json: _Optional[str] = ..., extra_info_json: _Optional[str] = ..., n: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., pinned: _Optional[_Union[PolicyVersion, _Mapping]] = ..., greedy: _Optional[int] = ..., messages_json: _Optional[str] = ..., images: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class MemberMeta(_message.Message):
-    __slots__ = ("member", "outcome", "reward", "components", "reason", "finish_reason", "prompt_tokens", "response_tokens", "oldest", "newest", "generator", "finished_unix_ns", "side")
+    __slots__ = ("member", "outcome", "reward", "components", "reason", "finish_reason", "prompt_tokens", "response_tokens", "oldest", "newest", "generator", "finished_unix_ns", "side", "figures")
     class ComponentsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class FiguresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +114,7 @@ class MemberMeta(_message.Message):
     GENERATOR_FIELD_NUMBER: _ClassVar[int]
     FINISHED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     SIDE_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     member: int
     outcome: Outcome
     reward: float
@@ -116,7 +128,8 @@ class MemberMeta(_message.Message):
     generator: str
     finished_unix_ns: int
     side: _containers.RepeatedCompositeFieldContainer[SideData]
-    def __init__(self, member: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., response_tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., generator: _Optional[str] = ..., finished_unix_ns: _Optional[int] = ..., side: _Optional[_Iterable[_Union[SideData, _Mapping]]] = ...) -> None: ...
+    figures: _containers.ScalarMap[str, float]
+    def __init__(self, member: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., reason: _Optional[str] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., response_tokens: _Optional[int] = ..., oldest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., newest: _Optional[_Union[PolicyVersion, _Mapping]] = ..., generator: _Optional[str] = ..., finished_unix_ns: _Optional[int] = ..., side: _Optional[_Iterable[_Union[SideData, _Mapping]]] = ..., figures: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class SideData(_message.Message):
     __slots__ = ("name", "bytes", "digest", "dtype", "shape")

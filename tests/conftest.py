@@ -1,4 +1,9 @@
-"""Shared by several packages' tests: the third-party reward server of `examples/`, in an environment of its own."""
+"""Shared by several packages' tests: which inference engines are here, and a reward server in a foreign environment.
+
+A test of a real engine bears the mark `engine("vllm")` or `engine("sglang")`, and the engine's name in its own: all
+tests of an engine run in one process, so that its server is started once. Where the engine is not installed it is
+skipped with the reason, or fails under ROLLMESH_REQUIRE_ENGINES=1.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,35 @@ import sys
 import venv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
+
+from tests import engines_here
 
 ROOT = Path(__file__).resolve().parents[1]
 
 # An example takes as long as the machine is busy; the suite's own timeouts end what hangs.
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
+
+
+class ByEngine(LoadScopeScheduling):
+    """Gives all tests of an engine to one process, whatever else is asked for by `--dist loadgroup`.
+
+    xdist 3.8 writes groups into the names of tests, which pytest does not read any more from 9.2 on.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((name for name in engines_here.NAMES if name in nodeid), nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """Tests of one engine share its server."""
+    return ByEngine(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,6 +53,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+# Before any fixture starts a server.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test whose engine is not installed; fails it where that is not allowed."""
+    engine = item.get_closest_marker("engine")
+    if engine is not None:
+        engines_here.require(engine.args[0])
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SERVICES = {"buffer", "reward_service", "generators", "learner"}
 PACKAGES = ["protos", "mesh", *sorted(SERVICES), "rollmesh"]
 HEAVY = {"vllm", "sglang", "megatron", "wandb", "flash_attn", "peft", "tensorboard"}
+# Where an engine's own package lives, nothing else imports it at the top: it is loaded with the engine.
+ENGINES = {name: ROOT / "generators" / "engines" / name for name in ("vllm", "sglang")}
 FILES = [p for name in PACKAGES for p in sorted((ROOT / name).rglob("*.py")) if "_pb2" not in p.name]
 
 
@@ -44,7 +46,11 @@ def test_imports_respect_the_layers(path: Path) -> None:
                 assert ".client" in module, f"{module}: a service is imported through its client module"
         if path.is_relative_to(ROOT / "learner" / "algorithms"):
             assert target not in {"grpc", "redis", "transformers", "protos", "buffer", "generators", "mesh"}, module
-        assert not (target in HEAVY and at_top), f"{module}: heavy packages are imported where they are used"
+        at_home = target in ENGINES and path.is_relative_to(ENGINES[target])
+        assert at_home or not (target in HEAVY and at_top), f"{module}: heavy packages are imported where they are used"
+        for name, home in ENGINES.items():
+            inside = module.startswith(f"generators.engines.{name}.")
+            assert not (inside and at_top) or path.is_relative_to(home), f"{module}: an engine is loaded by its name"
 
 
 @pytest.mark.parametrize("path", FILES, ids=_ids)

@@ -32,12 +32,16 @@ from transformers import AutoModelForCausalLM
 from benchmarks.common import machine, table, write_json, yardstick
 from generators.engines.base import (
     EngineError,
+    EngineListener,
+    EngineSettings,
     GenerationRequest,
     GenerationResult,
     KvPolicy,
     SamplingParams,
     SwapTimings,
+    TokenEvent,
 )
+from generators.engines.hf.decoder import Step
 from generators.engines.hf.engine import HfEngine
 from generators.engines.hf.loading import load_model
 from generators.learner_link import LearnerLink
@@ -84,9 +88,9 @@ class MeasuredEngine(HfEngine):
         """Wraps the decode step, which nothing else can see."""
         step = self._decoder.step
 
-        def measured(starting: Any) -> list[GenerationResult]:
+        def measured(starting: Any) -> Step:
             results = step(starting)
-            now, swaps = time.perf_counter(), self._swaps
+            now, swaps = time.perf_counter(), self._loop.swaps
             if self._ended:
                 (self.steps.plain if swaps == self._seen else self.steps.swapped).append(now - self._ended)
             self._ended, self._seen = now, swaps
@@ -108,7 +112,7 @@ class MeasuredEngine(HfEngine):
             self.steps.stages.append(timings.stage_us / 1e6)
 
 
-class Load:
+class Load(EngineListener):
     """Keeps all slots of an engine in use, with `_GROUP` responses to a prompt, and looks at what comes out."""
 
     def __init__(self, slots: int, max_tokens: int) -> None:
@@ -149,6 +153,9 @@ class Load:
             self.crossed += len(runs) > 1
             self.most_versions = max(self.most_versions, len(runs))
         self._ask_for(len(results))
+
+    def on_tokens(self, events: list[TokenEvent]) -> None:
+        raise AssertionError(f"{len(events)} events that nobody has asked for")
 
     def on_failure(self, error: EngineError) -> None:
         self.failure = error
@@ -222,13 +229,7 @@ async def measure(
     learner = context.Process(target=learn, args=(theirs, folder, transport, swaps, interval_s), daemon=True)
     learner.start()
     load = Load(slots, max_tokens)
-    engine = MeasuredEngine(
-        load_model(folder, dtype="float32", device="cpu"),
-        slots=slots,
-        on_results=load.on_results,
-        on_failure=load.on_failure,
-        kv=kv,
-    )
+    engine = MeasuredEngine(load_model(folder, dtype="float32", device="cpu"), EngineSettings(slots=slots, kv=kv), load)
     engine.start()
     port = await asyncio.to_thread(pipe.recv)
     link = LearnerLink(_Membership(port), _SECURITY)  # type: ignore[arg-type]  # the part of an agent that it uses

@@ -100,10 +100,10 @@ def rules_of(config: Config, table: str) -> TableRules:
 
 def _check_budget(config: Config) -> None:
     groups, rollout, budget = config.learner.batch.groups, config.rollout, config.buffer.max_bytes
-    needed = groups * group_bytes(rollout.n, rollout.max_response_tokens)
+    needed = groups * group_bytes(rollout.n, rollout.longest_response)
     if needed > budget:
         raise ConfigError(
             f"buffer.max_bytes ({budget}) cannot hold one batch: {groups} groups of {rollout.n} responses of "
-            f"{rollout.max_response_tokens} tokens may need {needed} bytes",
+            f"{rollout.longest_response} tokens may need {needed} bytes",
             hint=f"set buffer.max_bytes to {2 * needed} or more",
         )

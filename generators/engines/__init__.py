@@ -5,40 +5,28 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from generators.engines.base import InferenceEngine, KvPolicy, OnFailure, OnResults
+from generators.engines.base import EngineListener, EngineSettings, InferenceEngine
 from mesh.errors import ConfigError
 
-_FACTORIES = {"hf": "generators.engines.hf.engine:HfEngine"}
+_FACTORIES = {
+    "hf": "generators.engines.hf.engine:HfEngine",
+    "sglang": "generators.engines.sglang.engine:SglangEngine",
+    "vllm": "generators.engines.vllm.engine:VllmEngine",
+}
 
 
-def create_engine(
-    name: str,
-    folder: Path,
-    *,
-    slots: int,
-    dtype: str,
-    on_results: OnResults,
-    on_failure: OnFailure,
-    kv: KvPolicy = "keep",
-    device: str = "cpu",
-    seed: int = 0,
-) -> InferenceEngine:
+def create_engine(name: str, folder: Path, settings: EngineSettings, listener: EngineListener) -> InferenceEngine:
     """Builds an engine; it is not started yet and has no weights.
 
     Args:
         name: registered name (`rollout.engine`).
         folder: configuration and tokenizer files of the model in Hugging Face form; no weights needed.
-        slots: sequences decoded together.
-        dtype: float32, bfloat16 or float16.
-        on_results: receives finished responses, in batches, in the engine's thread.
-        on_failure: told once when the engine has failed as a whole; nothing follows it.
-        kv: what becomes of running sequences' KV cache at a swap.
-        device: torch device.
-        seed: of the draws of requests that bring none.
+        settings: see there.
+        listener: is told of tokens, results and failure.
 
     Raises:
-        ConfigError: unknown engine, or its package is not installed.
-        DataError: the folder does not hold a causal language model.
+        ConfigError: unknown engine, its package is not installed, or a setting it cannot serve.
+        DataError: the folder does not hold a model that it can serve.
     """
     target = _FACTORIES.get(name)
     if target is None:
@@ -48,15 +36,7 @@ def create_engine(
         factory: type[InferenceEngine] = getattr(import_module(module_name), class_name)
     except ImportError as error:
         raise ConfigError(
-            f"engine {name!r} needs a package that is missing: {error}", hint=f"pip install 'rollmesh[{name}]'"
+            f"engine {name!r} needs a package that is missing here: {error}",
+            hint=f"pip install 'rollmesh[{name}]', or name an interpreter that has it (rollout.python)",
         ) from error
-    return factory.from_folder(
-        folder,
-        slots=slots,
-        dtype=dtype,
-        on_results=on_results,
-        on_failure=on_failure,
-        kv=kv,
-        device=device,
-        seed=seed,
-    )
+    return factory.from_folder(folder, settings, listener)

@@ -4,6 +4,7 @@ Invariants every engine keeps (the contract suite in `tests/generators/engines/c
 
 - Every accepted request ends in exactly one `GenerationResult`, delivered through `on_results`; or else the engine
   has failed as a whole and said so through `on_failure`.
+- The events of a streamed request, one behind the other, are its result, and come before it.
 - A sampled token carries the version of the weights whose forward pass produced its logits.
 - Tokens that a request brings with it (`prefix`) stand in its result as they came, and are never sampled again.
 - Weights change between two decode steps only, all tensors at once, and never while a pinned request is running.
@@ -14,11 +15,11 @@ Invariants every engine keeps (the contract suite in `tests/generators/engines/c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +30,15 @@ from mesh.versions import PolicyVersion, VersionRuns
 if TYPE_CHECKING:
     import torch
 
+    from mesh.config.rollout import SglangSection, VllmSection
+
 FinishReason = Literal["stop", "length", "aborted"]
 # What becomes of running sequences at a swap. `keep`: they go on with the keys and values that older weights made.
 # `recompute`: all are prefilled anew, together, before the next step. `interrupt`: all are stopped and put back at the
 # head of the line, in the order in which they started; they go on as requests with their tokens as prefix, prefilled
 # anew a bounded number of tokens per step, while those that are ready decode.
 KvPolicy = Literal["keep", "recompute", "interrupt"]
+EngineState = Literal["running", "paused", "asleep"]
 
 
 class EngineError(RollmeshError):
@@ -75,15 +79,32 @@ class SampledTokens:
         response_ids: int32 [T], T at least one.
         log_probs: float32 [T], nats, as in `GenerationResult`.
         versions: the version of each token, T in all.
+        mask: uint8 [T], 0 where a token was not sampled (a tool's output); None: all were.
     """
 
     response_ids: NDArray[np.int32]
     log_probs: NDArray[np.float32]
     versions: VersionRuns
+    mask: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         """Number of tokens."""
         return len(self.response_ids)
+
+    @property
+    def last_turn(self) -> NDArray[np.int32]:
+        """The tokens behind the last one that was not sampled: only there an end token or a stop string ends it."""
+        if self.mask is None or self.mask.all():
+            return self.response_ids
+        return self.response_ids[int(np.flatnonzero(self.mask == 0)[-1]) + 1 :]
+
+    def mask_over(self, tokens: int) -> NDArray[np.uint8] | None:
+        """The mask of a response of so many tokens that begins with these and is sampled behind them."""
+        if self.mask is None:
+            return None
+        mask = np.ones(tokens, np.uint8)
+        mask[: len(self.mask)] = self.mask
+        return mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +113,7 @@ class GenerationRequest:
 
     Attributes:
         request_id: unique among the requests in flight.
-        prompt_ids: token ids, at least one. Requests of one `submit` with equal prompts share the prefill.
+        prompt_ids: token ids, at least one. Requests of one `submit` with equal prompts and images share the prefill.
         sampling: see `SamplingParams`.
         pinned: finish under the weights that are served when it is submitted: while one is queued or running no swap
             happens, and while a swap waits only pinned requests start. Meant for finite sets, such as an evaluation.
@@ -100,6 +121,10 @@ class GenerationRequest:
             goes on behind them, and its result begins with them. `sampling` holds for the whole response: its
             `max_tokens` counts them and `stop` is looked for in them. Where they are complete (end token, stop
             string, budget or context used up) the result comes at once. A pinned request takes none.
+        stream: tell `on_tokens` of its tokens as they are sampled (not of those of `prefix`).
+        images: encoded files (PNG, JPEG), in the order of their placeholders in `prompt_ids`, one placeholder token
+            each: the engine widens it to the tokens that its processor makes of the image. These count in the
+            context. They are looked at within `submit`.
     """
 
     request_id: str
@@ -107,6 +132,8 @@ class GenerationRequest:
     sampling: SamplingParams
     pinned: bool = False
     prefix: SampledTokens | None = None
+    stream: bool = False
+    images: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +147,9 @@ class GenerationResult:
             top-k and top-p); greedy tokens: under the temperature-1 distribution.
         versions: the version of each token, T in all.
         finish_reason: `stop` (end token or stop string), `length` (max_tokens or the model's context), `aborted`.
+        mask: uint8 [T], 0 where a token was not sampled; None: all were.
+        side: large arrays that belong to the response: `routed_experts`, uint8 or int16
+            [prompt + T - 1, layers, experts per token].
     """
 
     request_id: str
@@ -127,6 +157,21 @@ class GenerationResult:
     log_probs: NDArray[np.float32]
     versions: VersionRuns
     finish_reason: FinishReason
+    mask: NDArray[np.uint8] | None = None
+    side: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenEvent:
+    """What one or more decode steps added to a streamed response.
+
+    Attributes:
+        request_id: of the request.
+        sampled: the new tokens alone, at least one.
+    """
+
+    request_id: str
+    sampled: SampledTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +199,8 @@ class SwapTimings:
         stage_us: checking the tensors and copying those that cannot serve as they are, beside decoding.
         wait_us: from then to the start of the swap (a decode step, or pinned requests, to finish).
         pause_us: for which decoding stood still; includes `recompute_us`.
-        recompute_us: re-prefilling running sequences (KV policy `recompute`), else 0.
+        recompute_us: re-prefilling running sequences (KV policy `recompute`) while nothing is decoded; 0 where that
+            is done among the steps that follow.
         in_flight: sequences that went on under the new weights.
     """
 
@@ -185,6 +231,19 @@ class ProbeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SleepReport:
+    """What `sleep` gave back.
+
+    Attributes:
+        freed_bytes: of the engine's device as far as it can tell; 0 where it frees nothing (SGLang on a CPU).
+        seconds: it took.
+    """
+
+    freed_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A snapshot.
 
@@ -193,9 +252,12 @@ class EngineStatus:
         queued: requests waiting for a slot (or for the first weights).
         tokens_generated: sampled tokens since the start.
         swaps: weight updates done.
-        serving: version of the weights; None before the first.
-        digest: manifest digest of the weights; empty before the first.
+        serving: version of the weights; None before the first, and while they are dropped (`sleep`).
+        digest: manifest digest of the weights; empty where there are none.
         failure: what ended the engine; None while it lives.
+        state: running (also while it waits for its first weights), paused or asleep.
+        kv_usage: share of the KV cache that is in use, 0 to 1; None where the engine has no such bound.
+        preemptions: sequences that lost their KV cache for want of room, since the start.
     """
 
     active: int
@@ -205,35 +267,64 @@ class EngineStatus:
     serving: PolicyVersion | None
     digest: str
     failure: str | None
+    state: EngineState = "running"
+    kv_usage: float | None = None
+    preemptions: int = 0
 
 
-OnResults = Callable[[list[GenerationResult]], None]
-OnFailure = Callable[[EngineError], None]
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How an engine is built.
+
+    Attributes:
+        slots: sequences decoded together.
+        dtype: float32, bfloat16 or float16.
+        context: tokens of the longest sequence that will be asked for; None: what the model can.
+        kv: what becomes of running sequences' KV cache at a swap.
+        device: torch device.
+        seed: of the draws of requests that bring none.
+        threads: compute threads on a CPU, all worker processes together.
+        vllm, sglang: settings of these engines; None: their defaults.
+    """
+
+    slots: int = 64
+    dtype: str = "float32"
+    context: int | None = None
+    kv: KvPolicy = "keep"
+    device: str = "cpu"
+    seed: int = 0
+    threads: int = 1
+    vllm: VllmSection | None = None
+    sglang: SglangSection | None = None
+
+
+class EngineListener(Protocol):
+    """Who is told what an engine does.
+
+    Called from the engine's own thread: the methods must be quick, must not raise, and must not wait for the engine.
+    """
+
+    def on_results(self, results: list[GenerationResult]) -> None:
+        """Requests that have ended."""
+        ...
+
+    def on_tokens(self, events: list[TokenEvent]) -> None:
+        """What streamed requests have sampled since the last call."""
+        ...
+
+    def on_failure(self, error: EngineError) -> None:
+        """The engine has failed as a whole; nothing follows."""
+        ...
 
 
 class InferenceEngine(ABC):
-    """Continuous batching over one copy of the model. All methods may be called from any thread.
-
-    `on_results` and `on_failure` are called from the engine's own thread: they must be quick, must not raise, and
-    must not wait for the engine.
-    """
+    """Continuous batching over one copy of the model. All methods may be called from any thread."""
 
     name: ClassVar[str]
 
     @classmethod
     @abstractmethod
-    def from_folder(
-        cls,
-        folder: Path,
-        *,
-        slots: int,
-        dtype: str,
-        on_results: OnResults,
-        on_failure: OnFailure,
-        kv: KvPolicy,
-        device: str,
-        seed: int,
-    ) -> InferenceEngine:
+    def from_folder(cls, folder: Path, settings: EngineSettings, listener: EngineListener) -> InferenceEngine:
         """See `generators.engines.create_engine`."""
 
     @abstractmethod
@@ -295,6 +386,51 @@ class InferenceEngine(ABC):
         """
 
     @abstractmethod
+    def pause(self) -> Future[None]:
+        """Stops decoding between two steps; running sequences stay as they are. Twice is as good as once.
+
+        Weights can be swapped, requests submitted, aborted and looked at meanwhile; a swap does not resume.
+
+        Raises:
+            EngineError: the engine is not running.
+        """
+
+    @abstractmethod
+    def resume(self) -> Future[None]:
+        """Goes on after `pause`; where nothing is paused it does nothing.
+
+        Returns:
+            A future; it fails with EngineError where the engine is asleep (`wake` it).
+
+        Raises:
+            EngineError: the engine is not running.
+        """
+
+    @abstractmethod
+    def sleep(self, *, keep_weights: bool = True) -> Future[SleepReport]:
+        """Pauses, and gives back the memory of the KV cache and of the weights.
+
+        Running sequences keep their tokens, and are prefilled anew after `wake`. Requests can be submitted, aborted
+        and looked at, and weights swapped, meanwhile.
+
+        Args:
+            keep_weights: hold them in host memory until `wake`; else they are dropped, and the next
+                `update_weights`, before or after `wake`, has to bring them. Pinned requests cannot be answered any
+                more then: they end as aborted.
+
+        Raises:
+            EngineError: the engine is not running.
+        """
+
+    @abstractmethod
+    def wake(self) -> Future[None]:
+        """Takes its memory again and goes on, with the weights it kept; else with the next ones it is given.
+
+        Raises:
+            EngineError: the engine is not running.
+        """
+
+    @abstractmethod
     def probe(self, token_ids: Sequence[int]) -> Future[ProbeResult]:
         """Runs tokens through the model between two decode steps, to compare what is served with what should be.
 
@@ -302,8 +438,8 @@ class InferenceEngine(ABC):
             token_ids: at least two, no more than the model's context.
 
         Returns:
-            A future; it fails with WeightsError where there are no weights yet, and with EngineError where the tokens
-            cannot be run, which changes nothing for others.
+            A future; it fails with WeightsError where there are no weights, and with EngineError where the tokens
+            cannot be run (also while the engine is asleep), which changes nothing for others.
 
         Raises:
             PayloadError: tokens that the model cannot take; names the limit.

@@ -114,6 +114,7 @@ class WeightReceiver:
         self._manifests: dict[PolicyVersion, weights_pb2.Manifest] = {}
         self._incarnation = 0
         self._swapping: Future[SwapTimings] | None = None
+        self._held = False
         self._pending: _Announcement | None = None
         self._news = asyncio.Event()
         self.serving: PolicyVersion | None = None
@@ -217,6 +218,15 @@ class WeightReceiver:
             return None
         return WeightsError(f"incarnation {policy.incarnation} is over: weights of {newest} have been seen")
 
+    def hold_swap(self) -> None:
+        """Takes a swap back that the engine has not begun; it is asked for again once `before_swap` returns.
+
+        For episodes of several turns under one version: the engine knows nothing of them between their turns.
+        """
+        self._held = True
+        if self._swapping is not None:
+            self._swapping.cancel()
+
     # ----------------------------------------------------------------------------------------------- transfers
 
     async def _apply_newest(self) -> None:
@@ -260,11 +270,16 @@ class WeightReceiver:
         # Imported late: torch takes a second, and the learner is waited for meanwhile.
         from mesh.weights.tensors import named_tensors
 
-        tensors = named_tensors(manifest, received.data)
         self._manifests[policy] = manifest
         try:
-            self._swapping = await asyncio.to_thread(self._engine.update_weights, policy, tensors, digest)
-            timings = await self._swapped(policy)
+            timings = None
+            while timings is None:
+                if self._held and self._before_swap is not None:
+                    await self._before_swap()
+                self._held = False
+                tensors = named_tensors(manifest, received.data)
+                self._swapping = await asyncio.to_thread(self._engine.update_weights, policy, tensors, digest)
+                timings = await self._swapped(policy)
         except BaseException:
             del self._manifests[policy]
             raise
@@ -279,18 +294,23 @@ class WeightReceiver:
         report.kept_bytes, report.choice = self._obtainer.kept_bytes, self.chosen.text
         self._reporter.send(announcement.connection, report)
 
-    async def _swapped(self, policy: PolicyVersion) -> SwapTimings:
-        """Returns when the engine has swapped; who is followed by another learner while the engine waits does not."""
+    async def _swapped(self, policy: PolicyVersion) -> SwapTimings | None:
+        """Returns when the engine has swapped, or (None) when the swap has been taken back by `hold_swap`; who is
+        followed by another learner while the engine waits does not."""
         swapping, task = self._swapping, asyncio.current_task()
         assert swapping is not None and task is not None, "the engine was asked before"  # noqa: PT018
-        if self._over(policy) is not None:
+        if self._held or self._over(policy) is not None:
             swapping.cancel()
         try:
             return await asyncio.wrap_future(swapping)
         except asyncio.CancelledError:
-            if task.cancelling() or (over := self._over(policy)) is None:
+            if task.cancelling():
                 raise
-            raise over from None
+            if (over := self._over(policy)) is not None:
+                raise over from None
+            if self._held:
+                return None
+            raise
         finally:
             self._swapping = None
 

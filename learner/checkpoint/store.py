@@ -3,7 +3,8 @@
 A checkpoint is written into a hidden folder, made durable, and renamed: a name that exists is complete. Names carry the
 incarnation, so a fenced learner cannot overwrite what its successor wrote; which checkpoint is the latest one is the
 buffer's to say, not the folder's. The actor's state is at the folder's root, that of every other trained role in a
-subfolder of its name; models that are not trained have no part in it.
+subfolder of its name; models that are not trained have no part in it. The best checkpoint, and those of versions that
+are being evaluated, stay however old they are (`learner.checkpoint.best`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from learner.checkpoint.best import protected
 from learner.engines.base import Engine
 from mesh.errors import DataError
 from mesh.versions import PolicyVersion
@@ -31,7 +33,7 @@ class CheckpointStore:
 
     Args:
         root: folder of the checkpoints; made on the first save.
-        keep: how many of the newest stay.
+        keep: how many of the newest stay, those not counted that stay anyway.
     """
 
     def __init__(self, root: Path, *, keep: int) -> None:
@@ -92,7 +94,9 @@ class CheckpointStore:
 
     def _prune(self, newest: Path) -> None:
         # A resumed learner may go on below a version that an older incarnation reached: age is the order of writing.
-        others = sorted((path for _, path in self.list() if path != newest), key=lambda path: path.stat().st_mtime_ns)
+        kept = protected(self._root) | {newest.name}
+        others = [path for _, path in self.list() if path.name not in kept]
+        others.sort(key=lambda path: path.stat().st_mtime_ns)
         for path in others[: max(0, len(others) - self._keep + 1)]:
             # Renamed first, so that an interrupted removal leaves no incomplete checkpoint under a valid name.
             doomed = path.with_name(f".removed-{path.name}")

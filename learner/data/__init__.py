@@ -2,7 +2,7 @@
 
 from learner.data.dataset import Row, RowSource, open_dataset
 from learner.data.order import DataOrder
-from learner.data.prompts import PromptEncoder
+from learner.data.prompts import AgentPrompts, PromptEncoder
 from learner.data.stream import PromptStream
 
-__all__ = ["DataOrder", "PromptEncoder", "PromptStream", "Row", "RowSource", "open_dataset"]
+__all__ = ["AgentPrompts", "DataOrder", "PromptEncoder", "PromptStream", "Row", "RowSource", "open_dataset"]

@@ -1,8 +1,9 @@
 """Dataset files with verl's fields, checked when they are opened and read row by row afterwards.
 
 Fields of a row: `prompt` (a string or a list of chat messages), `data_source`, `reward_model` with `ground_truth`;
-`extra_info` and `ability` may be missing. Invariant: a dataset that was opened has no row without a needed field, so
-that a run does not stop hours later at row 40,000. Nothing is tokenised here and a JSONL file is not held in memory.
+`extra_info`, `images` and `ability` may be missing. Invariant: a dataset that was opened has no row without a needed
+field, so that a run does not stop hours later at row 40,000. Nothing is tokenised here and a JSONL file is not held in
+memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from learner.data.images import MARK, ImageSource, image_source, parted
 from mesh.errors import DataError
 
 _FORM_HINT = (
@@ -23,13 +25,21 @@ _FORM_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One dataset row, with the parts a reward needs as they came from the file."""
+    """One dataset row, with the parts a reward needs as they came from the file.
+
+    Attributes:
+        index: in the file.
+        prompt: a string or chat messages; of a row with images the contents of messages are lists of parts.
+        data_source, ground_truth, extra_info: for the reward.
+        images: those of the prompt, in the order of their marks.
+    """
 
     index: int
     prompt: str | list[dict[str, Any]]
     data_source: str
     ground_truth: Any
     extra_info: Mapping[str, Any]
+    images: tuple[ImageSource, ...] = ()
 
 
 class RowSource(Protocol):
@@ -87,7 +97,8 @@ def parse_row(path: Path, index: int, record: Mapping[str, Any], prompt_key: str
     elif isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
         for position, message in enumerate(prompt):
             for key in ("role", "content"):
-                if not isinstance(message.get(key), str):
+                value = message.get(key)
+                if not isinstance(value, str) and not (key == "content" and isinstance(value, list)):
                     raise missing(f"{prompt_key}[{position}].{key}", "is not a string")
     else:
         raise missing(prompt_key, f"is {type(prompt).__name__}, expected a string or a list of chat messages")
@@ -104,7 +115,37 @@ def parse_row(path: Path, index: int, record: Mapping[str, Any], prompt_key: str
         extra_info = {}
     elif not isinstance(extra_info, Mapping):
         raise missing("extra_info", "is not an object")
-    return Row(index, prompt, data_source, reward_model["ground_truth"], extra_info)
+    given = record.get("images")
+    if not isinstance(given, list | None):
+        raise missing("images", f"is {type(given).__name__}, expected a list")
+    pictured = bool(given) or not (isinstance(prompt, str) or all(isinstance(m["content"], str) for m in prompt))
+    images: tuple[ImageSource, ...] = ()
+    if pictured:
+        try:
+            prompt, images = _with_images(prompt, given or [], path.parent)
+        except ValueError as error:
+            raise missing("images" if given else prompt_key, str(error)) from error
+    return Row(index, prompt, data_source, reward_model["ground_truth"], extra_info, images)
+
+
+def _with_images(
+    prompt: str | list[dict[str, Any]], given: Sequence[Any], folder: Path
+) -> tuple[str | list[dict[str, Any]], tuple[ImageSource, ...]]:
+    """A prompt whose images are marked, and these in the order of their marks.
+
+    Raises:
+        ValueError: marks and images do not fit each other, or one has no known form.
+    """
+    brought: list[Any]
+    if isinstance(prompt, str):
+        brought = [None] * prompt.count(MARK)
+    else:
+        prompt, brought = parted(prompt)
+    places = sum(value is None for value in brought)
+    if places != len(given):
+        raise ValueError(f"has {len(given)} images for {places} marks ({MARK}, or parts of type image)")
+    others = iter(given)
+    return prompt, tuple(image_source(next(others) if value is None else value, folder) for value in brought)
 
 
 class JsonlRows:

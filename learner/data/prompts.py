@@ -2,23 +2,39 @@
 
 A string prompt is tokenised with the tokenizer's own special tokens; chat messages go through its chat template with
 a generation prompt, which brings its special tokens itself.
+
+Agents with tools or an environment need chat messages, and the model is shown the schemas of its tools. Where an
+environment drives the episodes its first observation goes on within the last user message: such a prompt ends there,
+open (without the end of the message and without a generation prompt, which the generator adds, masked); rows that end
+with another message get an empty user message for it.
+
+Prompts of rows with images hold one placeholder token per image; their length is what the model sees of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from learner.data.dataset import Row
-from mesh.errors import DataError
+from learner.data.images import MARK, load_images, parted
+from mesh.errors import DataError, PayloadError
+from mesh.images import ImageProcessor
+from mesh.tools import agent_schemas
 from protos import trajectory_pb2
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from mesh.config.rollout import AgentSection
+
+
+# Stands where an open prompt ends.
+_MARK = "rollmeshopen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +74,34 @@ class TaskShape:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class AgentPrompts:
+    """What prompts for agents have beyond others.
+
+    Attributes:
+        tools: schemas that the model is shown.
+        open: they end within their last user message.
+        own: agents write the conversation themselves, from its first message on. Of a row with chat messages the task
+            then has the one token with which every conversation begins; the rest lies in the responses, masked, and
+            their budget holds a prompt too.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = field(default=())
+    open: bool = False
+    own: bool = False
+
+    @classmethod
+    def of(cls, agent: AgentSection) -> AgentPrompts | None:
+        """Those of a configuration; None without agents.
+
+        Raises:
+            ConfigError: its tools or its environment cannot be loaded.
+        """
+        if agent.kind == "none":
+            return None
+        return cls(agent_schemas(agent), open=agent.kind == "environment", own=agent.kind == "program")
+
+
 class PromptEncoder:
     """Makes prompt tasks of rows.
 
@@ -65,27 +109,46 @@ class PromptEncoder:
         tokenizer: of the model that is trained.
         max_prompt_tokens: longer prompts are refused.
         template_kwargs: extra arguments of `apply_chat_template`.
+        agent: what agents need; None: responses have one turn.
+        images: of the model; None: rows with images are refused.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, max_prompt_tokens: int, template_kwargs: Mapping[str, Any]
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_prompt_tokens: int,
+        template_kwargs: Mapping[str, Any],
+        agent: AgentPrompts | None = None,
+        images: ImageProcessor | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._images = images
         self._max_tokens = max_prompt_tokens
         self._template_kwargs = dict(template_kwargs)
+        self._agent = agent
+        self._tools = list(agent.tools) or None if agent is not None else None
+        own = images.chat_template if images is not None else None
+        self._template: Any = own or tokenizer.chat_template
 
     def encode(self, row: Row, shape: TaskShape, *, task_id: str, ordinal: int) -> trajectory_pb2.PromptTask | Refused:
         """The task of a row, or why there is none.
 
         Raises:
             DataError: chat messages and a tokenizer without (or with a failing) chat template; a ground truth that
-                is not JSON.
+                is not JSON; images that cannot be read, or that nobody can take.
         """
+        images = self._load(row)
         text, ids = self._tokenise(row)
         if not ids:
             return Refused(row.index, "empty_prompt", 0)
-        if len(ids) > self._max_tokens:
-            return Refused(row.index, "long_prompt", len(ids))
+        length = self._seen(row, ids, images)
+        if length > self._max_tokens:
+            return Refused(row.index, "long_prompt", length)
+        sampling = shape.sampling()
+        if self._agent is not None and self._agent.own and not isinstance(row.prompt, str):
+            ids = ids[:1]
+            sampling.max_tokens += self._max_tokens - 1
         return trajectory_pb2.PromptTask(
             task_id=task_id,
             ordinal=ordinal,
@@ -97,15 +160,49 @@ class PromptEncoder:
             extra_info_json=_as_json(row, "extra_info", row.extra_info) if row.extra_info else "",
             n=shape.n + shape.greedy,
             greedy=shape.greedy,
-            sampling=shape.sampling(),
+            sampling=sampling,
+            messages_json=_as_json(row, "prompt", row.prompt) if self._with_messages(row) else "",
+            images=images,
         )
+
+    def _load(self, row: Row) -> tuple[bytes, ...]:
+        if not row.images:
+            return ()
+        if self._images is None:
+            raise DataError(
+                f"row {row.index} has images, which are not taken here",
+                hint="the learner trains on text alone; data.eval may have images where the model has a processor",
+            )
+        if self._agent is not None:
+            raise DataError(
+                f"row {row.index} has images, and agents take text alone", hint="use rollout.agent.kind: none"
+            )
+        return load_images(row.index, row.images)
+
+    def _seen(self, row: Row, ids: list[int], images: tuple[bytes, ...]) -> int:
+        """Tokens that the model sees of a prompt."""
+        if self._images is None:
+            return len(ids)
+        try:
+            return len(self._images.widened(ids, images))
+        except PayloadError as error:
+            raise DataError(f"row {row.index}: {error.message}") from error
+
+    def _with_messages(self, row: Row) -> bool:
+        return self._agent is not None and not isinstance(row.prompt, str)
 
     def _tokenise(self, row: Row) -> tuple[str, list[int]]:
         if isinstance(row.prompt, str):
-            return row.prompt, list(self._tokenizer(row.prompt)["input_ids"]) if row.prompt else []
+            if self._agent is not None and (self._agent.tools or self._agent.open):
+                raise DataError(
+                    f"row {row.index} holds a string, but tools and environments need chat messages",
+                    hint='write the prompt as [{"role": "user", "content": ...}]',
+                )
+            text = row.prompt if self._images is None else row.prompt.replace(MARK, self._images.token)
+            return text, list(self._tokenizer(text)["input_ids"]) if text else []
         if not row.prompt:
             return "", []
-        if self._tokenizer.chat_template is None:
+        if self._template is None:
             raise DataError(
                 f"row {row.index} holds chat messages, but the tokenizer has no chat template",
                 hint="use an instruction-tuned model's folder, or prompts that are plain strings",
@@ -114,14 +211,28 @@ class PromptEncoder:
         return text, list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _render(self, row: Row) -> str:
+        if self._agent is None or not self._agent.open:
+            # Templates of processors read parts.
+            parts = parted(row.prompt)[0] if self._images is not None and isinstance(row.prompt, list) else row.prompt
+            return self._apply(row, parts, generation_prompt=True)
+        assert isinstance(row.prompt, list), "checked before"
+        messages = list(row.prompt)
+        if messages[-1]["role"] != "user":
+            messages.append({"role": "user", "content": ""})
+        messages[-1] = {**messages[-1], "content": messages[-1]["content"] + _MARK}
+        return self._apply(row, messages, generation_prompt=False).rpartition(_MARK)[0]
+
+    def _apply(self, row: Row, messages: Any, *, generation_prompt: bool) -> str:
         import jinja2
 
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    row.prompt,  # type: ignore[arg-type]  # the stub wants its own alias of list[dict[str, str]]
+                    messages,
+                    tools=self._tools,  # type: ignore[arg-type]  # the stub wants its own alias of dict[str, Any]
+                    chat_template=self._template,
                     tokenize=False,
-                    add_generation_prompt=True,
+                    add_generation_prompt=generation_prompt,
                     **self._template_kwargs,
                 )
             )

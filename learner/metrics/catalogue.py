@@ -77,6 +77,7 @@ REWARDS = [
     _trl("rewards/<function>/mean", "Mean of one reward function or component."),
     _trl("rewards/<function>/std", "Its standard deviation over the batch, of a sample (n - 1)."),
     Metric("rewards/<function>/<part>/{mean,std}", "The same of a part that a function reports."),
+    Metric("agent/<figure>/mean", "Of an episode, e.g. `turns`, `tool_calls`, `tool_errors` (see agents.md)."),
     _trl("reward_std", "Standard deviation of the rewards in a group, of a sample (n - 1): mean over the groups."),
     _trl(
         "frac_reward_zero_std", "Groups in which all rewards are equal: without a signal for most algorithms.", "share"
@@ -233,6 +234,9 @@ MESH = [
 EVALUATION = [
     Metric("eval/reward", "Mean held-out reward over scored responses.", "", ("eval_reward",), "", "eval_reward"),
     Metric("eval/reward/<source>", "The same per data source (verl: `val-core/<source>/reward/mean@n`)."),
+    Metric("eval/mean@<n>", "Mean over prompts of the mean reward of n responses, with eval.n above 1."),
+    Metric("eval/maj@<n>", "Reward of the answer given most often, mean over prompts."),
+    Metric("eval/pass@<k>", "Chance that one of k responses is right (reward of at least eval.right_at)."),
     Metric("eval/version", "Version that was evaluated."),
     Metric("eval/scored", "Scored responses."),
     Metric("eval/failed", "Others: never counted as a zero."),

@@ -11,7 +11,8 @@ from typing import Any, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from mesh.config.models import Config, section_of
+from mesh.config.models import Config
+from mesh.config.section import section_of
 from mesh.errors import ConfigError
 
 

@@ -7,27 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from mesh.config.redis_url import RedisOptions, parse_redis_url
+from mesh.config.rollout import RolloutSection
+from mesh.config.section import PositiveFloat, PositiveInt, Section
 from mesh.errors import ConfigError
-
-PositiveInt = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, and strict about names."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
-
-
-def section_of(annotation: Any) -> type[Section] | None:
-    """The section that a field holds: plainly, as an option, or as the values of a mapping."""
-    candidates = (annotation, *get_args(annotation))
-    return next((item for item in candidates if isinstance(item, type) and issubclass(item, Section)), None)
 
 
 class RunSection(Section):
@@ -54,7 +41,9 @@ class ModelSection(Section):
 class DataSection(Section):
     train: Path = Field(description="Parquet or JSONL with verl's fields (prompt, data_source, reward_model, ...).")
     eval: Path | None = Field(None, description="Held-out file of the same form.")
-    prompt_key: str = Field("prompt", description="Field with the prompt: a string, or a list of chat messages.")
+    prompt_key: str = Field(
+        "prompt", description="Field with the prompt: a string, or a list of chat messages. Images: see engines.md."
+    )
     shuffle: bool = Field(True, description="Shuffle the rows of each epoch by `run.seed`.")
     epochs: PositiveInt | None = Field(None, description="Passes over the data; none: until `learner.steps` are done.")
     on_long_prompt: Literal["skip", "refuse"] = Field(
@@ -92,35 +81,12 @@ class AlgorithmSection(Section):
         return values
 
 
-class RolloutSection(Section):
-    engine: Literal["hf"] = Field("hf", description="Inference engine of the generators.")
-    replicas: int = Field(1, ge=0, description="Generators that `rollmesh run` starts here; others may join.")
-    n: PositiveInt = Field(8, description="Responses per prompt (the group size).")
-    temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass; 1 is off. Must be 1 in training for now.")
-    top_k: int = Field(
-        0, ge=0, description="Number of most likely tokens kept; 0 is off. Must be 0 in training for now."
-    )
-    stop: list[str] = Field(default_factory=list, description="Strings that end a response.")
-    max_prompt_tokens: PositiveInt = Field(1024, description="Longest prompt in tokens.")
-    max_response_tokens: PositiveInt = Field(1024, description="Longest response in tokens.")
-    slots: PositiveInt = Field(64, description="Sequences that one generator decodes together.")
-    reward_wait_s: PositiveFloat = Field(30.0, description="Seconds within which a finished response must be scored.")
-    max_attempts: PositiveInt = Field(4, description="Times a group is handed out before it ends as failed.")
-    draft_every_s: PositiveFloat = Field(
-        5.0, description="Seconds after which an unfinished response is drafted to the buffer, from where others go on."
-    )
-    draft_every_tokens: PositiveInt = Field(
-        256, description="New tokens after which it is drafted even before; looked at 8 times per `draft_every_s`."
-    )
-
-
 class RewardSection(Section):
     functions: list[str] = Field(
         default_factory=lambda: ["auto"],
-        description="Scorers, summed: registered names (auto, arithmetic, exact_match, gsm8k, gsm8k_strict, "
-        "gsm8k_flexible, math, math_string, math_dapo, qa), or "
-        "`module:function` / `file.py:function` with verl's or TRL's signature. `auto` picks by data_source.",
+        description="Scorers, summed: registered names (auto, arithmetic, environment, exact_match, gsm8k, "
+        "gsm8k_strict, gsm8k_flexible, math, math_string, math_dapo, qa), or `module:function` / `file.py:function` "
+        "with verl's or TRL's signature. `auto` takes the reward that an episode brings, else picks by data_source.",
     )
     by_data_source: dict[str, list[str]] = Field(
         default_factory=dict,
@@ -134,6 +100,7 @@ class RewardSection(Section):
     attempts: PositiveInt = Field(3, description="Tries of an item whose error is retryable.")
     in_process: bool = Field(False, description="Score inside the generators (small runs); no service is started.")
     workers: PositiveInt = Field(1, description="Threads of the reward service that run scorers.")
+    python: Path | None = Field(None, description="Interpreter of the reward service; none: that of `rollmesh`.")
 
 
 class OptimizerSection(Section):
@@ -169,6 +136,7 @@ class LearnerSection(Section):
     engine: Literal["fsdp2"] = Field("fsdp2", description="Training engine.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device of the learner.")
     ranks: PositiveInt = Field(1, description="Data-parallel ranks that `rollmesh run` starts (torchrun).")
+    python: Path | None = Field(None, description="Interpreter of the learner; none: that of `rollmesh`.")
     steps: PositiveInt = Field(100, description="Batches to train; the run ends after them.")
     param_dtype: Literal["float32", "bfloat16"] = Field("float32", description="Compute dtype; masters stay float32.")
     activation_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
@@ -198,6 +166,7 @@ class BufferSection(Section):
     redis_tls_cert: Path | None = Field(None, description="PEM certificate that is shown to Redis.")
     redis_tls_key: Path | None = Field(None, description="PEM key of `redis_tls_cert`.")
     redis_tls_check_hostname: bool = Field(True, description="Redis' certificate must name the host of the URL.")
+    python: Path | None = Field(None, description="Interpreter of the fronts; none: that of `rollmesh`.")
     fronts: PositiveInt = Field(1, description="Fronts that `rollmesh run` starts; all serve the same Redis.")
     durability: Literal["always", "everysec", "none"] = Field(
         "always",
@@ -334,7 +303,12 @@ class WeightsSection(Section):
 class CheckpointSection(Section):
     every_steps: PositiveInt | None = Field(None, description="Steps between checkpoints.")
     every_s: PositiveFloat | None = Field(60.0, description="Seconds between checkpoints (whichever comes first).")
-    keep: PositiveInt = Field(2, description="Checkpoints kept.")
+    keep: PositiveInt = Field(2, description="Checkpoints kept, beside the best one and those being evaluated.")
+    best: bool = Field(
+        True,
+        description="Write a checkpoint of every version that is evaluated, and keep that of the best one "
+        "(`eval.metric`).",
+    )
 
 
 class EvalSection(Section):
@@ -343,7 +317,27 @@ class EvalSection(Section):
     n: PositiveInt = Field(1, description="Responses per held-out prompt.")
     temperature: float = Field(0.0, ge=0, description="Temperature of held-out responses.")
     stop_at: float | None = Field(None, description="End the run once the held-out reward reaches this.")
+    metric: str = Field(
+        "reward",
+        pattern=r"^(reward(/.+)?|(mean|maj|pass)@[1-9][0-9]*)$",
+        description="What makes a version the best: `reward`, `reward/DATA_SOURCE`; with n above 1 also `mean@N`, "
+        "`maj@N`, and `pass@K` for K = 1, 2, 4, ... up to n. Of equals the earliest stays.",
+    )
+    direction: Literal["max", "min"] = Field("max", description="Whether more or less of the metric is better.")
+    right_at: float = Field(1.0, description="Reward from which a response is right, for `pass@K`.")
+    keep_rows: int = Field(
+        200, ge=0, description="Prompts of a round that are kept with their responses and rewards, in RUN/eval."
+    )
     timeout_s: PositiveFloat = Field(60.0, description="Seconds an evaluation round may take before it is given up.")
+
+    @model_validator(mode="after")
+    def _metric_can_be(self) -> EvalSection:
+        name, at, number = self.metric.partition("@")
+        if at and not self.metric.startswith("reward/"):
+            found = [1 << power for power in range(self.n.bit_length()) if 1 << power < self.n] + [self.n]
+            if self.n == 1 or int(number) not in (found if name == "pass" else [self.n]):
+                raise ValueError(f"eval.metric: {self.metric} is not measured with eval.n: {self.n}")
+        return self
 
 
 class LoggingSection(Section):

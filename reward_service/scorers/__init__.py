@@ -12,6 +12,7 @@ from reward_service.outcomes import Outcome, RewardItem
 from reward_service.scorers import (
     arithmetic,
     auto,
+    environment,
     exact_match,
     gsm8k,
     gsm8k_text,
@@ -28,6 +29,7 @@ SCORERS: Mapping[str, ItemScorer] = MappingProxyType(
     {
         "auto": auto.score,
         "arithmetic": arithmetic.score,
+        "environment": environment.score,
         "exact_match": exact_match.score,
         "gsm8k": gsm8k.score,
         "gsm8k_flexible": gsm8k_text.score_flexible,

@@ -1,9 +1,12 @@
-"""Picks the scorer by what the data_source is called; a source it does not know is an error, not a zero."""
+"""Picks the scorer by what the data_source is called; a source it does not know is an error, not a zero.
+
+An episode that brings a reward of its own has been judged by it.
+"""
 
 from __future__ import annotations
 
 from reward_service.outcomes import Failed, Outcome, RewardItem
-from reward_service.scorers import arithmetic, exact_match, gsm8k, math_dapo, math_value, qa, strings
+from reward_service.scorers import arithmetic, environment, exact_match, gsm8k, math_dapo, math_value, qa, strings
 
 # First match wins: part of the data_source's name, scorer.
 _RULES = (
@@ -22,6 +25,8 @@ _RULES = (
 
 def score(item: RewardItem) -> Outcome:
     """The chosen scorer's outcome; `Failed("no_scorer")` for an unknown source."""
+    if environment.FIELD in item.extra_info:
+        return environment.score(item)
     name = item.data_source.lower()
     for part, scorer in _RULES:
         if part in name:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mesh.config.models import Config
+from mesh.config.rollout import RolloutSection
 from mesh.threads import available_cores, plan_threads
+from rollmesh.launcher.services import interpreters_of
 
 
 def explain(config: Config) -> Iterator[str]:
@@ -52,10 +54,22 @@ def explain(config: Config) -> Iterator[str]:
         generator=config.resources.generator_threads,
     )
     yield f"threads: {plan.describe(config.learner.ranks, rollout.replicas)}"
+    yield f"engine: {rollout.engine}{_devices(rollout)}"
+    for interpreter in interpreters_of(config):
+        if interpreter.path is not None:
+            yield f"{interpreter.field}: {interpreter.path}"
     yield f"sequences decoded together: {rollout.replicas} generator(s) x {rollout.slots}"
     yield f"reward: {_rewards(config)}"
     port = config.network.port or "a free port, see mesh.json in the run folder"
     yield f"mesh address: {config.network.advertise or config.network.host}, port {port}"
+
+
+def _devices(rollout: RolloutSection) -> str:
+    """How an engine is spread over devices, where it is."""
+    if rollout.engine == "hf":
+        return ""
+    section = rollout.vllm if rollout.engine == "vllm" else rollout.sglang
+    return f", tensor parallel {section.tensor_parallel}, data parallel {section.data_parallel}"
 
 
 def _rewards(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""`rollmesh samples|report|export`: what a run left behind."""
+"""`rollmesh samples|report|evals|export`: what a run left behind."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command("samples")(_samples)
     app.command("report")(_report)
+    app.command("evals")(_evals)
     app.command("export")(_export)
 
 
@@ -37,19 +38,35 @@ def _report(run: RunFolder) -> None:
     typer.echo(write_report(run))
 
 
+def _evals(
+    run: RunFolder,
+    version: Annotated[
+        str | None, typer.Option("--version", metavar="[I:]V", help="Show the prompts of this version's round.")
+    ] = None,
+    number: Annotated[int, typer.Option("-n", min=1, help="Prompts to show, lowest rewards first.")] = 10,
+) -> None:
+    """List the evaluations by version, the best one marked; or show prompts, responses and rewards of one."""
+    from rollmesh.report.evals import result_lines, row_lines
+
+    for line in result_lines(run) if version is None else row_lines(run, version, number):
+        typer.echo(line)
+
+
 def _export(
     run: RunFolder,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Hugging Face folder to write.")],
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="Checkpoint; the run's latest, if left out.")
     ] = None,
+    best: Annotated[bool, typer.Option("--best", help="The checkpoint whose evaluation was the best.")] = False,
 ) -> None:
     """Turn a checkpoint into a Hugging Face model folder."""
     from rollmesh.launcher.folder import read_config
 
     config = read_config(run)
+    from rollmesh.best import best_of
     from rollmesh.export import export_checkpoint, latest_checkpoint
 
-    chosen = checkpoint or latest_checkpoint(run)
+    chosen = checkpoint or (best_of(run) if best else latest_checkpoint(run))
     export_checkpoint(config, chosen, out)
     typer.echo(f"{out}: {config.model.path} with the weights of {chosen}")

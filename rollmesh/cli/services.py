@@ -149,14 +149,19 @@ def _learner(
         bool, typer.Option("--takeover", help="Take the run over although its learner's lease still runs.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Go on from a checkpoint older than the last commit.")] = False,
+    from_best: Annotated[
+        bool, typer.Option("--from-best", help="Go on from the best checkpoint; with --force where it is not the last.")
+    ] = False,
     port: Port = 0,
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve the learner; under torchrun, one rank of it."""
     config = read_config(config_path, context)
     from learner import service
+    from rollmesh.best import best_of
 
-    _end(service.run(config, mesh, takeover=takeover, force=force, port=port, ready_file=ready_file))
+    start = best_of(config.run.folder) if from_best else None
+    _end(service.run(config, mesh, takeover=takeover, force=force, start_from=start, port=port, ready_file=ready_file))
 
 
 def _end(status: int) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from mesh.config.models import Config
 from mesh.errors import DataError
+from rollmesh.launcher.interpreters import check_interpreters
+from rollmesh.launcher.services import interpreters_of
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
@@ -16,10 +18,11 @@ def check_run(config: Config) -> None:
 
     Raises:
         ConfigError: the algorithm's settings are wrong, or it needs what the configuration does not provide; a
-            function of the user's is not there.
+            function of the user's is not there; an interpreter cannot run its service.
         DataError: model folders or data files are not there.
     """
     _check_inputs(config)
+    check_interpreters(interpreters_of(config))
     # Needs torch, which takes a second to import; whatever it finds would otherwise show after all services are up.
     from learner.build import build_algorithm
     from learner.priorities import priority_function
@@ -44,5 +47,8 @@ def _check_model(key: str, path: str) -> None:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise DataError(f"{key}: {folder} has no config.json", hint="give a Hugging Face model folder or a hub id")
+        from learner.model_folder import refuse_untrainable
+
+        refuse_untrainable(folder, key.removesuffix(".path"))
     elif not _HUB_ID.match(path):
         raise DataError(f"{key}: no such folder: {folder}", hint="give a Hugging Face model folder or a hub id")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mesh.config.models import Config
 from mesh.threads import ThreadPlan, available_cores, plan_threads, thread_environment
+from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
 from rollmesh.launcher.process import ServiceSpec, ready_file
 
 BUFFER = "buffer"
@@ -19,8 +19,8 @@ _GENERATOR = "generator-"
 _TORCH_START_S = 300.0
 # Long enough for a checkpoint of a large model.
 _LEARNER_DRAIN_S = 120.0
-
-_CLI = (sys.executable, "-m", "rollmesh.cli")
+# Without an engine's own processes, and with them: these finish their step and free their memory.
+_GENERATOR_DRAIN_S = {"hf": 20.0, "vllm": 60.0, "sglang": 60.0}
 
 
 def thread_plan(config: Config) -> ThreadPlan:
@@ -57,6 +57,27 @@ def needs_reward_service(config: Config) -> bool:
     return not config.reward.endpoints and not config.reward.in_process
 
 
+def interpreters_of(config: Config) -> Iterator[Interpreter]:
+    """The interpreters of the services that `rollmesh run` starts for a configuration."""
+    rollout = config.rollout
+    yield Interpreter("buffer.python", config.buffer.python)
+    yield Interpreter("learner.python", config.learner.python)
+    if needs_reward_service(config):
+        yield Interpreter("reward.python", config.reward.python)
+    if not rollout.replicas:
+        return
+    # SGLang's server is a process of its own, which may lie elsewhere; it needs nothing of rollmesh.
+    apart = rollout.engine == "sglang" and (rollout.sglang.address is not None or rollout.sglang.python is not None)
+    inside = rollout.engine if rollout.engine != "hf" and not apart else ""
+    yield Interpreter("rollout.python", rollout.python, engine=inside)
+    if rollout.engine == "sglang" and rollout.sglang.address is None and rollout.sglang.python is not None:
+        yield Interpreter("rollout.sglang.python", rollout.sglang.python, service=False, engine="sglang")
+
+
+def _environment(threads: int, python: Path | None) -> dict[str, str]:
+    return {**thread_environment(threads), **environment_of(python)}
+
+
 def redis_url(folder: Path) -> str:
     """Where the embedded Redis of a run folder listens; its front has written that down."""
     return (folder / "redis" / "url").read_text(encoding="utf-8")
@@ -83,9 +104,10 @@ class ServiceCatalogue:
         def command(_restart: bool, address: str | None) -> Sequence[str]:
             # All others know the first address; a restarted front must answer there again.
             port = address.rsplit(":", 1)[1] if address else str(self._config.network.port)
-            return (*_CLI, "buffer", self._config_path, "--port", port, *self._ready(BUFFER))
+            program = command_of(self._config.buffer.python)
+            return (*program, "buffer", self._config_path, "--port", port, *self._ready(BUFFER))
 
-        return [ServiceSpec(BUFFER, command, thread_environment(1), start_deadline_s=60.0)]
+        return [ServiceSpec(BUFFER, command, _environment(1, self._config.buffer.python), start_deadline_s=60.0)]
 
     def further_fronts(self) -> list[ServiceSpec]:
         """The fronts beside the first, which has started Redis where nobody else has."""
@@ -95,9 +117,10 @@ class ServiceCatalogue:
         def command(_restart: bool, address: str | None) -> Sequence[str]:
             port = address.rsplit(":", 1)[1] if address else "0"
             url = () if self._config.buffer.redis else (f"--buffer.redis={redis_url(self._folder)}",)
-            return (*_CLI, "buffer", self._config_path, *url, "--port", port, *self._ready(name))
+            program = command_of(self._config.buffer.python)
+            return (*program, "buffer", self._config_path, *url, "--port", port, *self._ready(name))
 
-        return ServiceSpec(name, command, thread_environment(1), start_deadline_s=60.0)
+        return ServiceSpec(name, command, _environment(1, self._config.buffer.python), start_deadline_s=60.0)
 
     def others(self, mesh: str) -> list[ServiceSpec]:
         """Everything but the buffer, given the mesh address."""
@@ -109,38 +132,45 @@ class ServiceCatalogue:
 
     def _reward(self, mesh: str) -> ServiceSpec:
         def command(_restart: bool, _address: str | None) -> Sequence[str]:
-            return (*_CLI, "reward", "serve", self._config_path, "--mesh", mesh, *self._ready(REWARD))
+            program = command_of(self._config.reward.python)
+            return (*program, "reward", "serve", self._config_path, "--mesh", mesh, *self._ready(REWARD))
 
-        return ServiceSpec(REWARD, command, thread_environment(1))
+        return ServiceSpec(REWARD, command, _environment(1, self._config.reward.python))
 
     def _generator(self, mesh: str, index: int) -> ServiceSpec:
         name = f"{_GENERATOR}{index}"
+        rollout = self._config.rollout
 
         def command(_restart: bool, _address: str | None) -> Sequence[str]:
             return (
-                *(*_CLI, "generator", "--mesh", mesh, "--host", self._config.network.host),
+                *(*command_of(rollout.python), "generator", "--mesh", mesh, "--host", self._config.network.host),
                 *("--threads", str(self._plan.generator), *self._advertise()),
                 *(*self._security(), *self._ready(name)),
             )
 
         return ServiceSpec(
-            name, command, thread_environment(self._plan.generator), start_deadline_s=_TORCH_START_S, drain_s=20.0
+            name,
+            command,
+            _environment(self._plan.generator, rollout.python),
+            start_deadline_s=_TORCH_START_S,
+            drain_s=_GENERATOR_DRAIN_S[rollout.engine],
         )
 
     def _learner(self, mesh: str) -> ServiceSpec:
         def command(restart: bool, _address: str | None) -> Sequence[str]:
             ranks = self._config.learner.ranks
-            runner: tuple[str, ...] = _CLI
+            runner = command_of(self._config.learner.python)
             if ranks > 1:
+                # Starts its ranks with the interpreter that runs it.
                 torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-                runner = (sys.executable, *torchrun, "-m", "rollmesh.cli")
+                runner = (runner[0], *torchrun, *runner[1:])
             takeover = ("--takeover",) if restart or self._resumed else ()
             return (*runner, "learner", self._config_path, "--mesh", mesh, *takeover, *self._ready(LEARNER))
 
         return ServiceSpec(
             LEARNER,
             command,
-            thread_environment(self._plan.learner),
+            _environment(self._plan.learner, self._config.learner.python),
             start_deadline_s=_TORCH_START_S,
             drain_s=_LEARNER_DRAIN_S,
             completes_run=True,

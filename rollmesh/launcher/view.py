@@ -179,8 +179,11 @@ def figures(snapshot: Snapshot) -> Table:
 def members(everyone: Sequence[membership_pb2.Member]) -> Table:
     """Who is in the mesh."""
     table = Table(box=None, padding=(0, 2))
+    endpoints = any(member.endpoint for member in everyone)
     for title in ("member", "role", "address", "serves", "tokens/s", "heartbeat", "waits for"):
         table.add_column(title)
+    if endpoints:
+        table.add_column("endpoint", overflow="fold")
     for member in sorted(everyone, key=lambda item: (item.role, item.member_id)):
         serving = f"{member.serving.incarnation}:{member.serving.version}" if member.HasField("serving") else "-"
         speed = member.gauges.get("tokens_per_second")
@@ -188,6 +191,7 @@ def members(everyone: Sequence[membership_pb2.Member]) -> Table:
             *(member.member_id, _ROLES.get(member.role, "?"), member.address or "-", serving),
             *("-" if speed is None else f"{speed:.0f}", f"{member.heartbeat_age_ms / 1000:.1f} s"),
             member.waiting_reason or "-",
+            *([f"{member.endpoint}/v1" if member.endpoint else "-"] if endpoints else []),
         )
     return table
 

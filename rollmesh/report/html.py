@@ -10,6 +10,7 @@ from pathlib import Path
 from mesh.config import load_config
 from mesh.config.models import Config
 from mesh.errors import DataError
+from rollmesh.report.evals import result_grid
 from rollmesh.report.metrics import read_metrics, run_records
 from rollmesh.report.pushes import push_rows, read_receivers
 from rollmesh.report.samples import read_samples
@@ -63,6 +64,7 @@ def _page(folder: Path, config: Config, summary: Summary) -> str:
         .replace("{{figures}}", figures)
         .replace("{{summary}}", _table(_rows(summary)))
         .replace("{{pushes}}", _grid(push_rows(summary, read_receivers(folder))))
+        .replace("{{evals}}", _grid(result_grid(folder) or [["no held-out data"]]))
         .replace("{{samples}}", _samples(folder))
         .replace("{{config}}", escape((folder / "config.yaml").read_text(encoding="utf-8")))
     )

@@ -5,20 +5,23 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
 import yaml
 
 from mesh.config import Config, load_config
+from mesh.config.rollout import EngineName
 from mesh.rpc import is_loopback
 from rollmesh.cli.app import app
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
-SERVICES: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))["services"]
+# As Compose reads it where no variable is set.
+COMPOSE = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE)["services"]
 ROLLMESH = [name for name, service in SERVICES.items() if "command" in service and name not in ("redis", "prepare")]
 
 
@@ -144,13 +147,37 @@ def test_image_holds_every_package_and_only_what_exists() -> None:
 
 
 def test_targets_and_replaceable_sources() -> None:
-    assert set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE, re.MULTILINE)) == {"source", "cpu", "cuda"}
+    assert set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE, re.MULTILINE)) == {
+        "source",
+        "cpu",
+        "hf",
+        "vllm",
+        "sglang",
+        "cuda",
+    }
     for argument in ("CPU_BASE", "CUDA_BASE", "TORCH", "TORCH_OPTIONS"):
         assert re.search(rf"^ARG {argument}=", DOCKERFILE, re.MULTILINE)
     for service in SERVICES.values():
         if "build" in service:
-            assert service["build"]["target"] in ("cpu", "cuda")
+            assert service["build"]["target"] in ("cpu", "cuda", "hf")
             assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+@pytest.mark.parametrize("engine", get_args(EngineName))
+def test_one_variable_chooses_the_engine(engine: str) -> None:
+    """Of the images of the generators, of what they are told, and of what lies where they are told to look."""
+    text = (DEPLOY / "compose.yaml").read_text(encoding="utf-8").replace("${ROLLMESH_ENGINE:-hf}", engine)
+    services = yaml.safe_load(text)["services"]
+    assert f"FROM cpu AS {engine}\n" in DOCKERFILE
+    for name in ("generator-1", "generator-2"):
+        assert services[name]["build"]["target"] == engine
+    for name in ("buffer", "learner"):
+        overrides = [item for item in services[name]["command"] if item.startswith("--rollout.")]
+        rollout = load_config(REPOSITORY / "examples" / "demo" / "demo.yaml", overrides).rollout
+        assert rollout.engine == engine
+        assert f"python3 -m venv {rollout.sglang.python.parents[1]} " in DOCKERFILE
+    if engine != "hf":
+        assert f"COPY deploy/engines/{engine}-cpu.txt" in DOCKERFILE
 
 
 def test_readme_names_only_commands_that_exist() -> None:

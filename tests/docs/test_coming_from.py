@@ -13,7 +13,8 @@ from learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES
 from learner.algorithms.settings import Component
 from learner.build import build_algorithm
 from mesh.config import load_config
-from mesh.config.models import Config, Section, section_of
+from mesh.config.models import Config
+from mesh.config.section import Section, section_of
 from mesh.errors import ConfigError
 from rollmesh.cli.algorithms import expanded_settings, part_settings
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from buffer.client import Outgoing, WriteResult
 from generators.delivery import Delivery
 from generators.engines.base import GenerationResult
 from generators.held import FinishedMember, HeldGroup
-from mesh.errors import RollmeshError, UnreachableError
+from generators.responder import EpisodeResult
+from mesh.errors import PayloadError, RollmeshError, UnreachableError
 from mesh.trajectory import decode
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2, reward_pb2, trajectory_pb2
@@ -27,6 +31,7 @@ class Surroundings:
         self.score_item = score
         self.answer = answer or (lambda write: WriteResult(buffer_pb2.WRITE_STATUS_STORED))
         self.writes: list[Outgoing] = []
+        self.uploads: list[tuple[str, str, int, str, int]] = []
         self.calls = 0
         self.settled = 0
         self.dropped: list[HeldGroup] = []
@@ -36,6 +41,7 @@ class Surroundings:
             text=self,  # type: ignore[arg-type]  # decodes below
             scorer=self,  # type: ignore[arg-type]  # scores below
             writer_of=lambda table: self,
+            upload_side=self._upload,
             settled=self._settle,
             dropped=self.dropped.append,
             on_error=self.errors.append,
@@ -53,6 +59,15 @@ class Surroundings:
     async def write(self, writes: Sequence[Outgoing]) -> list[WriteResult]:
         self.writes.extend(writes)
         return [self.answer(write) for write in writes]
+
+    async def _upload(
+        self, table: str, grant: buffer_pb2.GroupGrant, member: int, name: str, data: NDArray[np.generic]
+    ) -> trajectory_pb2.SideData:
+        """Takes everything but floats; `len(self.writes)` tells what was written before."""
+        self.uploads.append((table, grant.lease_id, member, name, len(self.writes)))
+        if data.dtype == np.float64:
+            raise PayloadError("dtype", "float64")
+        return trajectory_pb2.SideData(name=name, bytes=data.nbytes, dtype=data.dtype.name, shape=data.shape)
 
     def _settle(self, group: HeldGroup, members: int) -> None:
         self.settled += members
@@ -182,3 +197,77 @@ async def test_a_buffer_that_is_gone_is_told_once_per_delivery() -> None:
     await asyncio.sleep(0)
     assert [type(error) for error in around.errors] == [UnreachableError]
     assert around.settled == 0
+
+
+def episode(member: int, *tokens: int, **fields: object) -> FinishedMember:
+    plain = finished(member, *tokens).result if tokens else None
+    ids = plain.response_ids if plain else np.zeros(0, np.int32)
+    log_probs = plain.log_probs if plain else np.zeros(0, np.float32)
+    runs = plain.versions if plain else VersionRuns(())
+    result = EpisodeResult(
+        request_id="r",
+        response_ids=ids,
+        log_probs=log_probs,
+        versions=runs,
+        finish_reason="stop",
+        **fields,  # type: ignore[arg-type]  # test shorthand
+    )
+    return FinishedMember(member, result, 99)
+
+
+async def test_an_episode_says_what_it_was_worth() -> None:
+    """Rewards see its last words, its conversation and its environment's word, beside what the dataset has."""
+    seen: list[reward_pb2.ScoreItem] = []
+
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        seen.append(item)
+        return scored(item)
+
+    around = Surroundings(score)
+    group = held("g1")
+    group.grant.task.extra_info_json = '{"index": 7}'
+    talk = ({"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"})
+    mask = np.array([1, 0, 1], np.uint8)
+    first = episode(0, 6, 8, 1, rewards={"won": 1.0, "turns": -0.25}, final_text="2", messages=talk, mask=mask)
+    around.delivery.deliver([(group, [first, episode(1, 6, 1), finished(1, 6, 1)])])
+    await around.delivery.drained()
+    assert [item.response for item in seen] == ["2", "6-1", "6-1"]
+    assert json.loads(seen[0].extra_info_json) == {
+        "index": 7,
+        "messages": list(talk),
+        "environment_reward": {"won": 1.0, "turns": -0.25},
+    }
+    assert json.loads(seen[1].extra_info_json) == json.loads(seen[2].extra_info_json) == {"index": 7}
+    assert decode(around.writes[0].payload).response_mask.tolist() == mask.tolist()
+    assert decode(around.writes[1].payload).response_mask.tolist() == [1, 1]
+
+
+async def test_an_episode_that_failed_is_an_error_and_never_scored() -> None:
+    around = Surroundings(scored)
+    around.delivery.deliver(
+        [(held("g1"), [episode(0, 6, 1, failure="the server is gone", rewards={"won": 0.0}), episode(1)])]
+    )
+    await around.delivery.drained()
+    assert around.calls == 0
+    assert [write.head.meta.outcome for write in around.writes] == [trajectory_pb2.OUTCOME_ERROR] * 2
+    assert [write.head.meta.reason for write in around.writes] == [
+        "episode failed: the server is gone",
+        "generation ended without a token",
+    ]
+    assert (around.delivery.failed, around.settled) == (2, 2)
+
+
+async def test_side_data_is_stored_before_the_member_that_names_it() -> None:
+    around = Surroundings(scored)
+    experts = np.zeros((4, 2, 2), np.uint8)
+    whole = finished(0, 6, 1)
+    side = {"routed_experts": experts, "odd": np.zeros(3)}
+    with_side = FinishedMember(0, replace(whole.result, side=side), 99)
+    around.delivery.deliver([(held("g1"), [with_side, finished(1, 7, 1)])])
+    await around.delivery.drained()
+    assert around.uploads == [("train", "a1", 0, "routed_experts", 0), ("train", "a1", 0, "odd", 0)]
+    [entry] = around.writes[0].head.meta.side
+    assert (entry.name, entry.dtype, list(entry.shape)) == ("routed_experts", "uint8", [4, 2, 2])
+    assert around.writes[0].head.meta.outcome == trajectory_pb2.OUTCOME_SCORED, "what is refused is left out"
+    assert not around.writes[1].head.meta.side
+    assert around.settled == 2

@@ -13,27 +13,29 @@ from hypothesis import strategies as st
 
 import generators.rollout as rollout_module
 from generators.admission import Load, credits_for, fair_share
-from generators.engines.base import EngineStatus, FinishReason, GenerationRequest, GenerationResult, SampledTokens
+from generators.engines.base import EngineStatus, FinishReason, GenerationResult, SampledTokens
 from generators.held import HeldGroup, sampling_of
 from generators.packing import pack
+from generators.responder import MemberRequest
 from generators.rollout import Batch, Rollout
 from mesh.errors import PayloadError
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2, trajectory_pb2
 
 V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)
+_SERVING: dict[str, Any] = {"serving": V0, "digest": "", "failure": None}
 
 
 class Engine:
     """Keeps requests; refuses prompts that start with 99, and prefixes above the budget."""
 
     def __init__(self) -> None:
-        self.requests: list[GenerationRequest] = []
+        self.requests: list[MemberRequest] = []
         self.aborted: list[str] = []
         self.submissions = 0
         self.serving = V0
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+    def submit(self, requests: Sequence[MemberRequest]) -> None:
         if any(request.prompt_ids[0] == 99 for request in requests):
             raise PayloadError("prompt_ids[0]", "99 is not in the vocabulary")
         if any(request.prefix is not None and len(request.prefix) > 8 for request in requests):
@@ -62,6 +64,7 @@ class Book:
             slots=8,
             n_by_table={"train": 4, "eval": 1},
             share=100,
+            adaptive=True,
             on_batch=self.batches.append,
             on_failed=lambda group, members, reason: self.failed.append((group, members, reason)),
             on_release=self.released.extend,
@@ -173,6 +176,21 @@ async def test_members_go_on_from_their_drafts() -> None:
     assert prefixes[1].versions.runs == ((3, V1),)
     assert [request.sampling.max_tokens for request in book.engine.requests] == [8, 8, 8], "of the whole response"
     assert book.rollout.taken_over == 3
+
+
+async def test_what_was_not_sampled_stays_so_in_whoever_goes_on() -> None:
+    """A draft of an episode holds a tool's output: its mask goes to the responder, and its task with it."""
+    runs = VersionRuns(((4, V1),))
+    mask = np.array([1, 0, 0, 1], np.uint8)
+    so_far = SampledTokens(np.array([7, 8, 9, 7], np.int32), np.zeros(4, np.float32), runs, mask)
+    book = Book()
+    await book.grant("g1", drafts=[buffer_pb2.MemberDraft(member=2, payload=pack(so_far)), draft(1, 7)])
+    asked = book.engine.requests
+    assert [request.prefix.mask is None for request in asked if request.prefix is not None] == [True, False]
+    assert asked[2].prefix is not None
+    assert asked[2].prefix.mask is not None
+    assert asked[2].prefix.mask.tolist() == mask.tolist()
+    assert [(request.member, request.task.task_id) for request in asked] == [(index, "g1") for index in range(4)]
 
 
 async def test_a_pinned_group_is_answered_by_one_version_alone() -> None:
@@ -323,6 +341,44 @@ def test_credits_keep_the_line_full_and_short(slots: int, n: int, generating: in
         assert after > slots + ahead - n, "every slot can be refilled"
     else:
         assert groups == 0
+
+
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(0, 2000), st.integers(1, 299))
+def test_below_the_limit_of_the_engine_there_is_no_line(slots: int, n: int, generating: int, limit: int) -> None:
+    groups = credits_for(Load(generating, 0), slots=slots, n=n, limit=limit)
+    if limit >= slots:
+        assert groups == credits_for(Load(generating, 0), slots=slots, n=n)
+    else:
+        assert groups == 0 or generating + groups * n <= max(limit, n)
+        assert generating + groups * n > limit - n, "the limit is used, and one group is always possible"
+
+
+async def test_an_engine_that_has_too_much_is_given_less() -> None:
+    def status(**figures: Any) -> EngineStatus:
+        return EngineStatus(**({"active": 8, "queued": 4, "tokens_generated": 0, "swaps": 0} | _SERVING | figures))
+
+    book = Book()
+    for name in ("g1", "g2", "g3"):
+        await book.grant(name)
+    loads = book.loads
+    book.rollout.observe(status(preemptions=40, state="paused"), 0.0)
+    assert (book.rollout.limit, book.loads) == (8, loads)
+    book.rollout.observe(status(preemptions=40), 1.0)
+    assert (book.rollout.limit, book.loads) == (7, loads + 1)
+    book.finish(4)
+    assert book.rollout.credits("train") == 0, "8 are in hand"
+    book.finish(4)
+    assert book.rollout.credits("train") == 0, "8 would be in hand"
+    book.finish(4)
+    assert book.rollout.credits("train") == book.rollout.credits("eval") // 4 == 1
+
+
+async def test_who_waits_behind_pinned_groups_does_not_wait_for_room() -> None:
+    book = Book()
+    await book.grant("e1", table="eval", n=1, pin=V0)
+    for at in range(60):
+        book.rollout.observe(EngineStatus(active=1, queued=7, tokens_generated=0, swaps=0, **_SERVING), float(at))
+    assert book.rollout.limit == 8
 
 
 def test_what_the_gate_allows_is_shared() -> None:

@@ -43,7 +43,7 @@ from protos import (
 
 ROOT = Path(__file__).parents[2]
 SECURITY = SecuritySection()
-DEADLINE_S = 40.0
+DEADLINE_S = 90.0
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:

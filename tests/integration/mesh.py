@@ -22,9 +22,17 @@ DEADLINE_S = 90.0
 
 
 class MeshRun:
-    """`rollmesh run` on the demonstration's data; its output lines are the events that tests wait for."""
+    """`rollmesh run` on an example's data, the demonstration's by default; its output lines are the events that tests
+    wait for."""
 
-    def __init__(self, data: Path, folder: Path, *overrides: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        data: Path,
+        folder: Path,
+        *overrides: str,
+        env: Mapping[str, str] | None = None,
+        config: str = "examples/demo/demo.yaml",
+    ) -> None:
         self.folder = folder / "run"
         self.lines: list[str] = []
         self._events: queue.Queue[str | None] = queue.Queue()
@@ -39,7 +47,7 @@ class MeshRun:
             *overrides,
         ]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rollmesh.cli", "run", "examples/demo/demo.yaml", *arguments],
+            [sys.executable, "-m", "rollmesh.cli", "run", config, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

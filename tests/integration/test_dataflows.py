@@ -13,7 +13,13 @@ from examples.demo.prepare import prepare
 from tests.integration.mesh import MeshRun, audit
 
 _HERE = "examples/dataflows"
-_COMMON = ("--rollout.n=4", "--learner.optimizer.warmup_steps=5", "--eval.stop_at=null", "--eval.rows=32")
+_COMMON = (
+    "--rollout.replicas=1",
+    "--rollout.n=4",
+    "--learner.optimizer.warmup_steps=5",
+    "--eval.stop_at=null",
+    "--eval.rows=32",
+)
 
 
 def values(run: MeshRun, name: str) -> list[float]:
@@ -55,6 +61,7 @@ def test_a_student_comes_closer_to_its_teacher(
         f"--model.path={warm_data / 'model'}",
         f"--algorithm={_HERE}/distillation.py:Distillation",
         f"--learner.roles.teacher.path={teacher}",
+        "--data.eval=null",
         "--learner.steps=80",
     )
     assert run.finish(180) == 0, run.tail()

@@ -1,22 +1,25 @@
-"""What the launcher does about deaths: services are started again, a dead launcher's run goes on, Ctrl-C drains.
+"""What the launcher does about deaths: services are started again, Ctrl-C drains, a dead launcher's run goes on.
 
 What faults do to the mesh itself, each service alone and together: tests/faults.
 """
 
 import signal
 
+import psutil
 import pytest
 
 from tests.integration.mesh import alive, audit
 
 SHORT = ("--rollout.replicas=2", "--buffer.lease_s=4", "--buffer.reconnect_grace_s=0.5", "--checkpoint.every_steps=7")
 SERVICES = ("buffer", "reward", "generator-0", "generator-1", "learner")
+STEPS = 120
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_killed_services_come_back_ctrl_c_drains_and_a_second_start_finishes(start_mesh) -> None:
-    first = start_mesh(*SHORT, "--learner.steps=80")
+@pytest.mark.timeout(400)
+def test_a_run_outlives_its_services_a_ctrl_c_and_its_launcher(start_mesh) -> None:
+    """Three starts of one run: services are killed and Ctrl-C comes; the launcher is killed; it goes to its end."""
+    first = start_mesh(*SHORT, f"--learner.steps={STEPS}")
     first.wait_step(5)
     for service in ("learner", "buffer"):
         before = first.pid(service)
@@ -28,24 +31,21 @@ def test_killed_services_come_back_ctrl_c_drains_and_a_second_start_finishes(sta
     first.process.send_signal(signal.SIGINT)
     assert first.finish(60) == 130, first.tail()
     assert [pid for pid in pids if alive(pid)] == []
-    second = start_mesh(*SHORT, "--learner.steps=80")
-    assert second.finish(120) == 0, second.tail()
-    audit(second)
-    assert second.summary()["steps"] == 80
+    audit(first)
+    reached = first.last_step()
 
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_all_at_once_dies_with_the_launcher_and_a_second_start_goes_on(start_mesh) -> None:
-    first = start_mesh(*SHORT, "--learner.steps=40")
-    first.wait_step(16)
-    pids = [first.pid(service) for service in SERVICES]
-    first.process.kill()
-    first.process.wait(10)
-    second = start_mesh(*SHORT, "--learner.steps=40")
+    second = start_mesh(*SHORT, f"--learner.steps={STEPS}")
     second.wait_for("going on")
-    second.wait_step(17)
-    assert [pid for pid in pids if alive(pid)] == [], "a service outlived its launcher"
-    assert second.finish(120) == 0, second.tail()
-    audit(second)
-    assert second.summary()["steps"] == 40
+    second.wait_step(reached + 1)
+    family = [process.pid for process in psutil.Process(second.process.pid).children(recursive=True)]
+    assert len(family) > len(SERVICES), "the services and Redis"
+    second.process.kill()
+    second.process.wait(10)
+
+    third = start_mesh(*SHORT, f"--learner.steps={STEPS}")
+    third.wait_for("going on")
+    third.wait_step(reached + 1)
+    assert [pid for pid in family if alive(pid)] == [], "a service outlived its launcher"
+    assert third.finish(120) == 0, third.tail()
+    audit(third)
+    assert third.summary()["steps"] == STEPS

@@ -1,4 +1,9 @@
-"""`rollmesh run` on other people's kind of models and data: sharded bfloat16, BPE, chat messages in JSONL."""
+"""`rollmesh run` on other people's models, data and rewards: sharded bfloat16, BPE, chat messages in JSONL, and a
+scorer that raises or answers NaN.
+
+Two architectures whose weights go through most hands: sliding windows, and experts whose tensors the library regroups.
+That every architecture computes alike in generator and learner: tests/generators/engines, tests/learner/engines.
+"""
 
 import json
 from pathlib import Path
@@ -27,7 +32,7 @@ def _model(folder: Path, architecture: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen3_moe"])
 def test_a_run_on_another_architecture(start_mesh, tmp_path: Path, architecture: str) -> None:
     model = _model(tmp_path / "model", architecture)
     rows = [
@@ -44,7 +49,9 @@ def test_a_run_on_another_architecture(start_mesh, tmp_path: Path, architecture:
     scorer = tmp_path / "scorer.py"
     scorer.write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return float(len(solution_str) % 2)\n"
+        "    case = len(solution_str) % 4\n"
+        "    if case == 0:\n        raise KeyError('no such answer')\n"
+        "    return float('nan') if case == 1 else float(case)\n"
     )
     run = start_mesh(
         f"--model.path={model}",
@@ -63,6 +70,9 @@ def test_a_run_on_another_architecture(start_mesh, tmp_path: Path, architecture:
     assert run.finish() == 0, run.tail()
     audit(run)
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    rewards = [row for row in steps if "critic/score/mean" in row]
+    assert min(row["critic/score/min"] for row in rewards) >= 2.0, "what failed is in no statistic"
+    assert sum(row["unscored_members"] for row in rewards) > 0
     drifts = [row["rollout_corr/log_ratio_max"] for row in steps if "rollout_corr/log_ratio_max" in row]
     assert drifts, "no step had a gradient"
     assert max(drifts) < 1e-4, "the learner recomputes what the generator sampled from"

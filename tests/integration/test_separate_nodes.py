@@ -1,6 +1,7 @@
 """The README's commands for separate nodes: each service started by hand, knowing the buffer's address alone."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,11 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def service(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def service(
+    folder: Path, name: str, *arguments: str, cwd: Path = ROOT, env: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """A service as its own process; its log tells why, where it fails."""
     with (folder / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rollmesh.cli", *arguments], cwd=ROOT, stdout=log, stderr=log, text=True
+            [sys.executable, "-m", "rollmesh.cli", *arguments], cwd=cwd, env=env, stdout=log, stderr=log, text=True
         )
         try:
             yield process
@@ -47,6 +50,7 @@ def _address(folder: Path, ready: Path, process: subprocess.Popen[str]) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_services_started_by_hand_train_to_the_end(demo_data: Path, tmp_path: Path) -> None:
+    """The generator has nothing but the address, neither files nor environment; it leaves when all is done."""
     config = yaml.safe_load((ROOT / "examples" / "demo" / "demo.yaml").read_text())
     config["run"] = {"name": "run", "dir": str(tmp_path)}
     config["model"]["path"] = str(demo_data / "model")
@@ -55,16 +59,22 @@ def test_services_started_by_hand_train_to_the_end(demo_data: Path, tmp_path: Pa
     cfg = tmp_path / "cfg.yaml"
     cfg.write_text(yaml.safe_dump(config))
     ready = tmp_path / "ready.json"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    bare = {"PATH": os.environ["PATH"], "HOME": str(empty), "OMP_NUM_THREADS": "1"}
     with service(tmp_path, "buffer", "buffer", str(cfg), "--port", "0", "--ready-file", str(ready)) as buffer:
         mesh = _address(tmp_path, ready, buffer)
         with (
             service(tmp_path, "reward", "reward", str(cfg), "--mesh", mesh) as reward,
-            service(tmp_path, "generator", "generator", "--mesh", mesh, "--threads", "1") as generator,
+            service(
+                tmp_path, "generator", "generator", "--mesh", mesh, "--threads", "1", cwd=empty, env=bare
+            ) as generator,
             service(tmp_path, "learner", "learner", str(cfg), "--mesh", mesh) as learner,
         ):
             assert learner.wait(120) == 0, (tmp_path / "learner.log").read_text()
             assert generator.wait(30) == 0, (tmp_path / "generator.log").read_text()
             assert reward.wait(30) == 0, (tmp_path / "reward.log").read_text()
+            assert list(empty.iterdir()) == []
             ledger = subprocess.run(
                 [sys.executable, "-m", "rollmesh.cli", "ledger", "--mesh", mesh],
                 capture_output=True,

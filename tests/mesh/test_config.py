@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mesh.config import Config, load_config, parse_overrides
-from mesh.config.models import Section, section_of
+from mesh.config.section import Section, section_of
 from mesh.errors import ConfigError
 
 MINIMAL = {"model": {"path": "m"}, "data": {"train": "d.parquet"}}

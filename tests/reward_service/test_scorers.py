@@ -59,6 +59,20 @@ def test_auto_picks_by_source_and_refuses_what_it_does_not_know() -> None:
     assert "mystery" in unknown.message
 
 
+def test_an_episode_is_worth_what_its_environment_says() -> None:
+    def judged(name: str, extra_info: dict[str, Any]) -> Any:
+        return SCORERS[name](RewardItem("i", "g", "rollmesh/arithmetic", "prompt", "41", "42", extra_info))
+
+    worth = {"environment_reward": {"won": 1, "length": -0.25}}
+    for name in ("environment", "auto"):
+        assert judged(name, worth) == Scored(0.75, {"won": 1.0, "length": -0.25})
+        assert judged(name, {"environment_reward": {"won": "lots"}}).code == "bad_output"
+    assert judged("auto", {"index": 3}) == Scored(0.0), "else the source decides"
+    assert judged("arithmetic", worth) == Scored(0.0)
+    for nothing in ({}, {"environment_reward": {}}, {"environment_reward": None}):
+        assert judged("environment", nothing).code == "no_environment_reward"
+
+
 @given(st.text(max_size=60), st.integers(-(10**9), 10**9))
 def test_any_text_gets_a_finite_score(response: str, truth: int) -> None:
     for name in ("arithmetic", "gsm8k", "exact_match", "strings"):

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import rollmesh
 from examples.demo.prepare import main as prepare
 from mesh.errors import ConfigError, RewardError
-from rollmesh.launcher import folder
-from rollmesh.report.metrics import is_training, read_metrics
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +39,6 @@ def config(data: Path, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
 def assert_balanced(summary: rollmesh.Summary, steps: int) -> None:
     assert summary.steps == steps
     assert {table: state["discrepancies"] for table, state in summary.ledger.items()} == {"train": [], "eval": []}
@@ -61,6 +46,7 @@ def assert_balanced(summary: rollmesh.Summary, steps: int) -> None:
 
 @pytest.mark.slow
 def test_train_serves_a_function_of_this_process(config: dict[str, Any]) -> None:
+    """To a mesh of two fronts, and of a learner with two ranks."""
     threads: set[str] = set()
 
     def reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
@@ -68,6 +54,7 @@ def test_train_serves_a_function_of_this_process(config: dict[str, Any]) -> None
         return float(len(solution_str) % 2)
 
     config["buffer"] = {"fronts": 2}
+    config["learner"]["ranks"] = 2
     summary = rollmesh.train(config, reward_fn=reward, quiet=True)
     assert threads
     assert {"buffer", "buffer-1"} <= set(summary.peak_memory_mb)
@@ -80,33 +67,6 @@ def test_train_serves_a_function_of_this_process(config: dict[str, Any]) -> None
     assert summary.peak_memory_mb["learner"] > 50
     for name in ("summary.json", "report.html"):
         assert (Path(summary.folder) / name).is_file()
-
-
-@pytest.mark.slow
-def test_killed_launcher_leaves_nothing_and_its_run_goes_on(config: dict[str, Any], tmp_path: Path) -> None:
-    config["learner"]["steps"] = 5000
-    path = tmp_path / "cfg.json"
-    path.write_text(json.dumps(config))
-    run = tmp_path / "small"
-    command = [sys.executable, "-m", "rollmesh.cli", "run", str(path)]
-    launcher = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-    def trained() -> int:
-        return sum(is_training(record) for record in read_metrics(run / "metrics.jsonl"))
-
-    wait_for(lambda: trained() > 12, "the first launch trained nothing")
-    family = psutil.Process(launcher.pid).children(recursive=True)
-    assert len(family) >= 5  # buffer, redis-server, reward, generator, learner
-    launcher.send_signal(signal.SIGKILL)
-    launcher.communicate()
-    wait_for(lambda: not any(process.is_running() and process.status() != "zombie" for process in family), "orphans")
-
-    at = json.loads((run / "consumption.jsonl").read_text().splitlines()[-1]) if trained() else {}
-    assert at
-    config["learner"]["steps"] = trained() + 5
-    summary = rollmesh.train(config, quiet=True)
-    assert_balanced(summary, steps=config["learner"]["steps"])
-    assert not (run / folder.MESH).exists()
 
 
 def test_reward_fn_beside_endpoints_is_refused(config: dict[str, Any]) -> None:

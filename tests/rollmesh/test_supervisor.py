@@ -132,6 +132,38 @@ async def test_children_of_a_service_end_with_it(
     await until(lambda: gone(pid))
 
 
+async def test_children_of_a_killed_service_are_gone_before_it_is_back(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    """What an inference engine has started holds memory that the next one needs."""
+    child = tmp_path / "child.pid"
+    supervisor = make_supervisor()
+    running = asyncio.create_task(
+        supervisor.run([lambda: [fake_spec(tmp_path, "generator-0", "--child", str(child))]], same_rank)
+    )
+    await until(lambda: recorder.starts_of("generator-0") == 1)
+    first = int(child.read_text())
+    os.kill(supervisor.pids()["generator-0"], signal.SIGKILL)
+    await until(lambda: recorder.starts_of("generator-0") == 2)
+    assert gone(first)
+    supervisor.interrupt()
+    await asyncio.wait_for(running, DEADLINE_S)
+
+
+async def test_children_of_a_service_that_will_not_end_go_with_it(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    child = tmp_path / "child.pid"
+    supervisor = make_supervisor()
+    spec = fake_spec(tmp_path, "generator-0", "--child", str(child), "--ignore-term", drain_s=0.2)
+    running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
+    await until(lambda: recorder.starts_of("generator-0") == 1)
+    pid = int(child.read_text())
+    supervisor.interrupt()
+    await asyncio.wait_for(running, DEADLINE_S)
+    await until(lambda: gone(pid))
+
+
 async def test_service_that_never_gets_ready_is_named(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
 ) -> None:

@@ -131,8 +131,8 @@ async def test_other_weights_are_found_and_what_cannot_be_compared_is_said(
         await world.holds_weights("good")
         usable = engine_weights._usable
 
-        def damaged(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-            tensor = usable(source, target)
+        def damaged(source: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            tensor = usable(source, dtype, device)
             return tensor * 1.5 if tensor.dim() > 1 else tensor
 
         with monkeypatch.context() as patch:

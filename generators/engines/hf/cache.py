@@ -119,6 +119,11 @@ class SlotCache(Cache):
         """Layers that store something; a layer that shares another's states does not."""
         return [layer for layer in self.slot_layers if layer.is_initialized]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the storage."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.used_layers)
+
     def begin(self, positions: torch.Tensor, columns: int) -> None:
         """Prepares a decode step: row r of [0, len(positions)) writes column `positions[r]` (int64).
 

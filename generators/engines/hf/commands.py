@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
-from generators.engines.base import GenerationRequest, PartialResponse, ProbeResult, SwapTimings
+from generators.engines.base import (
+    EngineError,
+    GenerationRequest,
+    PartialResponse,
+    SwapTimings,
+)
 from generators.engines.hf.weights import Staged
+from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
 from mesh.versions import PolicyVersion
 
 
@@ -46,12 +53,16 @@ class Update:
     done: Future[SwapTimings]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Probe:
-    """Tokens to be run through the model; see `InferenceEngine.probe`."""
-
-    token_ids: Sequence[int]
-    done: Future[ProbeResult]
+Command = Submit | Abort | Progress | Probe | Update | Pause | Resume | Sleep | Wake
 
 
-Command = Submit | Abort | Progress | Probe | Update
+def answer(done: Future[Any], value: Any) -> None:
+    """Resolves a future, unless its owner has called it off."""
+    if done.set_running_or_notify_cancel():
+        done.set_result(value)
+
+
+def refuse(done: Future[Any], error: EngineError) -> None:
+    """Fails a future, unless its owner has called it off."""
+    if done.set_running_or_notify_cancel():
+        done.set_exception(error)

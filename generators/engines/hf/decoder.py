@@ -9,14 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from generators.engines.base import FinishReason, GenerationRequest, GenerationResult, SampledTokens
+from generators.engines.base import (
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    SampledTokens,
+    TokenEvent,
+)
 from generators.engines.hf.cache import SlotCache
 from generators.engines.hf.loading import LoadedModel
 from generators.engines.hf.masks import MaskBuilder
@@ -24,9 +30,18 @@ from generators.engines.hf.prefill import Prefiller, Prefix, PrefixBatch
 from generators.engines.hf.recording import DirectForward, ForwardPass, record
 from generators.engines.hf.sampling import draw, next_uniform, state_after
 from generators.engines.hf.scheduling import Prompt, Waiting, interrupted
-from generators.engines.hf.stopping import StopMatcher
 from generators.engines.hf.table import Running, SlotTable
+from generators.engines.hf.vision import Vision
+from generators.engines.stopping import StopMatcher
 from mesh.versions import PolicyVersion, VersionRuns
+
+
+@dataclass(slots=True)
+class Step:
+    """What one decode step gave: tokens of streamed sequences, and sequences that have ended."""
+
+    events: list[TokenEvent] = field(default_factory=list)
+    results: list[GenerationResult] = field(default_factory=list)
 
 
 class Decoder:
@@ -38,7 +53,9 @@ class Decoder:
         self._device = self._model.device
         self._masks = MaskBuilder(loaded.layer_types, loaded.window, self._model.dtype, self._device)
         self._forward_pass: ForwardPass = DirectForward(self._model)
-        self._prefiller = Prefiller(self._model, len(loaded.layer_types), self._masks)
+        vision = None if loaded.images is None else Vision(self._model, loaded.images)
+        self._prefiller = Prefiller(self._model, len(loaded.layer_types), self._masks, vision)
+        self._slots = slots
         self._cache = SlotCache(slots, loaded.layer_types, self._device)
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
         self._is_end = np.zeros(self._vocabulary, np.bool_)
@@ -55,20 +72,17 @@ class Decoder:
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
         """Computes the prefixes of prompts."""
-        for prompt, prefix in zip(prompts, self._prefiller.run([prompt.ids for prompt in prompts]), strict=True):
+        prefixes = self._prefiller.run([prompt.ids for prompt in prompts], [prompt.images for prompt in prompts])
+        for prompt, prefix in zip(prompts, prefixes, strict=True):
             prompt.prefix = prefix
 
-    def step(self, starting: Sequence[Waiting]) -> list[GenerationResult]:
-        """Draws one token for every running sequence and for those in `starting`, whose prompts are prefilled.
-
-        Returns:
-            The sequences that have ended.
-        """
+    def step(self, starting: Sequence[Waiting]) -> Step:
+        """Draws one token for every running sequence and for those in `starting`, whose prompts are prefilled."""
         table = self.table
         self._close_ranks(spare=len(starting))
         new_rows = [self._open(waiting) for waiting in starting]
         if not table.rows:
-            return []
+            return Step()
         logits = self._forward(new_rows, starting)
         rows = table.rows
         table.position[:rows] += 1
@@ -80,7 +94,8 @@ class Decoder:
         tokens = ids.cpu().numpy()
         table.record(tokens, log_probs.cpu().numpy())
         self.tokens_generated += rows
-        return self._close_ended(tokens)
+        assert self.serving is not None
+        return Step(table.events(self.serving), self._close_ended(tokens))
 
     def abort(self, request_ids: set[str]) -> list[GenerationResult]:
         """Ends running sequences early."""
@@ -99,6 +114,12 @@ class Decoder:
         rows = [(running.started, row) for row, running in enumerate(self.table.running) if running is not None]
         return [self._interrupted(row) for _, row in sorted(rows)]
 
+    def release(self) -> int:
+        """Frees the storage of keys and values, while nothing runs; returns its bytes."""
+        freed = self._cache.nbytes
+        self._cache = SlotCache(self._slots, self._loaded.layer_types, self._device)
+        return freed
+
     def prepare(self) -> None:
         """Settles how decode steps run the model; to be called once, when it holds its first weights."""
         self._forward_pass = record(self._loaded, self._masks, self._prefiller)
@@ -114,7 +135,9 @@ class Decoder:
         self._close_ranks(spare=0)
         rows = list(range(table.rows))
         sequences = [table.tokens[row, : table.position[row]].tolist() for row in rows]
-        for batch, members in _by_batch(self._prefiller.run(sequences)):
+        # Rows that have ended are gone: ranks are closed.
+        images = [running.request.images if running is not None else () for running in table.running[: table.rows]]
+        for batch, members in _by_batch(self._prefiller.run(sequences, images)):
             self._store([rows[member] for member, _ in members], batch, [index for _, index in members])
 
     def log_probs(self, ids: Sequence[int]) -> NDArray[np.float32]:
@@ -127,8 +150,8 @@ class Decoder:
         prefix = request.prefix
         if prefix is None:
             return None
-        matcher = self._matcher(request)
-        if self._is_end[prefix.response_ids[-1]] or (matcher and matcher.push(prefix.response_ids.tolist())):
+        matcher, turn = self._matcher(request), prefix.last_turn
+        if len(turn) and (self._is_end[turn[-1]] or (matcher and matcher.push(turn.tolist()))):
             return "stop"
         return "length" if len(prefix) >= self._limit(request) else None
 
@@ -141,7 +164,7 @@ class Decoder:
             drawn = len(request.prefix)
             marks = [*_marks(request.prefix.versions), (drawn, serving)]
             if matcher is not None:
-                matcher.push(request.prefix.response_ids.tolist())
+                matcher.push(request.prefix.last_turn.tolist())
         seed = request.sampling.seed or int(self._seeds.integers(1, 2**63))
         # Draws depend on the position alone: behind a prefix none is used a second time.
         state = state_after(seed, drawn)
@@ -152,7 +175,7 @@ class Decoder:
         running = self.table.running[row]
         assert running is not None
         partial = self.table.close(row, "aborted")
-        prefix = SampledTokens(partial.response_ids, partial.log_probs, partial.versions)
+        prefix = SampledTokens(partial.response_ids, partial.log_probs, partial.versions, partial.mask)
         return interrupted(replace(running.request, prefix=prefix), running.started)
 
     def _limit(self, request: GenerationRequest) -> int:

@@ -14,6 +14,7 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -22,10 +23,14 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
+from generators.engines.checks import Limits
 from mesh.errors import DataError
+from mesh.images import ImageProcessor
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Vision-language models whose images take plain positions, are seen causally, and enter as input embeddings alone.
+_WITH_IMAGES = {"llava", "idefics3", "smolvlm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,7 @@ class LoadedModel:
         context: longest sequence (prompt and response) in tokens.
         layer_types: `full_attention` or `sliding_attention`, one per layer.
         window: tokens that a sliding layer sees, the current one included; None without such layers.
+        images: the processor of a model that takes images; None: it takes text alone.
     """
 
     model: PreTrainedModel
@@ -47,10 +53,28 @@ class LoadedModel:
     context: int
     layer_types: tuple[str, ...]
     window: int | None
+    images: ImageProcessor | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """What requests have to keep to."""
+        return Limits(
+            context=self.context,
+            vocabulary=int(self.model.config.get_text_config().vocab_size),
+            eos=frozenset(self.eos_ids),
+            text=self.tokenizer is not None,
+            images=self.images is not None,
+        )
 
 
-def load_model(folder: Path, *, dtype: str, device: str) -> LoadedModel:
+def load_model(folder: Path, *, dtype: str, device: str, context: int | None = None) -> LoadedModel:
     """Builds model and tokenizer from local files only.
+
+    Args:
+        folder: configuration and tokenizer files.
+        dtype: float32, bfloat16 or float16.
+        device: torch device.
+        context: tokens of the longest sequence; None, or more than the model can: what the model can.
 
     Raises:
         DataError: the folder is missing, has no readable configuration, or its architecture cannot be served.
@@ -64,13 +88,18 @@ def load_model(folder: Path, *, dtype: str, device: str) -> LoadedModel:
     text_config = config.get_text_config()
     layer_types, window = _attention_layout(text_config, folder)
     implementation = "eager" if getattr(text_config, "attn_logit_softcapping", None) else "sdpa"
+    takes_images = config.model_type in _WITH_IMAGES
+    factory: Any = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
     try:
         with no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, dtype=_DTYPES[dtype], attn_implementation=implementation)
+            model = factory.from_config(config, dtype=_DTYPES[dtype], attn_implementation=implementation)
     except ValueError as error:
-        raise DataError(f"{folder}: not a causal language model: {error}") from error
-    context = getattr(text_config, "max_position_embeddings", None)
-    if not isinstance(context, int):
+        raise DataError(
+            f"{folder}: not a causal language model: {error}",
+            hint=f"of vision-language models the hf engine serves {', '.join(sorted(_WITH_IMAGES))}",
+        ) from error
+    longest = getattr(text_config, "max_position_embeddings", None)
+    if not isinstance(longest, int):
         raise DataError(f"{folder}/config.json: no max_position_embeddings", hint="state the model's context length")
     model.tie_weights()
     model.to(device).eval().requires_grad_(False)
@@ -78,10 +107,11 @@ def load_model(folder: Path, *, dtype: str, device: str) -> LoadedModel:
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        eos_ids=_eos_ids(folder, text_config, tokenizer),
-        context=context,
+        eos_ids=eos_ids(folder, text_config, tokenizer),
+        context=min(longest, context or longest),
         layer_types=layer_types,
         window=window,
+        images=ImageProcessor.load(folder) if takes_images else None,
     )
 
 
@@ -120,7 +150,7 @@ def _attention_layout(config: PreTrainedConfig, folder: Path) -> tuple[tuple[str
     return layer_types, int(window)
 
 
-def _eos_ids(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+def eos_ids(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     """The generation configuration names the end tokens; else the model's configuration; else the tokenizer."""
     declared: Any = None
     if (folder / "generation_config.json").is_file():

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from generators.engines.hf.cache import PrefixCache
 from generators.engines.hf.masks import MaskBuilder
+from generators.engines.hf.vision import Vision
 
 # Padded tokens of one forward pass; bounds its memory.
 _MAX_TOKENS = 8192
@@ -40,19 +41,30 @@ class Prefix(NamedTuple):
 
 
 class Prefiller:
-    """Runs sequences through the model from their start."""
+    """Runs sequences through the model from their start.
 
-    def __init__(self, model: PreTrainedModel, layers: int, masks: MaskBuilder) -> None:
+    Args:
+        model: in evaluation mode.
+        layers: of the model.
+        masks: of the model.
+        vision: of a model that takes images.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: int, masks: MaskBuilder, vision: Vision | None = None) -> None:
         self._model = model
+        self._vision = vision
         self._layers = layers
         self._masks = masks
         self._device = model.device
 
-    def run(self, sequences: Sequence[Sequence[int]]) -> list[Prefix]:
-        """Prefixes of the given token sequences, in their order."""
+    def run(
+        self, sequences: Sequence[Sequence[int]], images: Sequence[tuple[bytes, ...]] | None = None
+    ) -> list[Prefix]:
+        """Prefixes of the given token sequences, in their order; `images` are those of each, None: they have none."""
         prefixes: list[Prefix | None] = [None] * len(sequences)
         for members in _batches([len(ids) for ids in sequences]):
-            batch = self._forward([sequences[member] for member in members])
+            given = None if images is None else [images[member] for member in members]
+            batch = self._forward([sequences[member] for member in members], given)
             for index, member in enumerate(members):
                 prefixes[member] = Prefix(batch, index)
         return [prefix for prefix in prefixes if prefix is not None]
@@ -69,13 +81,16 @@ class Prefiller:
         ).logits[0, :-1]
         return torch.log_softmax(logits.float(), -1).gather(1, row[0, 1:, None])[:, 0]
 
-    def _forward(self, sequences: Sequence[Sequence[int]]) -> PrefixBatch:
+    def _forward(self, sequences: Sequence[Sequence[int]], images: Sequence[tuple[bytes, ...]] | None) -> PrefixBatch:
         columns = max(len(ids) for ids in sequences)
         input_ids = torch.tensor([[*ids, *([0] * (columns - len(ids)))] for ids in sequences], device=self._device)
         last = torch.tensor([[len(ids) - 1] for ids in sequences], device=self._device)
         cache = PrefixCache(self._layers)
+        inputs = {"input_ids": input_ids}
+        if self._vision is not None and images is not None and any(images):
+            inputs = {"inputs_embeds": self._vision.embedded(input_ids, images)}
         output = self._model(
-            input_ids=input_ids,
+            **inputs,
             attention_mask=self._masks.prefill(columns),
             position_ids=torch.arange(columns, device=self._device)[None],
             past_key_values=cache,

@@ -2,7 +2,7 @@
 
 Invariants: requests start in the order of their arrival, except that while a swap of weights waits for pinned
 requests only pinned ones start; what a swap interrupted stands before what never started, and comes back a bounded
-number of tokens per step. Requests of one submission with equal prompts share a `Prompt`, whose prefix is
+number of tokens per step. Requests of one submission with equal prompts (and images) share a `Prompt`, whose prefix is
 computed once and dropped with its last use, or at a swap: a prefix never meets other weights than those that made it.
 """
 
@@ -29,10 +29,12 @@ class Prompt:
 
     Attributes:
         ids: token ids; of a request with a prefix, these behind its prompt's.
+        images: encoded, of the prompt; their tokens in `ids` are widened.
         prefix: its keys, values and last logits under the present weights; None until prefilled.
     """
 
     ids: tuple[int, ...]
+    images: tuple[bytes, ...] = ()
     prefix: Prefix | None = None
 
 
@@ -66,16 +68,17 @@ class WaitingLine:
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Appends one submission."""
-        prompts: dict[tuple[int, ...], Prompt] = {}
+        prompts: dict[tuple[tuple[int, ...], tuple[bytes, ...]], Prompt] = {}
         for request in requests:
             ids = _ids(request)
-            prompt = prompts.setdefault(ids, Prompt(ids))
+            prompt = prompts.setdefault((ids, request.images), Prompt(ids, request.images))
             self._line.append(Waiting(request, prompt))
             self.pinned += request.pinned
 
     def put_back(self, interrupted: Sequence[Waiting]) -> None:
         """Puts requests that were running at the head, in this order."""
         self._line.extendleft(reversed(interrupted))
+        self.pinned += sum(waiting.request.pinned for waiting in interrupted)
 
     def take(self, count: int, *, pinned_only: bool) -> list[Waiting]:
         """Removes and returns the next `count` requests that may start."""
@@ -109,6 +112,10 @@ class WaitingLine:
                 continue
             found.append(PartialResponse(waiting.request.request_id, prefix, now - waiting.started))
         return found
+
+    def pinned_ids(self) -> set[str]:
+        """Of the pinned requests."""
+        return {waiting.request.request_id for waiting in self._line if waiting.request.pinned}
 
     def to_prefill(self, starting: Iterable[Waiting]) -> list[Prompt]:
         """Prompts to prefill so that `starting` can start: theirs, and some of the next in line if any are needed."""
@@ -154,7 +161,7 @@ class WaitingLine:
 
 def interrupted(request: GenerationRequest, started: float) -> Waiting:
     """A request that was running since `started`; its tokens so far are its prefix."""
-    return Waiting(request, Prompt(_ids(request)), started)
+    return Waiting(request, Prompt(_ids(request), request.images), started)
 
 
 def _ids(request: GenerationRequest) -> tuple[int, ...]:

@@ -22,9 +22,10 @@ from generators.engines.base import (
     GenerationResult,
     PartialResponse,
     SampledTokens,
+    TokenEvent,
 )
 from generators.engines.hf.sampling import RowSampling
-from generators.engines.hf.stopping import StopMatcher
+from generators.engines.stopping import StopMatcher
 from mesh.versions import PolicyVersion, VersionRuns
 
 _FIRST_CAPACITY = 64
@@ -69,6 +70,7 @@ class SlotTable:
         self._index = np.arange(slots)
         self._sampling: RowSampling | None = None
         self._watched: list[int] | None = None
+        self._streamed: list[int] | None = None
 
     @property
     def active(self) -> int:
@@ -135,6 +137,7 @@ class SlotTable:
             log_probs=sampled.log_probs,
             versions=sampled.versions,
             finish_reason=reason,
+            mask=sampled.mask,
         )
 
     def progress(self, at_least: Mapping[str, int]) -> list[PartialResponse]:
@@ -178,6 +181,21 @@ class SlotTable:
             ]
         return self._watched
 
+    def events(self, version: PolicyVersion) -> list[TokenEvent]:
+        """The tokens that `record` appended to streamed responses, drawn by `version`."""
+        if self._streamed is None:
+            self._streamed = [
+                row for row, running in enumerate(self.running[: self.rows]) if running and running.request.stream
+            ]
+        runs = VersionRuns(((1, version),))
+        events = []
+        for row in self._streamed:
+            running, at = self.running[row], int(self.position[row])
+            assert running is not None
+            token = SampledTokens(self.tokens[row, at : at + 1].copy(), self.log_probs[row, at : at + 1].copy(), runs)
+            events.append(TokenEvent(running.request.request_id, token))
+        return events
+
     def sampling(self, device: torch.device) -> RowSampling:
         """Sampling parameters of rows [0, rows)."""
         if self._sampling is None:
@@ -209,10 +227,12 @@ class SlotTable:
 
     def _sampled(self, row: int, running: Running) -> SampledTokens:
         begin, end = int(self.prompt_length[row]), int(self.position[row]) + 1
+        prefix = running.request.prefix
         return SampledTokens(
             response_ids=self.tokens[row, begin:end].copy(),
             log_probs=self.log_probs[row, begin:end].copy(),
             versions=_runs(running.marks, end - begin),
+            mask=prefix.mask_over(end - begin) if prefix is not None else None,
         )
 
     def _move(self, source: int, target: int) -> None:
@@ -237,6 +257,7 @@ class SlotTable:
     def _membership_changed(self) -> None:
         self._sampling = None
         self._watched = None
+        self._streamed = None
 
 
 def _column(values: NDArray[np.generic], device: torch.device) -> torch.Tensor:

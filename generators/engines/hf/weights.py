@@ -5,6 +5,8 @@ the swap copies nothing, so that it takes microseconds per tensor whatever their
 back, so that a model never holds a mixture of two versions. Tensors that are what the model needs (dtype, device,
 contiguous) are served from the memory in which they came; nobody writes to it again. So the tensors of a version stay
 as they are for as long as anybody holds them, whatever is swapped in meanwhile.
+
+While the engine sleeps they lie on the host, or nowhere.
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ class ModelWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self._targets: dict[str, torch.Tensor] = dict(model.state_dict(keep_vars=True))
+        self._shapes = {name: target.shape for name, target in self._targets.items()}
+        self._home = next(iter(self._targets.values())).device
+        self._place = self._home
         self._names: dict[int, list[str]] = {}
         for name, target in self._targets.items():
             self._names.setdefault(id(target), []).append(name)
@@ -51,11 +56,11 @@ class ModelWeights:
                     target = self._targets.get(name)
                     if target is None:
                         raise WeightsError(f"tensor {name!r} is not part of the model", hint="send Hugging Face names")
-                    if source.shape != target.shape:
-                        shapes = f"{list(source.shape)}, expected {list(target.shape)}"
+                    if source.shape != self._shapes[name]:
+                        shapes = f"{list(source.shape)}, expected {list(self._shapes[name])}"
                         raise WeightsError(f"tensor {name!r} has shape {shapes}")
                     if id(target) not in placed:
-                        placed[id(target)] = (target, _usable(source, target))
+                        placed[id(target)] = (target, _usable(source, target.dtype, self._place))
         except (RuntimeError, MemoryError) as error:
             raise WeightsError(
                 f"no place for new weights beside those in service: {error}", hint="the old ones stay in service"
@@ -74,7 +79,8 @@ class ModelWeights:
         former = Staged([(target, target.data) for target, _ in staged.pairs])
         try:
             for target, tensor in staged.pairs:
-                _point(target, tensor)
+                # It may have been staged while the engine slept, or before.
+                _point(target, tensor.to(self._place))
         except (RuntimeError, MemoryError) as error:
             for target, tensor in former.pairs:
                 target.data = tensor
@@ -85,10 +91,43 @@ class ModelWeights:
         """What is in place now, by name; stays as it is through later swaps."""
         return {name: target.data for name, target in self._targets.items()}
 
+    def drop(self) -> int:
+        """Lets go of all of them; returns the bytes. Before the model runs again, a complete set is swapped in."""
+        self._place = self._home
+        freed = 0
+        for target in self._distinct():
+            freed += target.data.nbytes if target.device == self._home else 0
+            target.data = torch.empty(0, dtype=target.dtype, device=self._home)
+        return freed
+
+    def to_host(self) -> int:
+        """Keeps them in host memory until `to_device`; returns the bytes that the device has again."""
+        return self._move(torch.device("cpu"))
+
+    def to_device(self) -> None:
+        """Brings them back.
+
+        Raises:
+            RuntimeError: there is no memory; they are where they were.
+        """
+        self._move(self._home)
+
+    def _move(self, place: torch.device) -> int:
+        targets = [target for target in self._distinct() if target.device != place]
+        moved = [target.data.to(place) for target in targets]
+        freed = sum(target.data.nbytes for target in targets)
+        for target, tensor in zip(targets, moved, strict=True):
+            target.data = tensor
+        self._place = place
+        return freed
+
+    def _distinct(self) -> list[torch.Tensor]:
+        return list({id(target): target for target in self._targets.values()}.values())
+
     @contextmanager
     def _beside_decoding(self) -> Iterator[None]:
         """On a GPU, copies run on a stream of their own and are complete at the end."""
-        device = next(iter(self._targets.values())).device
+        device = self._place
         if device.type != "cuda":
             yield
             return
@@ -98,9 +137,9 @@ class ModelWeights:
         stream.synchronize()
 
 
-def _usable(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def _usable(source: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The tensor itself where the model can use it as it is, else a copy."""
-    return source.detach().to(device=target.device, dtype=target.dtype).contiguous()
+    return source.detach().to(device=device, dtype=dtype).contiguous()
 
 
 def _point(target: torch.Tensor, tensor: torch.Tensor) -> None:

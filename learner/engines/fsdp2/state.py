@@ -69,8 +69,13 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    # `get_state_dict` gives AdamW's moments also before the first step.
+    fresh = not optimizer.state
     model_state, optimizer_state = get_state_dict(model, optimizer)
+    if fresh:
+        # AdamW has its moments only from a step on. `get_state_dict` has taken one, of nothing, and counted it.
+        for values in optimizer.state.values():
+            values["step"].zero_()
+        model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state, "rng": torch.get_rng_state()}
 
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
-import pytest
-import torch
 
-from generators.engines.base import (
-    GenerationResult,
-    SwapTimings,
-)
-from mesh.errors import PayloadError
-from mesh.versions import VersionRuns
+from generators.engines.base import SampledTokens
 from tests.generators.engines.harness import (
-    DEADLINE_S,
     V1,
     V2,
     V3,
@@ -53,17 +44,15 @@ class PrefixContract:
             assert len(result.versions) == len(ids) == len(result.log_probs)
             assert result.versions.runs == ((len(ids), V1),)
             assert len(ids) == asked.sampling.max_tokens or ids[-1] == harness.eos
-            expected = harness.log_probs(weights, [*asked.prompt_ids, *ids])[-len(ids) :]
-            np.testing.assert_allclose(result.log_probs, expected.numpy(), atol=1e-4)
+            harness.check_log_probs(result, weights, asked.prompt_ids)
             if prefix is not None:
                 assert ids[: len(prefix)] == prefix.response_ids.tolist()
                 np.testing.assert_array_equal(result.log_probs[: len(prefix)], prefix.log_probs)
                 assert len(ids) > len(prefix)
 
     def test_draws_behind_a_prefix_are_not_those_of_its_first_tokens(self, harness: EngineHarness) -> None:
-        """Over a near-uniform distribution equal draws would give equal tokens."""
-        weights = {name: torch.zeros_like(tensor) for name, tensor in harness.random_weights(0).items()}
-        harness.update(V1, weights)
+        """Over a uniform distribution, of all but the end token, equal draws would give equal tokens."""
+        harness.update(V1, harness.uniform_weights())
         [first] = harness.run([request("a", max_tokens=30, seed=11)])
         [second] = harness.run([behind("b", prefix_of(first, 15), max_tokens=30, seed=11)])
         same = first.response_ids[:15] == second.response_ids[15:30]
@@ -71,51 +60,52 @@ class PrefixContract:
 
     def test_each_part_of_a_response_keeps_its_versions(self, harness: EngineHarness) -> None:
         """A prefix of versions that this engine never had, and a swap while the rest is sampled."""
+        emitted = {V1: 10, V2: 11, V3: 12}
         harness.update(V2, harness.constant_weights(11))
-        swaps: list[Future[SwapTimings]] = []
-
-        def swap_once(_: list[GenerationResult]) -> None:
-            if not swaps:
-                swaps.append(harness.engine.update_weights(V3, harness.constant_weights(12).items(), ""))
-
-        harness.collector.hook = swap_once
-        filler, same, older = harness.run(
+        before = harness.freeze(
             [
-                request("filler", max_tokens=4),
-                behind("same", constant_prefix(11, 5, V2), max_tokens=40),
-                behind("older", constant_prefix(10, 9, V1), max_tokens=40),
+                behind("same", constant_prefix(11, 5, V2), max_tokens=harness.long),
+                behind("older", constant_prefix(10, 9, V1), max_tokens=harness.long),
             ]
         )
-        assert swaps[0].result(DEADLINE_S).in_flight == 2
-        assert filler.versions.runs[0][1] == V2
-        drawn_by_v2 = same.response_ids.tolist().count(11) - 5
-        assert 4 <= drawn_by_v2 < 35
-        assert same.versions.runs == ((5 + drawn_by_v2, V2), (35 - drawn_by_v2, V3))
-        assert older.versions.runs == ((9, V1), (drawn_by_v2, V2), (31 - drawn_by_v2, V3))
-        assert older.response_ids.tolist() == [{V1: 10, V2: 11, V3: 12}[version] for version in older.versions]
+        assert before["older"].sampled.versions.runs[0] == (9, V1)
+        assert harness.update(V3, harness.constant_weights(12)).in_flight == 2
+        harness.resume()
+        same, older = harness.collector.wait(["same", "older"])
+        drawn = {"same": harness.drawn(before["same"], same), "older": harness.drawn(before["older"], older)}
+        assert same.versions.runs == ((drawn["same"], V2), (harness.long - drawn["same"], V3))
+        assert older.versions.runs == ((9, V1), (drawn["older"] - 9, V2), (harness.long - drawn["older"], V3))
+        for result in (same, older):
+            assert result.response_ids.tolist() == [emitted[version] for version in result.versions]
+            assert result.finish_reason == "length"
         assert set(older.log_probs[:9].tolist()) == {-7.25}
         assert (older.log_probs[9:] > -0.1).all()
-        assert same.finish_reason == older.finish_reason == "length"
 
     def test_a_complete_prefix_ends_at_once(self, harness: EngineHarness) -> None:
         """Nothing is to be sampled, so not even weights are waited for."""
-        ended = constant_prefix(harness.eos, 1, V1)
-        full = constant_prefix(10, 6, V1)
-        context = constant_prefix(10, 2, V1)
+        stop = harness.text([10, 11])
         prompt = [3] * (harness.context - 2)
+        prefixes = {
+            "ended": constant_prefix(harness.eos, 1, V1),
+            "full": constant_prefix(10, 6, V1),
+            "context": constant_prefix(10, 2, V1),
+            "stopped": replace(constant_prefix(10, 3, V1), response_ids=np.array([9, 10, 11], np.int32)),
+        }
         results = harness.run(
             [
-                behind("ended", ended, max_tokens=9),
-                behind("full", full, max_tokens=6),
-                behind("context", context, prompt, max_tokens=9),
+                behind("ended", prefixes["ended"], max_tokens=9),
+                behind("full", prefixes["full"], max_tokens=6),
+                behind("context", prefixes["context"], prompt, max_tokens=9),
+                behind("stopped", prefixes["stopped"], max_tokens=9, stop=(stop,)),
             ]
         )
-        assert [result.finish_reason for result in results] == ["stop", "length", "length"]
-        for result, prefix in zip(results, (ended, full, context), strict=True):
+        assert [result.finish_reason for result in results] == ["stop", "length", "length", "stop"]
+        for result in results:
+            prefix = prefixes[result.request_id]
             assert result.response_ids.tolist() == prefix.response_ids.tolist()
             np.testing.assert_array_equal(result.log_probs, prefix.log_probs)
             assert result.versions == prefix.versions
-        assert harness.engine.drain(DEADLINE_S)
+        assert harness.engine.drain(harness.deadline_s)
         assert harness.engine.status().tokens_generated == 0
 
     def test_the_bounds_hold_for_the_whole_response(self, harness: EngineHarness) -> None:
@@ -129,23 +119,32 @@ class PrefixContract:
         [ended] = harness.run([behind("c", prefix, max_tokens=7)])
         assert (ended.response_ids.tolist(), ended.finish_reason) == ([10, 10, 10, harness.eos], "stop")
 
-    def test_bad_prefixes_are_refused(self, harness: EngineHarness) -> None:
-        good = constant_prefix(10, 3, V1)
-        cases = [
-            (behind("a", constant_prefix(10, 0, V1)), "no tokens"),
-            (behind("a", replace(good, log_probs=good.log_probs[1:])), "2 log-probs"),
-            (behind("a", replace(good, versions=VersionRuns(((4, V1),)))), "4 versions"),
-            (behind("a", constant_prefix(harness.vocabulary, 3, V1)), str(harness.vocabulary)),
-            (behind("a", good, max_tokens=2), "max_tokens 2"),
-            (behind("a", good, [3] * (harness.context - 2)), "room for 2"),
-            (behind("a", good, pinned=True), "pinned"),
-        ]
-        for bad, said in cases:
-            with pytest.raises(PayloadError) as caught:
-                harness.engine.submit([bad])
-            assert caught.value.field == "prefix"
-            assert said in str(caught.value)
-        assert harness.engine.drain(0)
+    def test_a_stop_string_straddles_prefix_and_new_tokens(self, harness: EngineHarness) -> None:
+        harness.update(V2, harness.constant_weights(11))
+        prefix = constant_prefix(10, 3, V1)
+        stop = (harness.text([10, 11]),)
+        across, later = harness.run(
+            [
+                behind("across", prefix, max_tokens=9, stop=stop),
+                behind("later", prefix, max_tokens=9, stop=(harness.text([11, 11, 11]),)),
+            ]
+        )
+        assert (across.response_ids.tolist(), across.finish_reason) == ([10, 10, 10, 11], "stop")
+        assert across.versions.runs == ((3, V1), (1, V2))
+        assert (later.response_ids.tolist(), later.finish_reason) == ([10] * 3 + [11] * 3, "stop")
+
+    def test_tokens_that_were_not_sampled_stay_masked_and_end_nothing(self, harness: EngineHarness) -> None:
+        """A tool's output may hold what would end a response of the model's own."""
+        harness.update(V2, harness.constant_weights(11))
+        ids = np.array([10, harness.eos, 9, 10, 11, harness.eos], np.int32)
+        mask = np.array([1, 1, 0, 0, 0, 0], np.uint8)
+        prefix = SampledTokens(ids, np.zeros(6, np.float32), constant_prefix(10, 6, V1).versions, mask)
+        [result] = harness.run([behind("a", prefix, max_tokens=9, stop=(harness.text([10, 11]),))])
+        assert result.response_ids.tolist() == [*ids.tolist(), 11, 11, 11]
+        assert result.mask is not None
+        assert result.mask.tolist() == [*mask.tolist(), 1, 1, 1]
+        assert result.versions.runs == ((6, V1), (3, V2))
+        assert result.finish_reason == "length"
 
     def test_an_aborted_response_keeps_its_prefix(self, harness: EngineHarness) -> None:
         """While it waits, and once it runs."""
@@ -155,12 +154,11 @@ class PrefixContract:
         [waits] = harness.collector.wait(["waits"])
         assert (waits.response_ids.tolist(), waits.finish_reason) == ([10] * 3, "aborted")
         harness.update(V2, harness.constant_weights(11))
-
-        def abort(_: list[GenerationResult]) -> None:
-            harness.engine.abort(["runs"])
-
-        harness.collector.hook = abort
-        _, runs = harness.run([request("filler", max_tokens=5), behind("runs", prefix, max_tokens=200)])
+        before = harness.freeze([behind("runs", prefix, max_tokens=harness.long)])
+        harness.engine.abort(["runs"])
+        harness.resume()
+        [runs] = harness.collector.wait(["runs"])
         assert runs.finish_reason == "aborted"
         assert runs.response_ids[:4].tolist() == [10, 10, 10, 11]
         assert runs.versions.runs[0] == (3, V1)
+        assert len(before["runs"].sampled) <= len(runs.response_ids) < harness.long

@@ -1,115 +1,214 @@
-"""An engine under the contract's tests: what it delivers is collected, requests and prefixes are built."""
+"""An engine under the contract's tests, with what is needed to judge it.
+
+How an engine comes under the contract: a subclass of `EngineHarness` (of `ModelHarness` where it runs the tiny model)
+says in `build` how an engine is made; a subclass of `EngineContract` has a fixture `harness` that makes one per test
+and closes it. Every test gets a new `InferenceEngine` without weights; what is behind it (a server, worker processes)
+may be one for the whole session, as long as nothing of an earlier test can be seen. Where engines may differ, class
+attributes say so; tests are never overridden.
+
+Tests never rely on time, nor on what happens between two particular steps: they wait for events, with deadlines, and
+stop an engine (`freeze`) where something has to happen in the middle of a response.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from generators.engines.base import (
-    EngineError,
+    EngineListener,
     GenerationRequest,
     GenerationResult,
     InferenceEngine,
+    PartialResponse,
     SampledTokens,
     SamplingParams,
     SwapTimings,
+    TokenEvent,
 )
 from mesh.versions import PolicyVersion, VersionRuns
+from tests.generators.engines import tiny
+from tests.generators.engines.collector import DEADLINE_S, Collector
 
-DEADLINE_S = 30.0
 PROMPT = [3, 4, 5, 6]
+V1, V2, V3 = PolicyVersion(1, 1), PolicyVersion(1, 2), PolicyVersion(2, 2)
+Weights = dict[str, torch.Tensor]
 
 
-class Collector:
-    """Receives an engine's results and lets a test wait for them; `hook` sees every batch in the engine's thread."""
-
-    def __init__(self) -> None:
-        self.results: dict[str, GenerationResult] = {}
-        self.failure: EngineError | None = None
-        self.hook: Callable[[list[GenerationResult]], None] | None = None
-        self._changed = threading.Condition()
-
-    def on_results(self, results: list[GenerationResult]) -> None:
-        if self.hook is not None:
-            self.hook(results)
-        with self._changed:
-            for result in results:
-                assert result.request_id not in self.results, "a request ended twice"
-                self.results[result.request_id] = result
-            self._changed.notify_all()
-
-    def on_failure(self, error: EngineError) -> None:
-        with self._changed:
-            self.failure = error
-            self._changed.notify_all()
-
-    def wait(self, request_ids: Sequence[str]) -> list[GenerationResult]:
-        """The results of these requests, in this order."""
-
-        def done() -> bool:
-            return self.failure is not None or all(name in self.results for name in request_ids)
-
-        with self._changed:
-            assert self._changed.wait_for(done, DEADLINE_S), "results did not arrive in time"
-            assert self.failure is None, self.failure
-            return [self.results[name] for name in request_ids]
-
-    def wait_failure(self) -> EngineError:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.failure is not None, DEADLINE_S)
-            assert self.failure is not None
-            return self.failure
-
-
-class EngineHarness:
-    """An engine under test with what is needed to judge it.
+class EngineHarness(ABC):
+    """One engine, started, without weights.
 
     Attributes:
-        engine: started, without weights; its model ends a sequence at `eos` alone.
-        collector: its callbacks.
-        slots: of the engine; fewer than 16.
-        vocabulary, eos, context: of its model.
+        slots: sequences that it decodes together, 3 to 15.
+        vocabulary, eos, context: of its model, whose sequences end at `eos` alone; the context is at least 200.
+        tolerance: of log-probs, beside an independent forward pass in float32.
+        seeded: equal seeds give equal draws, whatever else is decoded beside.
+        sleep_frees: `sleep` gives memory back that it can tell of.
+        drops_weights: `sleep(keep_weights=False)` is possible.
+        tells_late: most tokens that may have been sampled when it stands still and are told of only when it goes on.
+        joint_filters: top-k and top-p are both taken of the whole distribution, not one behind the other.
+        deadline_s: for any one thing to happen.
     """
 
-    engine: InferenceEngine
-    collector: Collector
-    slots: int
-    vocabulary: int
-    eos: int
-    context: int
+    slots: ClassVar[int] = 5
+    vocabulary: ClassVar[int] = tiny.VOCABULARY
+    eos: ClassVar[int] = tiny.EOS
+    context: ClassVar[int] = tiny.CONTEXT
+    tolerance: ClassVar[float] = 1e-3
+    seeded: ClassVar[bool] = True
+    sleep_frees: ClassVar[bool] = True
+    drops_weights: ClassVar[bool] = True
+    tells_late: ClassVar[int] = 0
+    joint_filters: ClassVar[bool] = False
+    deadline_s: ClassVar[float] = DEADLINE_S
 
-    def random_weights(self, seed: int) -> dict[str, torch.Tensor]:
-        """Weights under which sequences vary and seldom end."""
-        raise NotImplementedError
+    def __init__(self) -> None:
+        self.collector = Collector(self.deadline_s)
+        self.engine = self.build(self.collector)
+        self.engine.start()
 
-    def constant_weights(self, token: int) -> dict[str, torch.Tensor]:
+    @abstractmethod
+    def build(self, listener: EngineListener) -> InferenceEngine:
+        """A new engine, not started."""
+
+    @abstractmethod
+    def random_weights(self, seed: int) -> Weights:
+        """Weights under which sequences vary and do not end."""
+
+    @abstractmethod
+    def constant_weights(self, token: int) -> Weights:
         """Weights under which every token drawn is `token`, with near certainty, whatever came before."""
-        raise NotImplementedError
 
-    def log_probs(self, weights: dict[str, torch.Tensor], ids: list[int]) -> torch.Tensor:
-        """Float32 [len(ids) - 1]: log-prob of each next token, from an independent forward pass."""
-        raise NotImplementedError
+    @abstractmethod
+    def uniform_weights(self) -> Weights:
+        """Weights under which all tokens but the end token are equally likely, whatever came before."""
 
+    @abstractmethod
+    def logits(self, weights: Weights, ids: list[int]) -> torch.Tensor:
+        """Float32 [len(ids), vocabulary]: of each next token, from an independent forward pass."""
+
+    @abstractmethod
     def text(self, ids: Sequence[int]) -> str:
-        """What the engine's tokenizer makes of tokens."""
-        raise NotImplementedError
+        """What the engine's tokenizer makes of tokens, special ones left out."""
 
-    def update(self, version: PolicyVersion, weights: dict[str, torch.Tensor]) -> SwapTimings:
-        return self.engine.update_weights(version, weights.items(), str(version)).result(DEADLINE_S)
+    def close(self) -> None:
+        """Ends the engine; what is behind it may stay for the next test."""
+        self.engine.stop()
+
+    # --- for tests ---
+
+    @property
+    def long(self) -> int:
+        """Tokens of a response that is not over soon."""
+        return self.context - 20
+
+    def update(self, version: PolicyVersion, weights: Weights) -> SwapTimings:
+        """Swaps weights in and waits for it."""
+        return self.engine.update_weights(version, weights.items(), str(version)).result(self.deadline_s)
 
     def run(self, requests: Sequence[GenerationRequest]) -> list[GenerationResult]:
+        """Results in the order of the requests."""
         self.engine.submit(requests)
         return self.collector.wait([request.request_id for request in requests])
 
+    def freeze(self, requests: Sequence[GenerationRequest], *, tokens: int = 3) -> dict[str, PartialResponse]:
+        """Submits requests and pauses the engine once the first of them, a long one, has so many new tokens.
+
+        Returns:
+            What there is of those that are running.
+        """
+        first, *others = requests
+        self.collector.when_streamed(first.request_id, tokens, self.engine.pause)
+        self.engine.submit([replace(first, stream=True), *others])
+        self.collector.wait_streamed(first.request_id, tokens)
+        # The hook has asked for it from the engine's own thread; this one returns when it stands still.
+        self.engine.pause().result(self.deadline_s)
+        return self.progress([request.request_id for request in requests])
+
+    def drawn(self, before: PartialResponse, result: GenerationResult) -> int:
+        """Tokens of a result that were there when it was frozen, under the version of the last that was known then."""
+        known, version = len(before.sampled), before.sampled.versions.versions[-1]
+        if not self.tells_late:
+            return known
+        end = next(
+            (i for i, other in enumerate(result.versions) if i >= known and other != version), len(result.versions)
+        )
+        assert known <= end <= known + self.tells_late
+        return end
+
+    def resume(self) -> None:
+        """Goes on after `freeze`."""
+        self.engine.resume().result(self.deadline_s)
+
+    def progress(self, request_ids: Sequence[str], at_least: int = 1) -> dict[str, PartialResponse]:
+        """What is running of these, by id."""
+        found = self.engine.progress(dict.fromkeys(request_ids, at_least)).result(self.deadline_s)
+        return {part.request_id: part for part in found}
+
+    def log_probs(self, weights: Weights, ids: list[int], temperature: float = 1.0) -> NDArray[np.float32]:
+        """Float32 [len(ids) - 1]: log-prob of each next token."""
+        every = torch.log_softmax(self.logits(weights, ids)[:-1].float() / temperature, -1)
+        found: NDArray[np.float32] = every.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+        return found
+
+    def check_log_probs(
+        self, result: GenerationResult, weights: Weights, prompt: Sequence[int], temperature: float = 1.0
+    ) -> None:
+        """They are those of one forward pass over the whole."""
+        ids = result.response_ids.tolist()
+        expected = self.log_probs(weights, [*prompt, *ids], temperature)[-len(ids) :]
+        np.testing.assert_allclose(result.log_probs, expected, atol=self.tolerance)
+
+
+class ModelHarness(EngineHarness):
+    """An engine that runs the tiny model of `tiny.contract_model`."""
+
+    def __init__(self, model: tiny.ContractModel) -> None:
+        self.model = model
+        super().__init__()
+
+    def random_weights(self, seed: int) -> Weights:
+        return self.model.random_weights(seed)
+
+    def constant_weights(self, token: int) -> Weights:
+        return self.model.constant_weights(token)
+
+    def uniform_weights(self) -> Weights:
+        weights = self.model.constant_weights(self.eos)
+        return {name: -tensor if "lm_head" in name else tensor for name, tensor in weights.items()}
+
+    def logits(self, weights: Weights, ids: list[int]) -> torch.Tensor:
+        return self.model.logits(weights, ids)
+
+    def text(self, ids: Sequence[int]) -> str:
+        text = self.model.tokenizer.decode(list(ids), skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
+
 
 def request(
-    name: str, prompt: Sequence[int] = PROMPT, *, pinned: bool = False, **sampling: object
+    name: str,
+    prompt: Sequence[int] = PROMPT,
+    *,
+    pinned: bool = False,
+    stream: bool = False,
+    prefix: SampledTokens | None = None,
+    **sampling: object,
 ) -> GenerationRequest:
-    return GenerationRequest(name, list(prompt), SamplingParams(**sampling), pinned)  # type: ignore[arg-type] # test shorthand
+    """A request in one line; `sampling` are fields of `SamplingParams`."""
+    params = SamplingParams(**sampling)  # type: ignore[arg-type] # test shorthand
+    return GenerationRequest(name, list(prompt), params, pinned, prefix, stream)
+
+
+def behind(name: str, prefix: SampledTokens, prompt: Sequence[int] = PROMPT, **fields: object) -> GenerationRequest:
+    """A request that brings tokens."""
+    return request(name, prompt, prefix=prefix, **fields)  # type: ignore[arg-type] # test shorthand
 
 
 def prefix_of(result: GenerationResult, count: int) -> SampledTokens:
@@ -125,10 +224,11 @@ def constant_prefix(token: int, count: int, version: PolicyVersion) -> SampledTo
     )
 
 
-def behind(
-    name: str, prefix: SampledTokens, prompt: Sequence[int] = PROMPT, *, pinned: bool = False, **sampling: object
-) -> GenerationRequest:
-    return replace(request(name, prompt, pinned=pinned, **sampling), prefix=prefix)
-
-
-V1, V2, V3 = PolicyVersion(1, 1), PolicyVersion(1, 2), PolicyVersion(2, 2)
+def joined(events: Sequence[TokenEvent], request_id: str) -> SampledTokens:
+    """The tokens of one request's events, one behind the other."""
+    parts = [event.sampled for event in events if event.request_id == request_id]
+    return SampledTokens(
+        np.concatenate([part.response_ids for part in parts]),
+        np.concatenate([part.log_probs for part in parts]),
+        VersionRuns.from_tokens([version for part in parts for version in part.versions]),
+    )

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from generators.engines import create_engine
 from generators.engines.base import (
+    EngineSettings,
     GenerationRequest,
     GenerationResult,
     InferenceEngine,
@@ -23,7 +24,7 @@ from generators.engines.base import (
 from mesh.errors import ConfigError, DataError, PayloadError
 from mesh.versions import PolicyVersion, VersionRuns
 from tests.generators.engines import tiny
-from tests.generators.engines.harness import DEADLINE_S, Collector
+from tests.generators.engines.collector import DEADLINE_S, Collector
 
 V1, V2 = PolicyVersion(1, 0), PolicyVersion(1, 1)
 SLOTS = 6
@@ -46,15 +47,8 @@ def serving(
 ) -> Iterator[tuple[InferenceEngine, Collector]]:
     """An engine that serves the model's weights."""
     collector = Collector()
-    engine = create_engine(
-        "hf",
-        tiny.save_folder(folder, model, tokenizer),
-        slots=SLOTS,
-        dtype=dtype,
-        on_results=collector.on_results,
-        on_failure=collector.on_failure,
-        kv=kv,
-    )
+    settings = EngineSettings(slots=SLOTS, dtype=dtype, kv=kv)
+    engine = create_engine("hf", tiny.save_folder(folder, model, tokenizer), settings, collector)
     engine.start()
     try:
         engine.update_weights(V1, model.state_dict().items(), "").result(DEADLINE_S)
@@ -263,7 +257,7 @@ def test_a_model_that_raises_is_a_reported_failure(
 
 def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
     def create(engine: str, folder: Path) -> None:
-        create_engine(engine, folder, slots=1, dtype="float32", on_results=lambda _: None, on_failure=lambda _: None)
+        create_engine(engine, folder, EngineSettings(slots=1), Collector())
 
     with pytest.raises(ConfigError, match="hf"):
         create("hff", tmp_path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from learner.checkpoint.store import CheckpointStore
 from mesh.versions import PolicyVersion
@@ -37,8 +38,26 @@ def model_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def two_rank_results(tmp_path_factory, model_folder) -> TwoRankRun:
-    out = tmp_path_factory.mktemp("two_ranks")
+def two_rank_results(tmp_path_factory, worker_id: str) -> TwoRankRun:
+    """Made by the test process that needs it first; the others wait for it."""
+    base = tmp_path_factory.getbasetemp()
+    out = (base if worker_id == "master" else base.parent) / "two_ranks"
+    with FileLock(f"{out}.lock", timeout=110):
+        if not (out / "checkpoint").exists():
+            _run_on_two_ranks(out)
+    return TwoRankRun(
+        model=out / "qwen3",
+        critic=out / "critic",
+        checkpoint=Path((out / "checkpoint").read_text()),
+        checkpoints=out / "checkpoints",
+        tensors=torch.load(out / "seen.pt", weights_only=True),
+        figures=json.loads((out / "seen.json").read_text()),
+    )
+
+
+def _run_on_two_ranks(out: Path) -> None:
+    torch.set_num_threads(1)
+    model_folder = make_model(out / "qwen3", "qwen3")
     critic = make_critic(model_folder)
     train_step(critic, seed=8, loss=critic_loss)
     critic.export_hf(out / "critic")
@@ -46,11 +65,4 @@ def two_rank_results(tmp_path_factory, model_folder) -> TwoRankRun:
     train_step(engine, seed=9)
     checkpoint = CheckpointStore(out / "one_rank", keep=1).save({"actor": engine}, PolicyVersion(2, 5), {"cursor": 11})
     run_two_ranks("tests.learner.engines.two_ranks", model_folder, checkpoint, out)
-    return TwoRankRun(
-        model=model_folder,
-        critic=out / "critic",
-        checkpoint=checkpoint,
-        checkpoints=out / "checkpoints",
-        tensors=torch.load(out / "seen.pt", weights_only=True),
-        figures=json.loads((out / "seen.json").read_text()),
-    )
+    (out / "checkpoint").write_text(str(checkpoint))

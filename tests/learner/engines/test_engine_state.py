@@ -34,6 +34,17 @@ def test_resume_continues_exactly(model_folder, tmp_path):
     assert_same(weights(second), weights(first), 0.0)
 
 
+def test_a_checkpoint_before_the_first_step_changes_nothing(model_folder, tmp_path):
+    """Neither for who wrote it nor for who goes on from it: AdamW has taken no step, by its own count too."""
+    untouched, saved, resumed = (make_engine(model_folder) for _ in range(3))
+    path = CheckpointStore(tmp_path, keep=1).save({"actor": saved}, PolicyVersion(1, 0), {})
+    load_checkpoint({"actor": resumed}, path)
+    for engine in (untouched, saved, resumed):
+        train_step(engine, seed=1)
+    assert_same(weights(saved), weights(untouched), 0.0)
+    assert_same(weights(resumed), weights(untouched), 0.0)
+
+
 def test_two_ranks_resume_what_one_wrote(two_rank_results):
     engine = make_engine(two_rank_results.model)
     assert engine.load_checkpoint(two_rank_results.checkpoint)["cursor"] == 11

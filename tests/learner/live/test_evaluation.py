@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,12 +103,35 @@ def tasks(count: int) -> list[trajectory_pb2.PromptTask]:
     ]
 
 
+def evaluator_of(
+    client: BufferClient,
+    prompts: list[trajectory_pb2.PromptTask],
+    *,
+    kept: list[EvalResult] | None = None,
+    timeout_s: float = 20,
+    **hooks: Any,
+) -> Evaluator:
+    return Evaluator(
+        client,
+        prompts,
+        incarnation=1,
+        timeout_s=timeout_s,
+        right_at=1.0,
+        decode=lambda ids: " ".join(map(str, ids)),
+        keep=([] if kept is None else kept).append,
+        **{"in_force": lambda: V0, "on_result": _ignore, "on_missed": _ignore, **hooks},
+    )
+
+
+def _ignore(_: object) -> None:
+    """Nobody is told."""
+
+
 async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None:
     results: list[EvalResult] = []
+    kept: list[EvalResult] = []
     async with mesh(tmp_path) as found:
-        evaluator = Evaluator(
-            found.client, tasks(4), incarnation=1, timeout_s=20, in_force=lambda: V0, on_result=results.append
-        )
+        evaluator = evaluator_of(found.client, tasks(4), kept=kept, on_result=results.append)
         for policy in (V0, V1):
             assert await evaluator.begin(policy)
             assert not await evaluator.begin(policy)
@@ -115,6 +139,16 @@ async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None
             assert await evaluator.last(policy) is results[-1]
         ledger = await found.client.ledger("eval")
     assert [result.policy for result in results] == [V0, V1]
+    assert kept == results, "kept before anybody is told"
+    assert [row["row"] for row in results[0].rows] == [0, 1, 2, 3]
+    assert results[0].rows[3]["responses"] == [
+        {"text": "1 1", "reward": 3.0, "reason": "", "tokens": 2},
+        {"text": "", "reward": None, "reason": "broken", "tokens": 2},
+    ]
+    # One response of two is scored: it counts for pass@1, and for pass@2 there are too few.
+    assert results[0].figures == {"mean@2": 1.5, "maj@2": 1.5, "pass@1": 0.75}
+    assert results[0].value("reward/odd") == 2.0
+    assert (results[0].value("pass@1"), results[0].value("reward"), results[0].value("reward/x")) == (0.75, 1.5, None)
     assert results[0].reward == 1.5
     assert results[0].by_source == {"even": 1.0, "odd": 2.0}
     assert (results[0].scored, results[0].failed, results[0].response_length) == (4, 4, 2.0)
@@ -123,17 +157,16 @@ async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None
 
 
 async def test_a_round_that_nobody_can_serve_is_withdrawn_and_owed(tmp_path: Path) -> None:
-    in_force = V1
+    in_force, missed = V1, list[PolicyVersion]()
     async with mesh(tmp_path) as found:
-        evaluator = Evaluator(
-            found.client, tasks(3), incarnation=1, timeout_s=20, in_force=lambda: in_force, on_result=lambda _: None
-        )
+        evaluator = evaluator_of(found.client, tasks(3), in_force=lambda: in_force, on_missed=missed.append)
         await evaluator.begin(V1)
         in_force = V2
         assert evaluator._round is not None
         await asyncio.wait_for(evaluator._round, 10)
         assert evaluator.owed
         assert evaluator.latest is None
+        assert missed == [V1]
         ledger = await found.client.ledger("eval")
         assert (ledger.recounted.withdrawn, ledger.recounted.pending) == (3, 0)
         assert await evaluator.begin(V2)
@@ -145,8 +178,6 @@ async def test_a_round_that_nobody_can_serve_is_withdrawn_and_owed(tmp_path: Pat
 
 async def test_a_round_that_takes_too_long_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with mesh(tmp_path) as found:
-        evaluator = Evaluator(
-            found.client, tasks(2), incarnation=1, timeout_s=0.2, in_force=lambda: V0, on_result=lambda _: None
-        )
+        evaluator = evaluator_of(found.client, tasks(2), timeout_s=0.2)
         assert await evaluator.last(V0, attempts=1) is None
     assert "took too long" in caplog.text

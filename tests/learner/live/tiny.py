@@ -161,12 +161,12 @@ def start_learner(
     return Process(name, code, folder, torchrun=ranks)
 
 
-def run_learner(config: Config, mesh: str, *, takeover: bool = False, ready_file: Path | None = None) -> int:
+def run_learner(config: Config, mesh: str, **options: Any) -> int:
     """A learner in this process; gives its exit code."""
     root = logging.getLogger()
     before = root.handlers[:]
     try:
-        return learner.service.run(config, mesh, takeover=takeover, ready_file=ready_file)
+        return learner.service.run(config, mesh, **options)
     finally:
         root.handlers[:] = before
 

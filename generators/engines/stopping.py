@@ -20,6 +20,9 @@ class StopMatcher:
     Args:
         tokenizer: decodes; special tokens are skipped, as in the text that rewards see.
         stop: strings to look for, none empty.
+
+    Attributes:
+        seen: characters that have passed and are complete.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]) -> None:
@@ -30,15 +33,26 @@ class StopMatcher:
         self._fresh: list[int] = []
         self._context_text = ""
         self._tail = ""
+        # Characters before `_fresh`.
+        self._before = 0
+        self.seen = 0
+
+    @property
+    def halfway(self) -> bool:
+        """Whether the last tokens end within a character."""
+        return bool(self._fresh)
 
     def push(self, tokens: Sequence[int]) -> bool:
         """Adds tokens; True where they complete a stop string."""
         self._fresh.extend(tokens)
         text = self._decode(self._context + self._fresh)
-        window = self._tail + text[len(self._context_text) :]
+        new = text[len(self._context_text) :]
+        window = self._tail + new
         if any(stop in window for stop in self._stop):
             return True
+        self.seen = self._before + len(new.rstrip(_INCOMPLETE))
         if not text.endswith(_INCOMPLETE):
+            self._before = self.seen
             self._tail = window[-self._keep :] if self._keep else ""
             self._context, self._fresh = self._fresh, []
             self._context_text = self._decode(self._context)

@@ -1,0 +1,1 @@
+"""What driving a foreign engine costs, and what new weights cost it while it decodes."""

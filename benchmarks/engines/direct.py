@@ -1,0 +1,142 @@
+"""The engines as their own users drive them: one task per request, log-probs on, nothing of this project between.
+
+`delta`: tokens as they come; `final`: each response as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import uvloop
+
+from benchmarks.engines.contender import requests
+from benchmarks.engines.plan import Arrival, Plan
+from generators.engines.base import SamplingParams
+from generators.engines.driven.folder import read_folder
+
+
+def vllm(pipe: Connection, plan: Plan) -> None:
+    """vLLM's AsyncLLM in this process, with the settings that our engine gives it."""
+    uvloop.run(_vllm(pipe, plan))
+
+
+async def _vllm(pipe: Connection, plan: Plan) -> None:
+    from generators.engines.vllm import environment
+    from generators.engines.vllm.arguments import engine_arguments
+
+    settings = plan.settings()
+    environment.prepare(settings)
+    from vllm import AsyncEngineArgs, TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from generators.engines.vllm.sampling import to_vllm
+
+    arguments = engine_arguments(plan.model, settings, context=plan.context, tokenizer=True)
+    del arguments["weight_transfer_config"]
+    engine = await asyncio.to_thread(AsyncLLM.from_engine_args, AsyncEngineArgs(**arguments | {"load_format": "auto"}))
+    eos = read_folder(plan.model, plan.context).limits.eos
+    kinds = {"delta": RequestOutputKind.DELTA, "final": RequestOutputKind.FINAL_ONLY}
+
+    async def respond(name: str, prompt: tuple[int, ...], length: int, kind: RequestOutputKind) -> Arrival:
+        parameters = to_vllm(SamplingParams(max_tokens=length), eos)
+        parameters.output_kind = kind
+        ids: list[int] = []
+        log_probs: list[float] = []
+        async for output in engine.generate(TokensPrompt(prompt_token_ids=list(prompt)), parameters, name):
+            [part] = output.outputs
+            ids += part.token_ids
+            log_probs += [row[token].logprob for row, token in zip(part.logprobs, part.token_ids, strict=True)]
+        assert len(ids) == len(log_probs) == length
+        return Arrival(time.perf_counter(), 1, length)
+
+    try:
+        await respond("warm-up", plan.prompts[0], 8, kinds["delta"])
+        pipe.send("ready")
+        loop = asyncio.get_running_loop()
+        questions = iter(requests(pipe))
+        while (asked := await loop.run_in_executor(None, next, questions, None)) is not None:
+            name, kind, groups = asked
+            asked_for = replace(plan, groups=groups)
+            pipe.send(
+                await asyncio.gather(
+                    *(
+                        respond(f"{name}-{index}-{member}", *asked_for.group(index), kinds[kind])
+                        for index in range(groups)
+                        for member in range(plan.n)
+                    )
+                )
+            )
+    finally:
+        engine.shutdown()
+
+
+def sglang(pipe: Connection, plan: Plan) -> None:
+    """A client of the SGLang server at `plan.address`, as it is written in an afternoon."""
+    uvloop.run(_sglang(pipe, plan))
+
+
+async def _sglang(pipe: Connection, plan: Plan) -> None:
+    import aiohttp
+
+    from generators.engines.sglang import requests as bodies
+
+    eos = sorted(read_folder(plan.model, plan.context).limits.eos)
+    session = aiohttp.ClientSession(
+        plan.address, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=600)
+    )
+
+    async def respond(name: str, prompt: tuple[int, ...], length: int, kind: str) -> Arrival:
+        body = bodies.generate(
+            name,
+            prompt,
+            SamplingParams(max_tokens=length),
+            max_tokens=length,
+            eos=eos,
+            cache_key="direct",
+            mask_tokens=0,
+            routed_experts=False,
+        )
+        body["stream"] = kind == "delta"
+        ids: list[int] = []
+        log_probs: list[float] = []
+
+        def take(answer: dict[str, Any]) -> None:
+            ids.extend(answer["output_ids"])
+            log_probs.extend(entry[0] for entry in answer["meta_info"]["output_token_logprobs"])
+
+        async with session.post("/generate", json=body) as response:
+            if kind == "final":
+                take(json.loads(await response.read()))
+            else:
+                async for line in response.content:
+                    if line.startswith(b"data: {"):
+                        take(json.loads(line[6:]))
+        assert len(ids) == len(log_probs) == length
+        return Arrival(time.perf_counter(), 1, length)
+
+    async with session:
+        await respond("warm-up", plan.prompts[0], 8, "final")
+        pipe.send("ready")
+        loop = asyncio.get_running_loop()
+        questions = iter(requests(pipe))
+        while (asked := await loop.run_in_executor(None, next, questions, None)) is not None:
+            name, kind, groups = asked
+            asked_for = replace(plan, groups=groups)
+            pipe.send(
+                await asyncio.gather(
+                    *(
+                        respond(f"{name}.{index}.{member}.", *asked_for.group(index), kind)
+                        for index in range(groups)
+                        for member in range(plan.n)
+                    )
+                )
+            )
+
+
+ROLES = {"vllm": vllm, "sglang": sglang}

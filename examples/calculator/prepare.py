@@ -1,0 +1,81 @@
+"""Makes what the example trains: `python -m examples.calculator.prepare --out FOLDER`.
+
+The warm start shows two ways to answer: mostly to give up at once, and now and then to call the calculator and to
+repeat what it says. Which of them pays, and that numbers have to be copied right, is for reinforcement learning to find
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import string
+from pathlib import Path
+from typing import Any
+
+from examples.chats import Messages, chat_tokenizer, prepare
+from examples.chats import pair_of as pair
+from mesh.tools import load_tools
+
+TOOL = f"{Path(__file__).with_name('tools.py')}:calculate"
+_PIECES = ("calculate", '{"name": "calculate", "arguments": {"expression": "', '"}}')
+_ROWS, _HELD_OUT, _WARM_ROWS = 2000, 128, 3000
+# Of the warm start's sums, those that are given up.
+_GIVEN_UP, _DO_NOT_KNOW = 0.75, "?"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/calculator-data"), help="folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--warm-steps", type=int, default=300, help="supervised steps before reinforcement learning")
+    options = parser.parse_args(arguments)
+    rng = random.Random(options.seed)
+    tokenizer = chat_tokenizer(string.digits + string.ascii_letters + " +-*=.,:'()\"{}?", _PIECES)
+    tools = [tool.schema for tool in load_tools([TOOL])]
+    rows = [row(rng) for _ in range(_ROWS + _HELD_OUT)]
+    made = prepare(
+        options.out,
+        tokenizer,
+        train=rows[_HELD_OUT:],
+        held_out=rows[:_HELD_OUT],
+        warm=[pair(tokenizer, conversation(rng), tools) for _ in range(_WARM_ROWS)],
+        warm_steps=options.warm_steps,
+        seed=options.seed,
+    )
+    print(f"prepared {options.out}: {json.dumps(made)}")
+
+
+def operands(rng: random.Random) -> tuple[int, int]:
+    """Two numbers of three digits."""
+    return rng.randint(100, 999), rng.randint(100, 999)
+
+
+def row(rng: random.Random) -> dict[str, Any]:
+    """A dataset row."""
+    left, right = operands(rng)
+    return {
+        "data_source": "examples/calculator",
+        "prompt": [{"role": "user", "content": f"{left}+{right}="}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(left + right)},
+        "extra_info": {"split": "calculator"},
+    }
+
+
+def conversation(rng: random.Random) -> Messages:
+    """One of the warm start's."""
+    left, right = operands(rng)
+    asked = {"role": "user", "content": f"{left}+{right}="}
+    if rng.random() < _GIVEN_UP:
+        return [asked, {"role": "assistant", "content": _DO_NOT_KNOW}]
+    answer = {"role": "assistant", "content": str(left + right)}
+    function = {"name": "calculate", "arguments": {"expression": f"{left}+{right}"}}
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    return [asked, call, {"role": "tool", "content": str(left + right)}, answer]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Tiny models that chat: what the examples with several turns have in common."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from examples.demo.model import build_tokenizer, write_model
+from learner.sft import Pair, warm_start
+
+Messages = Sequence[Mapping[str, Any]]
+_WARM_LR = 2e-3
+_WARM_BATCH = 64
+_ROLES = ["<tools>", "<user>", "<assistant>", "<tool>", "<tool_call>", "</tool_call>"]
+# Names of tools, then each message behind its role; a call is what `rollout.agent.parser: hermes` reads.
+_TEMPLATE = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool.function.name }}{% endfor %}<end>{% endif %}"
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
+    "<end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def chat_tokenizer(characters: str, pieces: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """A tokenizer of characters and pieces, with tokens for roles and tool calls."""
+    return build_tokenizer(characters, pieces=[*_ROLES, *pieces], chat_template=_TEMPLATE)
+
+
+def pair_of(tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> Pair:
+    """A conversation to learn from: the prompt up to the model's first turn, all behind it, and what of it is the
+    model's to say."""
+    text = tokenizer.apply_chat_template(
+        [dict(message) for message in messages], tools=[dict(tool) for tool in tools] or None, tokenize=False
+    )
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    starts, end = tokenizer.convert_tokens_to_ids("<assistant>"), tokenizer.eos_token_id
+    first = ids.index(starts) + 1
+    response, mask, speaks = ids[first:], [], True
+    for token in response:
+        mask.append(int(speaks))
+        speaks = token == starts or (speaks and token != end)
+    return ids[:first], response, mask
+
+
+def prepare(
+    out: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    train: Sequence[Mapping[str, Any]],
+    held_out: Sequence[Mapping[str, Any]],
+    warm: Sequence[Pair],
+    warm_steps: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Writes `model/` (after a short supervised warm start), `train.parquet`, `eval.parquet` and `prepared.json`.
+
+    Args:
+        out: folder to write.
+        tokenizer: of the model.
+        train, held_out: rows with verl's fields.
+        warm: what the model sees before reinforcement learning.
+        warm_steps: of the warm start.
+        seed: of the model and of the order.
+    """
+    torch.set_num_threads(1)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in (("train", train), ("eval", held_out)):
+        pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), out / f"{name}.parquet")
+    with tempfile.TemporaryDirectory() as scratch:
+        parameters = write_model(Path(scratch), seed, tokenizer)
+        losses = warm_start(
+            scratch, warm, steps=warm_steps, lr=_WARM_LR, batch=_WARM_BATCH, out_folder=out / "model", seed=seed
+        )
+    made = {
+        "seed": seed,
+        "parameters": parameters,
+        "train_rows": len(train),
+        "eval_rows": len(held_out),
+        "warm_steps": warm_steps,
+        "warm_loss": round(losses[-1], 3),
+    }
+    (out / "prepared.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    return made

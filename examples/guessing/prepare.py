@@ -1,0 +1,74 @@
+"""Makes what the example trains: `python -m examples.guessing.prepare --out FOLDER`.
+
+The warm start shows the course of games, most of them badly played: by guesses that pay no heed to what was said
+before. What is worth guessing is for reinforcement learning to find out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import string
+from pathlib import Path
+from typing import Any
+
+from examples.chats import Messages, chat_tokenizer, prepare
+from examples.chats import pair_of as pair
+from examples.guessing.game import HIGHEST, Guessing
+
+_PIECES = ("higher", "lower", "found", "a number")
+_ROWS, _HELD_OUT, _WARM_GAMES = 1500, 120, 3000
+_HEEDFUL = 0.1
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/guessing-data"), help="folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--warm-steps", type=int, default=80, help="supervised steps before reinforcement learning")
+    options = parser.parse_args(arguments)
+    rng = random.Random(options.seed)
+    tokenizer = chat_tokenizer(string.digits + "- ", _PIECES)
+    made = prepare(
+        options.out,
+        tokenizer,
+        train=[row(rng.randint(0, HIGHEST)) for _ in range(_ROWS)],
+        # Every number as often as any other.
+        held_out=[row(index % (HIGHEST + 1)) for index in range(_HELD_OUT)],
+        warm=[pair(tokenizer, played(rng)) for _ in range(_WARM_GAMES)],
+        warm_steps=options.warm_steps,
+        seed=options.seed,
+    )
+    print(f"prepared {options.out}: {json.dumps(made)}")
+
+
+def row(number: int) -> dict[str, Any]:
+    """A dataset row; the environment's first observation goes on within its message."""
+    return {
+        "data_source": "examples/guessing",
+        "prompt": [{"role": "user", "content": ""}],
+        "ability": "game",
+        "reward_model": {"style": "environment", "ground_truth": str(number)},
+        "extra_info": {"number": number},
+    }
+
+
+def played(rng: random.Random) -> Messages:
+    """A game as the warm start shows it."""
+    game = Guessing()
+    messages: list[dict[str, Any]] = [{"role": "user", "content": game.reset(rng.randint(0, HIGHEST))}]
+    lowest, highest, heedful = 0, HIGHEST, rng.random() < _HEEDFUL
+    while True:
+        guess = rng.randint(lowest, highest) if heedful else rng.randint(0, HIGHEST)
+        messages.append({"role": "assistant", "content": str(guess)})
+        told, _, over = game.step(str(guess))
+        if over:
+            return messages
+        lowest, highest = (max(lowest, guess + 1), highest) if told == "higher" else (lowest, min(highest, guess - 1))
+        messages.append({"role": "user", "content": told})
+
+
+if __name__ == "__main__":
+    main()

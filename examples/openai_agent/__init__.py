@@ -1,0 +1,1 @@
+"""An agent built on the `openai` package alone, trained as it is."""

@@ -1,0 +1,87 @@
+"""Episodes of several turns: tools, environments, and the loop between them and the engine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from generators.agents.chat import Chat
+from generators.agents.drivers import Driver, ToolDriver
+from generators.agents.environments import Environments, StepDriver, ToolEnvironmentDriver
+from generators.agents.episode import Limits
+from generators.agents.parsers import choose_parser
+from generators.agents.runner import AgentRunner
+from generators.agents.toolbox import Toolbox
+from generators.agents.user_calls import UserCalls
+from generators.engines.base import GenerationResult, InferenceEngine
+from generators.responder import MemberRequest
+from generators.text import TextCodec
+from mesh.tools import agent_schemas, load_environment, load_tools
+
+if TYPE_CHECKING:
+    from mesh.config.models import Config
+
+log = logging.getLogger(__name__)
+__all__ = ["AgentRunner", "build_runner"]
+
+
+def build_runner(
+    config: Config,
+    engine: InferenceEngine,
+    text: TextCodec,
+    *,
+    on_results: Callable[[list[GenerationResult]], None],
+    hold_swap: Callable[[], None],
+) -> AgentRunner:
+    """The runner of a configuration whose `rollout.agent` has tools or an environment.
+
+    Args:
+        config: of the run.
+        engine: samples turns.
+        text: the model's tokenizer.
+        on_results, hold_swap: see `AgentRunner`.
+
+    Raises:
+        ConfigError: tools, environment, chat template or parser cannot be used.
+    """
+    agent = config.rollout.agent
+    user_calls = UserCalls(agent.workers)
+    chat = Chat(
+        text.tokenizer,
+        end_ids=text.end_ids,
+        tools=agent_schemas(agent),
+        template_kwargs=config.data.chat_template_kwargs,
+        observation_tokens=agent.observation_tokens,
+    )
+    if not chat.shows_tools:
+        log.warning(
+            "the chat template shows the model no tools: unless the dataset's prompts say what they are, none is called"
+        )
+    return AgentRunner(
+        engine,
+        make_driver=_driver_maker(config, chat, user_calls),
+        chat=chat,
+        limits=Limits(agent.max_turns, agent.turn_tokens, agent.episode_timeout_s),
+        user_calls=user_calls,
+        on_results=on_results,
+        hold_swap=hold_swap,
+    )
+
+
+def _driver_maker(config: Config, chat: Chat, user_calls: UserCalls) -> Callable[[MemberRequest], Driver]:
+    agent = config.rollout.agent
+    tools, timeout_s = load_tools(agent.tools), agent.call_timeout_s
+    if agent.environment is None:
+        parser, toolbox = choose_parser(agent.parser, chat.template), Toolbox(tools, user_calls, timeout_s=timeout_s)
+        return lambda _request: ToolDriver(chat, parser, toolbox)
+    source = load_environment(agent.environment)
+    environments = Environments(source, user_calls, timeout_s=timeout_s)
+    if source.form == "step":
+        return lambda request: StepDriver(chat, environments, request.task)
+    parser = choose_parser(agent.parser, chat.template)
+
+    def make_toolbox(environment: object) -> Toolbox:
+        return Toolbox([*tools, *source.tools(environment)], user_calls, timeout_s=timeout_s)
+
+    return lambda request: ToolEnvironmentDriver(chat, parser, environments, request.task, make_toolbox)

@@ -1,0 +1,223 @@
+"""Episodes driven by an environment, in either form (`mesh.tools`).
+
+Invariant: whatever an environment raises, or does not answer in time, ends its episode as an error: `BrokenError`. Tool
+methods of TRL's form may raise: the model is told what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from generators.agents.chat import Chat
+from generators.agents.drivers import Answer, BrokenError, Driver, ToolDriver
+from generators.agents.parsers import Parser
+from generators.agents.toolbox import Toolbox, as_text, told
+from generators.agents.user_calls import OverdueError, UserCalls
+from mesh.tools import EnvironmentSource
+from protos import trajectory_pb2
+
+log = logging.getLogger(__name__)
+
+
+class Environments:
+    """Makes environments and calls them.
+
+    Args:
+        source: where they come from.
+        user_calls: runs them.
+        timeout_s: of one call.
+    """
+
+    def __init__(self, source: EnvironmentSource, user_calls: UserCalls, *, timeout_s: float) -> None:
+        self.source = source
+        self._user_calls = user_calls
+        self._timeout_s = timeout_s
+
+    async def begin(self, task: trajectory_pb2.PromptTask) -> tuple[Any, str]:
+        """A fresh one, and what its `reset` says.
+
+        Raises:
+            BrokenError: it could not be made or reset.
+        """
+        environment = await self.call("making it", self.source.make)
+        try:
+            reset = environment.reset
+            observation = await self.call("reset", partial(reset, **_taken(reset, row_of(task))))
+        except (BrokenError, asyncio.CancelledError):
+            # Nobody else knows of it yet.
+            await self.close(environment)
+            raise
+        if isinstance(observation, tuple):  # Gymnasium's (observation, info)
+            observation = observation[0]
+        return environment, "" if observation is None else as_text(observation)
+
+    async def call(self, what: str, function: Callable[[], Any]) -> Any:
+        """Calls one of its methods, arguments bound.
+
+        Raises:
+            BrokenError: it raised, or took too long.
+        """
+        try:
+            return await self._user_calls.call(function, timeout_s=self._timeout_s)
+        except OverdueError as error:
+            raise BrokenError(f"environment {self.source.path}: {what}: {error}") from error
+        except Exception as error:  # whatever a user's environment raises is its end
+            raise BrokenError(f"environment {self.source.path}: {what}: {told(error)}") from error
+
+    async def close(self, environment: Any) -> None:
+        """Calls its `close`, where it has one that is no tool."""
+        close = getattr(environment, "close", None)
+        if not callable(close) or "close" in self.source.tool_names:
+            return
+        try:
+            await self.call("close", close)
+        except BrokenError as error:
+            log.warning("%s", error)
+
+
+class StepDriver(Driver):
+    """An environment to which all that the model says is an action."""
+
+    stateful = True
+    opens = True
+
+    def __init__(self, chat: Chat, environments: Environments, task: trajectory_pb2.PromptTask) -> None:
+        super().__init__()
+        self._chat = chat
+        self._environments = environments
+        self._task = task
+        self._environment: Any = None
+        self._reward = 0.0
+
+    async def begin(self) -> str:
+        self._environment, observation = await self._environments.begin(self._task)
+        return self._chat.observed(observation)
+
+    async def answer(self, turn: Sequence[int], *, last: bool) -> Answer:
+        del last  # the reward of the last action counts as well
+        text = self._chat.plain(turn)
+        stepped = await self._environments.call("step", partial(self._environment.step, text))
+        observation, reward, done = _step(self._environments.source.path, stepped)
+        self._reward += reward
+        said = {"role": "assistant", "content": text}
+        answered = {"role": "user", "content": self._chat.observed(observation)}
+        return Answer(said, () if done else (answered,), done)
+
+    async def rewards(self) -> Mapping[str, float]:
+        reward = getattr(self._environment, "reward", None)
+        if reward is None:
+            return {"environment": self._reward}
+        if callable(reward):
+            reward = await self._environments.call("reward", reward)
+        return _rewards(self._environments.source.path, reward)
+
+    async def close(self) -> None:
+        if self._environment is not None:
+            await self._environments.close(self._environment)
+
+
+class ToolEnvironmentDriver(ToolDriver):
+    """An environment in TRL's form: its public methods are tools, and its state is its reward."""
+
+    stateful = True
+    opens = True
+
+    def __init__(
+        self,
+        chat: Chat,
+        parser: Parser,
+        environments: Environments,
+        task: trajectory_pb2.PromptTask,
+        make_toolbox: Callable[[Any], Toolbox],
+    ) -> None:
+        super().__init__(chat, parser, None)
+        self._environments = environments
+        self._task = task
+        self._make_toolbox = make_toolbox
+        self._environment: Any = None
+
+    async def begin(self) -> str:
+        self._environment, observation = await self._environments.begin(self._task)
+        self._toolbox = self._make_toolbox(self._environment)
+        return self._chat.observed(observation)
+
+    async def answer(self, turn: Sequence[int], *, last: bool) -> Answer:
+        answer = await super().answer(turn, last=last)
+        if self.figures.tool_timeouts:
+            # Its method may go on and change it under the next one.
+            raise BrokenError(f"environment {self._environments.source.path}: a method did not end in time")
+        return answer
+
+    async def rewards(self) -> Mapping[str, float] | None:
+        path = self._environments.source.path
+        get_reward = getattr(self._environment, "get_reward", None)
+        if callable(get_reward):
+            return _rewards(path, await self._environments.call("get_reward", get_reward))
+        reward = getattr(self._environment, "reward", None)
+        return None if reward is None or callable(reward) else _rewards(path, reward)
+
+    async def close(self) -> None:
+        if self._environment is not None:
+            await self._environments.close(self._environment)
+
+
+def row_of(task: trajectory_pb2.PromptTask) -> dict[str, Any]:
+    """The columns of a task's row, by name, with those of `extra_info` beside them, and a seed of the row."""
+    extra = json.loads(task.extra_info_json) if task.extra_info_json else {}
+    truth = json.loads(task.ground_truth_json) if task.ground_truth_json else None
+    own = {
+        "prompt": json.loads(task.messages_json) if task.messages_json else task.prompt_text,
+        "data_source": task.data_source,
+        "reward_model": {"ground_truth": truth},
+        "ground_truth": truth,
+        "extra_info": extra,
+        "seed": zlib.crc32(f"{task.data_source}:{task.row}".encode()),
+    }
+    return {**own, **(extra if isinstance(extra, dict) else {})}
+
+
+def _taken(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns that a function has parameters for."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(row)
+    return {parameter.name: row[parameter.name] for parameter in parameters if parameter.name in row}
+
+
+def _step(path: str, stepped: Any) -> tuple[str, float, bool]:
+    """(observation, reward, done), also from Gymnasium's (observation, reward, terminated, truncated, info)."""
+    if not isinstance(stepped, tuple) or len(stepped) not in (3, 5):
+        raise BrokenError(
+            f"environment {path}: step returned {type(stepped).__name__}, not (observation, reward, done) or "
+            "Gymnasium's five"
+        )
+    observation, reward = stepped[:2]
+    try:
+        done = bool(stepped[2]) or (len(stepped) == 5 and bool(stepped[3]))
+    except (TypeError, ValueError) as error:  # an array of several, say
+        raise BrokenError(f"environment {path}: step: what says whether it is over is no truth value") from error
+    return "" if observation is None else as_text(observation), _number(path, "step", reward), done
+
+
+def _rewards(path: str, reward: Any) -> dict[str, float]:
+    if isinstance(reward, Mapping):
+        return {str(name): _number(path, "reward", value) for name, value in reward.items()}
+    return {"environment": _number(path, "reward", reward)}
+
+
+def _number(path: str, what: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise BrokenError(f"environment {path}: {what} gave {value!r}, not a number") from error
+    if not math.isfinite(number):
+        raise BrokenError(f"environment {path}: {what} gave {value!r}")
+    return number

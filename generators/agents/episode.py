@@ -1,0 +1,317 @@
+"""One episode: turns of the model, and what is answered, until it is over or a budget is used up.
+
+Invariants: an episode ends in exactly one result; its tokens are what the model was shown and what it sampled, in order
+and unchanged; `max_tokens` bounds them all; what breaks an environment ends it as a failure, never as a reward. A draft
+is gone on from token by token, or, where its answers do not come again, not at all: then the episode starts anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from generators.agents.chat import Chat, Message
+from generators.agents.drivers import BrokenError, Driver
+from generators.agents.transcript import Transcript, divide
+from generators.agents.turns import Turns
+from generators.engines.base import EngineError, FinishReason, GenerationRequest, GenerationResult, SampledTokens
+from generators.responder import EpisodeResult, MemberRequest
+from mesh.errors import PayloadError, RollmeshError
+from mesh.versions import VersionRuns
+
+log = logging.getLogger(__name__)
+# Sets the draws of one turn apart from those of another.
+_TURN_STRIDE = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of an episode.
+
+    Attributes:
+        max_turns: turns of the model.
+        turn_tokens: tokens of one turn; None: what is left of the response's.
+        episode_s: seconds after which it is ended as it is.
+    """
+
+    max_turns: int = 8
+    turn_tokens: int | None = None
+    episode_s: float = 600.0
+
+
+class _OtherAnswerError(Exception):
+    """An environment answers otherwise than it did when a draft was made."""
+
+
+class Episode:
+    """One member's.
+
+    Args:
+        request: of the member.
+        make_driver: makes what drives it, afresh.
+        chat: renders.
+        turns: asks the engine.
+        limits: see `Limits`.
+
+    Attributes:
+        started: monotonic time.
+        turn_id: request id of the turn that is being sampled; empty between turns.
+        started_anew: its draft could not be gone on from.
+    """
+
+    def __init__(
+        self,
+        request: MemberRequest,
+        make_driver: Callable[[MemberRequest], Driver],
+        chat: Chat,
+        turns: Turns,
+        limits: Limits,
+    ) -> None:
+        self._request = request
+        self._make_driver = make_driver
+        self._chat = chat
+        self._turns = turns
+        self._limits = limits
+        self._driver = make_driver(request)
+        self._messages: list[Message] = _prompt_messages(request)
+        self._partial: SampledTokens | None = None
+        self._asked: asyncio.Future[GenerationResult] | None = None
+        self._count = 0
+        self.transcript = Transcript(request.prompt_ids)
+        self.started = time.monotonic()
+        self.turn_id = ""
+        self.started_anew = False
+
+    async def run(self) -> EpisodeResult:
+        """The whole of it; where it is cancelled, with what there is."""
+        reason: FinishReason
+        try:
+            reason, failure = await self._played()
+            if reason == "length" and not self.transcript.turns:
+                failure = "not a token was sampled before the time or the budget was used up"
+            rewards = None if failure or reason == "aborted" else await self._driver.rewards()
+        except BrokenError as error:
+            reason, failure, rewards = "stop", str(error), None
+        except asyncio.CancelledError:
+            reason, failure, rewards = "aborted", "", None
+        finally:
+            self._turns.forget(self.turn_id)
+            # Whatever has ended it, no environment is left open.
+            closed = await self._close()
+        return self._result(reason if closed else "aborted", failure, rewards)
+
+    async def _close(self) -> bool:
+        """Lets go of the environment; whether nobody cancelled that."""
+        try:
+            await self._driver.close()
+        except asyncio.CancelledError:
+            return False
+        return True
+
+    async def _played(self) -> tuple[FinishReason, str]:
+        try:
+            try:
+                async with asyncio.timeout(self._limits.episode_s):
+                    return await self._play()
+            except TimeoutError:
+                if self.turn_id:
+                    self.transcript.add_turn(await self._cut_turn())
+                return "length", ""
+        except EngineError as error:
+            log.info("an episode is given back: %s", error)
+            return "aborted", ""
+        except RollmeshError as error:
+            return "stop", f"generation refused: {error}"
+
+    async def _play(self) -> tuple[FinishReason, str]:
+        prefix = self._request.prefix
+        if prefix is None:
+            await self._open()
+        else:
+            try:
+                ended = await self._go_on(prefix)
+                if ended is not None:
+                    return ended, ""
+            except (_OtherAnswerError, PayloadError) as error:
+                await self._start_anew(error)
+        while True:
+            ended = await self._take_turn()
+            if ended is not None:
+                return ended, ""
+
+    async def _open(self) -> None:
+        observation = await self._driver.begin()
+        if self._driver.opens:
+            self._add_observation(observation)
+
+    def _add_observation(self, observation: str) -> None:
+        """The first one goes on within the prompt's last message."""
+        self.transcript.add_masked(self._chat.opening(observation))
+        if not self._messages or self._messages[-1].get("role") != "user":
+            self._messages.append({"role": "user", "content": ""})
+        last = self._messages[-1]
+        self._messages[-1] = {**last, "content": str(last.get("content", "")) + observation}
+
+    async def _take_turn(self) -> FinishReason | None:
+        """One turn and its answer; why the episode is over, if it is."""
+        left = self._request.sampling.max_tokens - self.transcript.length
+        if left <= 0:
+            return "length"
+        budget = left if self._limits.turn_tokens is None else min(left, self._limits.turn_tokens)
+        result = await self._sample(budget)
+        if result.finish_reason == "aborted":
+            self.transcript.add_turn(result)
+            return "aborted"
+        return await self._answer(result, budget=budget, left=left)
+
+    async def _answer(self, result: GenerationResult, *, budget: int, left: int) -> FinishReason | None:
+        self.transcript.add_turn(result)
+        self._count += 1
+        ids = result.response_ids.tolist()
+        cut = result.finish_reason == "length"
+        if cut and (len(ids) >= left or len(ids) < budget):
+            # All that there was for the response, or the model's context.
+            self._messages.append({"role": "assistant", "content": self._chat.plain(ids)})
+            return "length"
+        last = self._count >= self._limits.max_turns
+        answer = await self._driver.answer(ids, last=last)
+        self._messages.append(answer.said)
+        if answer.done:
+            return "length" if cut and not self._driver.stateful else "stop"
+        if last:
+            return "length"
+        between = self._chat.after_turn(ids, answer.messages)
+        if self.transcript.length + len(between) >= self._request.sampling.max_tokens:
+            return "length"
+        self._messages.extend(answer.messages)
+        self.transcript.add_masked(between)
+        return None
+
+    async def _sample(self, budget: int, prefix: SampledTokens | None = None) -> GenerationResult:
+        sampling = self._request.sampling
+        seed = (sampling.seed + self._count * _TURN_STRIDE) % (1 << 63) or 1 if sampling.seed else 0
+        self.turn_id = self._turns.new_id()
+        request = GenerationRequest(
+            request_id=self.turn_id,
+            prompt_ids=self.transcript.context,
+            sampling=replace(sampling, max_tokens=budget, seed=seed),
+            pinned=self._request.pinned,
+            prefix=prefix,
+            images=self._request.images,
+        )
+        self._partial = prefix
+        # Shielded: where time is up, what there is of the turn is wanted still.
+        self._asked = self._turns.ask(request)
+        result = await asyncio.shield(self._asked)
+        self.turn_id, self._partial = "", None
+        return result
+
+    async def _cut_turn(self) -> GenerationResult:
+        """What there is of the turn that is being sampled."""
+        assert self._asked is not None, "a turn is under way"
+        self._turns.abort(self.turn_id)
+        result = await self._asked
+        self.turn_id, self._partial = "", None
+        return result
+
+    # ---------------------------------------------------------------------------------------------------- drafts
+
+    async def _go_on(self, prefix: SampledTokens) -> FinishReason | None:
+        """Takes the turns of a draft up to its last, which is sampled on."""
+        segments = divide(prefix)
+        if self._driver.opens:
+            observation = await self._driver.begin()
+            if segments[0][0] or segments[0][1].response_ids.tolist() != self._chat.opening(observation):
+                raise _OtherAnswerError("its environment begins otherwise")
+            self._add_observation(observation)
+            segments = segments[1:]
+        while segments:
+            sampled, tokens = segments.pop(0)
+            if not sampled:
+                raise _OtherAnswerError("its mask has no turn where one belongs")
+            if not segments:
+                return await self._finish_turn(tokens)
+            await self._repeat(tokens, segments.pop(0)[1])
+        return None
+
+    async def _finish_turn(self, tokens: SampledTokens) -> FinishReason | None:
+        left = self._request.sampling.max_tokens - self.transcript.length
+        budget = left if self._limits.turn_tokens is None else min(left, self._limits.turn_tokens)
+        if len(tokens) > budget:
+            raise _OtherAnswerError("it has more tokens than the budget")
+        result = await self._sample(budget, tokens)
+        if result.finish_reason == "aborted":
+            self.transcript.add_turn(result)
+            return "aborted"
+        return await self._answer(result, budget=budget, left=left)
+
+    async def _repeat(self, turn: SampledTokens, between: SampledTokens) -> None:
+        """A turn that is complete, and what was answered."""
+        ids, answered = turn.response_ids.tolist(), between.response_ids.tolist()
+        self._count += 1
+        if self._driver.stateful:
+            answer = await self._driver.answer(ids, last=False)
+            if answer.done or self._chat.after_turn(ids, answer.messages) != answered:
+                raise _OtherAnswerError(f"its environment answers turn {self._count} otherwise")
+        else:
+            answer = self._driver.recall(ids, answered)
+        self.transcript.add_turn(turn)
+        self.transcript.add_masked(answered)
+        self._messages.extend((answer.said, *answer.messages))
+
+    async def _start_anew(self, why: Exception) -> None:
+        task = self._request.task.task_id
+        log.warning("the episode of member %d of task %s starts anew: %s", self._request.member, task, why)
+        self._turns.forget(self.turn_id)
+        await self._driver.close()
+        self._driver = self._make_driver(self._request)
+        self._messages = _prompt_messages(self._request)
+        self.transcript, self._count = Transcript(self._request.prompt_ids), 0
+        self.turn_id, self._partial, self.started_anew = "", None, True
+        await self._open()
+
+    # --------------------------------------------------------------------------------------------------- results
+
+    def progress(self, running: SampledTokens | None) -> SampledTokens | None:
+        """Tokens so far, with those of the turn that is being sampled (as the engine has them)."""
+        return self.transcript.sampled(running if running is not None else self._partial)
+
+    def _result(self, reason: FinishReason, failure: str, rewards: Any) -> EpisodeResult:
+        sampled = self.progress(None)
+        figures = self._driver.figures
+        turns = self.transcript.turns
+        return EpisodeResult(
+            request_id=self._request.request_id,
+            response_ids=sampled.response_ids if sampled else np.zeros(0, np.int32),
+            log_probs=sampled.log_probs if sampled else np.zeros(0, np.float32),
+            versions=sampled.versions if sampled else VersionRuns(()),
+            finish_reason=reason,
+            mask=sampled.mask if sampled else np.zeros(0, np.uint8),
+            side=self.transcript.side(),
+            rewards=rewards,
+            failure=failure,
+            figures={
+                "turns": len(turns),
+                "tool_calls": figures.tool_calls,
+                "tool_errors": figures.tool_errors,
+                "tool_timeouts": figures.tool_timeouts,
+                "tool_seconds": figures.tool_seconds,
+            },
+            final_text=self._chat.plain(turns[-1].response_ids.tolist()) if turns else "",
+            messages=tuple(self._messages),
+        )
+
+
+def _prompt_messages(request: MemberRequest) -> list[Message]:
+    task = request.task
+    if task.messages_json:
+        messages: list[Message] = json.loads(task.messages_json)
+        return messages
+    return [{"role": "user", "content": task.prompt_text}]

@@ -1,0 +1,320 @@
+"""Episodes of agents that know OpenAI's API alone: each has a session at the endpoint, and what it samples is recorded.
+
+Invariants: every request ends in one `EpisodeResult`; its response is the chain of calls that ends in the last one,
+token by token as they were sampled, and begins where the group's prompt ends; an agent that fails, that never called
+the model, or whose conversation does not begin with the group's prompt ends in a failure, never in a reward. An episode
+that is overdue is ended as it is: its running call is cut, further ones are refused, then the agent is given up. So is
+one whose agent fails after a call was refused because its tokens are used up.
+
+Everything here happens in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from generators.agents.program_calls import AgentError, CommandProgram, FunctionProgram, Outcome, Program, Way
+from generators.endpoint.completions import Completions
+from generators.endpoint.record import Record, Turn, branches, transcript
+from generators.endpoint.sessions import Rules, Session, Sessions
+from generators.engines.base import (
+    EngineStatus,
+    FinishReason,
+    GenerationResult,
+    InferenceEngine,
+    PartialResponse,
+    SampledTokens,
+)
+from generators.responder import EpisodeResult, MemberRequest
+from mesh.config.rollout import AgentSection
+from mesh.errors import PayloadError
+from mesh.versions import VersionRuns
+from protos import trajectory_pb2
+
+log = logging.getLogger(__name__)
+# Seconds that an overdue agent gets to notice that its session is over.
+_GRACE_S = 2.0
+_COUNTED = (
+    "turns",
+    "calls",
+    "calls_aborted",
+    "calls_sampling_ignored",
+    "branches_dropped",
+    "tokens_dropped",
+    "timeouts",
+)
+
+
+def program_of(section: AgentSection, at_once: int) -> Program:
+    """The configured agent.
+
+    Args:
+        section: of kind `program`.
+        at_once: plain functions or processes at the same time.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    if section.program is not None:
+        return FunctionProgram(section.program, at_once)
+    return CommandProgram(section.command, at_once)
+
+
+@dataclass(slots=True, eq=False)
+class _Episode:
+    """One member under way."""
+
+    request: MemberRequest
+    session: Session
+    started: float
+    task: asyncio.Task[None] | None = None
+
+
+class ProgramRunner:
+    """Answers members by running an agent for each.
+
+    Args:
+        engine: of the endpoint.
+        completions, sessions: of the endpoint.
+        program: the agent.
+        base_url: where agents of this generator find the endpoint, without a path.
+        model: name of the model.
+        timeout_s: `rollout.agent.episode_timeout_s`.
+        on_results: takes results, in the event loop's thread.
+        hold_swap: called when pinned episodes begin: takes a swap of weights back that has not happened yet.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        completions: Completions,
+        sessions: Sessions,
+        program: Program,
+        *,
+        base_url: Callable[[], str],
+        model: str,
+        timeout_s: float,
+        on_results: Callable[[list[GenerationResult]], None],
+        hold_swap: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._completions = completions
+        self._sessions = sessions
+        self._program = program
+        self._base_url = base_url
+        self._model = model
+        self._timeout_s = timeout_s
+        self._on_results = on_results
+        self._hold_swap = hold_swap
+        self._loop = asyncio.get_running_loop()
+        self._episodes: dict[str, _Episode] = {}
+        self._closed = False
+        self._figures: Counter[str] = Counter()
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Counts since the start, by name."""
+        return {name: float(self._figures[name]) for name in ("episodes", "episodes_failed", *_COUNTED)}
+
+    # --------------------------------------------------------------------------------------------- the responder
+
+    def submit(self, requests: Sequence[MemberRequest]) -> None:
+        """Starts an episode for each.
+
+        Raises:
+            PayloadError: a prompt or a budget is missing; no episode has started.
+        """
+        for request in requests:
+            if not len(request.prompt_ids):
+                raise PayloadError("prompt_ids", "a prompt has at least one token")
+            if request.sampling.max_tokens < 1:
+                raise PayloadError("sampling.max_tokens", "must be at least 1")
+        if any(request.pinned for request in requests):
+            self._hold_swap()
+        for request in requests:
+            rules = Rules(tuple(request.prompt_ids), request.sampling, request.pinned, request.prefix)
+            episode = _Episode(request, self._sessions.train(rules), time.monotonic())
+            self._episodes[request.request_id] = episode
+            episode.task = self._loop.create_task(self._run(episode), name=f"episode-{request.request_id}")
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends episodes early; each still gets its result."""
+        for name in request_ids:
+            episode = self._episodes.get(name)
+            if episode is not None and episode.task is not None:
+                episode.task.cancel()
+
+    def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
+        """Copies what there is of running episodes."""
+        return asyncio.run_coroutine_threadsafe(self._progress(dict(at_least)), self._loop)
+
+    def status(self) -> EngineStatus:
+        """The engine's."""
+        return self._engine.status()
+
+    async def close(self) -> None:
+        """Ends all episodes without a result."""
+        self._closed = True
+        tasks = [episode.task for episode in self._episodes.values() if episode.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._program.close()
+
+    # ------------------------------------------------------------------------------------------------ an episode
+
+    async def _run(self, episode: _Episode) -> None:
+        outcome, failure, overdue, aborted = Outcome(), "", False, False
+        try:
+            outcome, overdue = await self._call(episode)
+        except AgentError as error:
+            # That an agent does not survive the end of its tokens is the policy's doing.
+            failure = "" if episode.session.counts["no_room"] and episode.session.record.turns else str(error)
+        except asyncio.CancelledError:
+            aborted = True
+        finally:
+            self._completions.abort(episode.session)
+            self._sessions.forget(episode.session)
+        try:
+            result = self._result(episode, outcome, failure, overdue=overdue, aborted=aborted)
+        finally:
+            del self._episodes[episode.request.request_id]
+        if self._closed:
+            return
+        self._figures["episodes"] += 1
+        self._figures["episodes_failed"] += bool(failure or result.failure)
+        for name in _COUNTED:
+            self._figures[name] += int(result.figures[name])
+        self._on_results([result])
+
+    async def _call(self, episode: _Episode) -> tuple[Outcome, bool]:
+        """The agent's outcome, and whether it was overdue."""
+        session = episode.session
+        way = Way(f"{self._base_url()}/sessions/{session.name}/v1", session.key, self._model)
+        work = asyncio.ensure_future(self._program(task_of(episode.request), way, self._timeout_s + _GRACE_S))
+        try:
+            done, _ = await asyncio.wait({work}, timeout=self._timeout_s)
+            if done:
+                return work.result(), False
+            # What is being sampled is recorded as far as it is; then the agent learns that it is over.
+            session.over = True
+            self._completions.abort(session)
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+        log.info("an agent's episode was ended after %.0f s", self._timeout_s)
+        return (work.result() if work.exception() is None else Outcome()), True
+
+    def _result(
+        self, episode: _Episode, outcome: Outcome, failure: str, *, overdue: bool, aborted: bool
+    ) -> EpisodeResult:
+        request, record = episode.request, episode.session.record
+        chain = record.chain()
+        found = transcript(chain, request.prompt_ids) if chain else None
+        tokens = found.sampled() if found is not None else None
+        if not failure and not aborted:
+            failure = _why_nothing(request, chain) if tokens is None else ""
+        if found is None or tokens is None:
+            tokens = SampledTokens(np.zeros(0, np.int32), np.zeros(0, np.float32), VersionRuns(()))
+        finish: FinishReason = chain[-1].finish if chain else "stop"
+        cut = overdue or finish == "aborted" or episode.session.counts["no_room"] > 0
+        finish = "length" if cut else finish
+        answer = outcome.answer
+        if answer is None and chain:
+            answer = self._completions.language.decode(chain[-1].sampled.response_ids.tolist())
+        return EpisodeResult(
+            request_id=request.request_id,
+            response_ids=tokens.response_ids,
+            log_probs=tokens.log_probs,
+            versions=tokens.versions,
+            finish_reason="aborted" if aborted else finish,
+            mask=tokens.mask,
+            side=found.side() if found is not None else {},
+            rewards=outcome.rewards,
+            failure=failure,
+            figures=_figures(episode.session, record, chain, overdue=overdue),
+            final_text=answer,
+            messages=chain[-1].messages if chain else (),
+        )
+
+    # --------------------------------------------------------------------------------------------------- progress
+
+    async def _progress(self, at_least: Mapping[str, int]) -> list[PartialResponse]:
+        latest: dict[str, str] = {}
+        for name in at_least:
+            episode = self._episodes.get(name)
+            running = episode.session.running if episode is not None else {}
+            if running:
+                latest[name] = max(running, key=lambda key: (running[key].call, -running[key].choice))
+        parts: dict[str, SampledTokens] = {}
+        if latest:
+            found = await asyncio.wrap_future(self._engine.progress(dict.fromkeys(latest.values(), 1)))
+            parts = {part.request_id: part.sampled for part in found}
+        responses = []
+        for name, least in at_least.items():
+            episode = self._episodes.get(name)
+            tokens = _so_far(episode, latest.get(name, ""), parts) if episode is not None else None
+            if episode is not None and tokens is not None and len(tokens) >= least:
+                responses.append(PartialResponse(name, tokens, time.monotonic() - episode.started))
+        return responses
+
+
+def _so_far(episode: _Episode, running: str, parts: Mapping[str, SampledTokens]) -> SampledTokens | None:
+    """The tokens of an episode: up to the call that is running where there is something of it, else to the last one."""
+    session = episode.session
+    begun = session.running.get(running)
+    turn: Turn | None = None
+    if begun is not None and running in parts:
+        turn = session.record.turn(begun.call, begun.choice, begun.prompt_ids, parts[running], "aborted")
+    chain = session.record.chain(turn)
+    found = transcript(chain, episode.request.prompt_ids) if chain else None
+    return found.sampled() if found is not None else None
+
+
+def _why_nothing(request: MemberRequest, chain: Sequence[Turn]) -> str:
+    if not chain:
+        return "the agent never called the model"
+    count = len(request.prompt_ids)
+    return (
+        f"the agent's conversation begins with tokens {list(chain[0].prompt_ids[:count])[:8]} ..., the group's prompt "
+        f"is {list(request.prompt_ids)[:8]} ...: it has to begin as the model's chat template does"
+    )
+
+
+def _figures(session: Session, record: Record, chain: Sequence[Turn], *, overdue: bool) -> dict[str, float]:
+    dropped = record.dropped(chain)
+    return {
+        "turns": len(chain),
+        "calls": session.calls,
+        "calls_aborted": session.counts["aborted"],
+        "calls_sampling_ignored": session.counts["forced"],
+        "branches_dropped": branches(dropped),
+        "tokens_dropped": sum(len(turn.sampled.response_ids) for turn in dropped),
+        "timeouts": float(overdue),
+    }
+
+
+def task_of(request: MemberRequest) -> dict[str, Any]:
+    """What an agent is told of its task, as JSON would hold it."""
+    task: trajectory_pb2.PromptTask = request.task
+    messages = json.loads(task.messages_json) if task.messages_json else None
+    return {
+        "task_id": task.task_id,
+        "prompt": messages if messages is not None else task.prompt_text,
+        "messages": messages if messages is not None else [{"role": "user", "content": task.prompt_text}],
+        "data_source": task.data_source,
+        "ground_truth": json.loads(task.ground_truth_json) if task.ground_truth_json else None,
+        "extra_info": json.loads(task.extra_info_json) if task.extra_info_json else {},
+        "member": request.member,
+    }

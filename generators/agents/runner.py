@@ -1,0 +1,175 @@
+"""Answers members of groups with episodes, many at once.
+
+Stands between the rollout loop and the engine. Invariants: every request ends in exactly one `EpisodeResult`, handed on
+in the event loop; while a pinned episode is under way the engine's weights do not change, between its turns neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from generators.agents.chat import Chat
+from generators.agents.drivers import Driver
+from generators.agents.episode import Episode, Limits
+from generators.agents.turns import Turns
+from generators.agents.user_calls import UserCalls
+from generators.engines.base import EngineStatus, GenerationResult, InferenceEngine, PartialResponse
+from generators.responder import EpisodeResult, MemberRequest
+from mesh.versions import VersionRuns
+
+log = logging.getLogger(__name__)
+_COUNTED = ("turns", "tool_calls", "tool_errors", "tool_timeouts", "tool_seconds")
+
+
+class AgentRunner:
+    """A `Responder` whose responses are episodes; all methods belong to the event loop's thread.
+
+    Args:
+        engine: samples turns; its results come in through `take`.
+        make_driver: makes what drives an episode.
+        chat: renders.
+        limits: of an episode.
+        user_calls: runs tools and environments.
+        on_results: takes episodes that have ended.
+        hold_swap: called when pinned episodes begin: takes a swap of weights back that has not happened yet. Whoever
+            asks for swaps waits until the rollout loop's pinned groups are done before asking again.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        *,
+        make_driver: Callable[[MemberRequest], Driver],
+        chat: Chat,
+        limits: Limits,
+        user_calls: UserCalls,
+        on_results: Callable[[list[GenerationResult]], None],
+        hold_swap: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._make_driver = make_driver
+        self._chat = chat
+        self._limits = limits
+        self._user_calls = user_calls
+        self._on_results = on_results
+        self._hold_swap = hold_swap
+        self._turns = Turns(engine)
+        self._episodes: dict[str, tuple[Episode, asyncio.Task[EpisodeResult]]] = {}
+        self._ended: list[GenerationResult] = []
+        self._closed = False
+        self._figures = dict.fromkeys(("episodes", "episodes_failed", "drafts_not_gone_on", *_COUNTED), 0.0)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Counts since the start, by name; `calls_hanging`: calls into user code that do not come back."""
+        return {**self._figures, "calls_hanging": float(self._user_calls.lost)}
+
+    def submit(self, requests: Sequence[MemberRequest]) -> None:
+        """Begins episodes."""
+        if any(request.pinned for request in requests):
+            self._hold_swap()
+        loop = asyncio.get_running_loop()
+        for request in requests:
+            episode = Episode(request, self._make_driver, self._chat, self._turns, self._limits)
+            task = loop.create_task(episode.run())
+            self._episodes[request.request_id] = (episode, task)
+            task.add_done_callback(lambda done, name=request.request_id: self._end(name, done))  # type: ignore[misc]
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends episodes early; each still gets its result."""
+        for request_id in request_ids:
+            if request_id in self._episodes:
+                self._episodes[request_id][1].cancel()
+
+    def progress(self, at_least: Mapping[str, int]) -> Future[list[PartialResponse]]:
+        """Copies what there is of running episodes; see `InferenceEngine.progress`."""
+        found: Future[list[PartialResponse]] = Future()
+        wanted = {name: tokens for name, tokens in at_least.items() if name in self._episodes}
+        sampling = {turn_id: 1 for name in wanted if (turn_id := self._episodes[name][0].turn_id)}
+        if not sampling:
+            found.set_result(self._parts(wanted, []))
+            return found
+        loop = asyncio.get_running_loop()
+
+        def finish(running: Future[list[PartialResponse]]) -> None:
+            if not found.set_running_or_notify_cancel():
+                return
+            error = running.exception()
+            if error is not None:
+                found.set_exception(error)
+            else:
+                found.set_result(self._parts(wanted, running.result()))
+
+        self._engine.progress(sampling).add_done_callback(lambda running: loop.call_soon_threadsafe(finish, running))
+        return found
+
+    def status(self) -> EngineStatus:
+        """The engine's."""
+        return self._engine.status()
+
+    def take(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:
+        """Takes the engine's results and returns those that are no turn of an episode."""
+        return self._turns.take(results)
+
+    async def close(self) -> None:
+        """Ends all episodes without a result."""
+        self._closed = True
+        tasks = [task for _, task in self._episodes.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._user_calls.close()
+
+    def _parts(self, wanted: Mapping[str, int], running: Sequence[PartialResponse]) -> list[PartialResponse]:
+        by_turn = {part.request_id: part.sampled for part in running}
+        now = time.monotonic()
+        parts = []
+        for name, tokens in wanted.items():
+            if name not in self._episodes:
+                continue
+            episode = self._episodes[name][0]
+            sampled = episode.progress(by_turn.get(episode.turn_id))
+            if sampled is not None and len(sampled) >= tokens:
+                parts.append(PartialResponse(name, sampled, now - episode.started))
+        return parts
+
+    def _end(self, name: str, task: asyncio.Task[EpisodeResult]) -> None:
+        episode, _ = self._episodes.pop(name)
+        if self._closed:
+            return
+        if task.cancelled():
+            result = _nothing(name, aborted=True)
+        elif (error := task.exception()) is not None:
+            log.error("an episode failed", exc_info=error)
+            result = _nothing(name, failure=f"{type(error).__name__}: {error}")
+        else:
+            result = task.result()
+        self._figures["episodes"] += 1
+        self._figures["episodes_failed"] += bool(result.failure)
+        self._figures["drafts_not_gone_on"] += episode.started_anew
+        for key in _COUNTED:
+            self._figures[key] += result.figures.get(key, 0.0)
+        if not self._ended:
+            asyncio.get_running_loop().call_soon(self._hand_on)
+        self._ended.append(result)
+
+    def _hand_on(self) -> None:
+        ended, self._ended = self._ended, []
+        self._on_results(ended)
+
+
+def _nothing(name: str, *, failure: str = "", aborted: bool = False) -> EpisodeResult:
+    return EpisodeResult(
+        request_id=name,
+        response_ids=np.zeros(0, np.int32),
+        log_probs=np.zeros(0, np.float32),
+        versions=VersionRuns(()),
+        finish_reason="aborted" if aborted else "stop",
+        failure=failure,
+    )

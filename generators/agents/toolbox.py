@@ -1,0 +1,136 @@
+"""Calls of tools: arguments checked against type hints, results and failures as text.
+
+Invariant: whatever a call asks for and whatever the tool does, there is an observation that says what came of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NotRequired, get_type_hints
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes no other below Python 3.12
+
+from generators.agents.calls import ToolCall
+from generators.agents.user_calls import OverdueError, UserCalls
+from mesh.errors import ConfigError
+from mesh.tools import Tool
+
+# Characters of an error that the model is shown.
+_ERROR_LENGTH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What came of one call.
+
+    Attributes:
+        text: as the model sees it, but for what is over its limit of tokens.
+        kind: `result`; `error`, also where the call could not be read; `timeout`.
+        seconds: that the tool took.
+    """
+
+    text: str
+    kind: str = "result"
+    seconds: float = 0.0
+
+
+class Toolbox:
+    """The tools of one episode, or of all where they keep no state.
+
+    Args:
+        tools: by name, as shown.
+        user_calls: runs them.
+        timeout_s: of one call.
+
+    Raises:
+        ConfigError: a tool's type hints cannot be checked.
+    """
+
+    def __init__(self, tools: Sequence[Tool], user_calls: UserCalls, *, timeout_s: float) -> None:
+        self._tools = {tool.name: (tool, _arguments(tool)) for tool in tools}
+        self._user_calls = user_calls
+        self._timeout_s = timeout_s
+
+    async def run(self, call: ToolCall | str) -> Observation:
+        """Runs one call; one that could not be read is answered with what is wrong."""
+        if isinstance(call, str):
+            return _error(f"the call cannot be read: {call}")
+        if call.name not in self._tools:
+            return _error(f"there is no tool {call.name!r}; there are: {', '.join(self._tools)}")
+        tool, arguments = self._tools[call.name]
+        try:
+            values = arguments.validate_python(_typed(call, tool))
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+            return _error(f"wrong arguments of {call.name!r}: {problems}")
+        begin = time.perf_counter()
+        try:
+            result = await self._user_calls.call(partial(tool.function, **values), timeout_s=self._timeout_s)
+        except OverdueError as error:
+            return Observation(f"Error: {error}", "timeout", time.perf_counter() - begin)
+        except Exception as error:  # noqa: BLE001 - whatever a tool raises, the model is told
+            return _error(told(error), time.perf_counter() - begin)
+        return Observation(as_text(result), seconds=time.perf_counter() - begin)
+
+
+def as_text(result: Any) -> str:
+    """What a tool returned, as the model sees it: text as it is, all else as JSON where it can be."""
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        pass
+    try:
+        return str(result)
+    except Exception as error:  # noqa: BLE001 - a user's class may raise anything
+        return f"<{type(result).__name__} that cannot be shown: {type(error).__name__}>"
+
+
+def told(error: Exception) -> str:
+    """What a user's code raised, as text."""
+    return f"{type(error).__name__}: {as_text(error)}"
+
+
+def _error(text: str, seconds: float = 0.0) -> Observation:
+    return Observation(
+        "Error: " + (text if len(text) <= _ERROR_LENGTH else text[:_ERROR_LENGTH] + " ..."), "error", seconds
+    )
+
+
+def _arguments(tool: Tool) -> TypeAdapter[dict[str, Any]]:
+    """Checks a tool's arguments, and makes of them what its type hints say where that is clear (`"3"` for an int)."""
+    hints, fields = get_type_hints(tool.function), {}
+    for name, parameter in inspect.signature(tool.function).parameters.items():
+        hint = hints.get(name, Any)
+        fields[name] = hint if parameter.default is inspect.Parameter.empty else NotRequired[hint]
+    kind = TypedDict("Arguments", fields)  # type: ignore[misc]  # made at run time
+    kind.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # type: ignore[attr-defined]
+    try:
+        return TypeAdapter(kind)  # type: ignore[arg-type]
+    except PydanticUserError as error:
+        raise ConfigError(f"tool {tool.name}: its type hints cannot be checked: {error}") from error
+
+
+def _typed(call: ToolCall, tool: Tool) -> Mapping[str, Any]:
+    """Arguments; those that came as text without a type are read as JSON where no string is wanted."""
+    if not call.textual:
+        return call.arguments
+    properties = tool.schema["function"]["parameters"]["properties"]
+    return {name: _read(value, properties.get(name, {})) for name, value in call.arguments.items()}
+
+
+def _read(value: Any, schema: Mapping[str, Any]) -> Any:
+    kinds = schema.get("type", "string")
+    if kinds == "string" or "string" in kinds:
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value

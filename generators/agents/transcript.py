@@ -1,0 +1,139 @@
+"""The tokens of one episode: what was sampled, verbatim, and what stood between, masked.
+
+Invariants: sampled tokens are appended as they came and never change; a masked token has log-prob 0 and the version of
+the token before it (at the very beginning: of the first sampled one); two turns have masked tokens between them, so
+that the turns of a draft are found again from its mask.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from generators.engines.base import GenerationResult, SampledTokens
+from mesh.versions import PolicyVersion, VersionRuns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Tokens of one turn, or masked ones.
+
+    Attributes:
+        sampled: by the model.
+        tokens: of a masked segment their ids alone count.
+        begin: index of the first one in the response.
+        side: arrays that came with a turn.
+    """
+
+    sampled: bool
+    tokens: SampledTokens
+    begin: int
+    side: Mapping[str, NDArray[np.generic]]
+
+
+class Transcript:
+    """Grows by turns and by what stands between them.
+
+    Args:
+        prompt_ids: of the member.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self.prompt_ids = tuple(prompt_ids)
+        self.segments: list[Segment] = []
+        self.length = 0
+
+    @property
+    def turns(self) -> list[SampledTokens]:
+        """What was sampled, by turn."""
+        return [segment.tokens for segment in self.segments if segment.sampled]
+
+    @property
+    def context(self) -> list[int]:
+        """Prompt and response: what the next turn is asked for with."""
+        ids = list(self.prompt_ids)
+        for segment in self.segments:
+            ids.extend(segment.tokens.response_ids.tolist())
+        return ids
+
+    def add_turn(self, result: GenerationResult | SampledTokens) -> None:
+        """Appends what the model said; nothing where it said nothing."""
+        if len(result.response_ids) == 0:
+            return
+        tokens = SampledTokens(result.response_ids, result.log_probs, result.versions)
+        self._append(True, tokens, result.side if isinstance(result, GenerationResult) else {})
+
+    def add_masked(self, ids: Sequence[int]) -> None:
+        """Appends what the model did not say."""
+        if not ids:
+            return
+        version = next((s.tokens.versions.runs[-1][1] for s in reversed(self.segments) if s.tokens.versions.runs), None)
+        runs = VersionRuns(((len(ids), version),) if version is not None else ())
+        tokens = SampledTokens(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), runs)
+        self._append(False, tokens, {})
+
+    def sampled(self, running: SampledTokens | None = None) -> SampledTokens | None:
+        """All tokens, with those of a turn that is being sampled; None before the first sampled one."""
+        segments = [(segment.sampled, segment.tokens) for segment in self.segments]
+        if running is not None and len(running):
+            segments.append((True, running))
+        first = next((tokens.versions.runs[0][1] for is_sampled, tokens in segments if is_sampled), None)
+        if first is None:
+            return None
+        return SampledTokens(
+            response_ids=np.concatenate([tokens.response_ids for _, tokens in segments]).astype(np.int32, copy=False),
+            log_probs=np.concatenate([tokens.log_probs for _, tokens in segments]).astype(np.float32, copy=False),
+            versions=_joined([_versions(tokens, first) for _, tokens in segments]),
+            mask=np.concatenate([np.full(len(tokens), is_sampled, np.uint8) for is_sampled, tokens in segments]),
+        )
+
+    def side(self) -> dict[str, NDArray[np.generic]]:
+        """Arrays over prompt and response, a row for each token but the last: a turn's rows are those it came with."""
+        turns = [segment for segment in self.segments if segment.sampled]
+        if not turns:
+            return {}
+        whole = {name: array.copy() for name, array in turns[-1].side.items()}
+        for segment in turns[:-1]:
+            first = len(self.prompt_ids) + segment.begin - 1
+            rows = slice(first, first + len(segment.tokens))
+            for name, array in whole.items():
+                if name in segment.side:
+                    array[rows] = segment.side[name][rows]
+        return whole
+
+    def _append(self, sampled: bool, tokens: SampledTokens, side: Mapping[str, NDArray[np.generic]]) -> None:
+        self.segments.append(Segment(sampled, tokens, self.length, side))
+        self.length += len(tokens)
+
+
+def divide(draft: SampledTokens) -> list[tuple[bool, SampledTokens]]:
+    """A draft's segments, in order: (whether it was sampled, tokens)."""
+    count = len(draft)
+    mask = np.ones(count, np.uint8) if draft.mask is None else draft.mask
+    edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), count]
+    versions = list(draft.versions)
+    found = []
+    for begin, end in itertools.pairwise(edges):
+        part = slice(begin, end)
+        tokens = SampledTokens(draft.response_ids[part], draft.log_probs[part], VersionRuns.from_tokens(versions[part]))
+        found.append((bool(mask[begin]), tokens))
+    return found
+
+
+def _versions(tokens: SampledTokens, first: PolicyVersion) -> VersionRuns:
+    return tokens.versions if tokens.versions.runs else VersionRuns(((len(tokens), first),))
+
+
+def _joined(parts: Sequence[VersionRuns]) -> VersionRuns:
+    runs: list[tuple[int, PolicyVersion]] = []
+    for part in parts:
+        for length, version in part.runs:
+            if runs and runs[-1][1] == version:
+                runs[-1] = (runs[-1][0] + length, version)
+            else:
+                runs.append((length, version))
+    return VersionRuns(tuple(runs))

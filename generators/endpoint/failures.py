@@ -1,0 +1,71 @@
+"""Refusals in the form in which OpenAI's API words them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mesh.errors import RollmeshError
+
+INVALID = "invalid_request_error"
+
+
+class ApiError(RollmeshError):
+    """A call that is not answered.
+
+    Args:
+        status: HTTP status.
+        message: what is wrong.
+        reason: OpenAI's `code`; empty: none.
+        param: the offending field of the request; empty: none.
+        kind: OpenAI's `type`.
+        retry_after_s: when it is worth asking again; None: never.
+    """
+
+    code = "endpoint"
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        reason: str = "",
+        param: str = "",
+        kind: str = INVALID,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.param = param
+        self.kind = kind
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        """What goes out as JSON."""
+        error = {"message": self.message, "type": self.kind, "param": self.param or None, "code": self.reason or None}
+        return {"error": error}
+
+
+def too_long(tokens: int, limit: int, param: str) -> ApiError:
+    """A prompt that leaves no room for an answer."""
+    return ApiError(
+        400,
+        f"the prompt has {tokens} tokens, but prompt and answer together may have at most {limit}",
+        reason="context_length_exceeded",
+        param=param,
+    )
+
+
+def overloaded(message: str) -> ApiError:
+    """Too much is asked at once."""
+    return ApiError(429, message, reason="rate_limit_exceeded", kind="rate_limit_error", retry_after_s=1)
+
+
+def not_ready(message: str) -> ApiError:
+    """Nothing can be answered yet."""
+    return ApiError(503, message, reason="not_ready", kind="server_error", retry_after_s=1)
+
+
+def session_over(name: str) -> ApiError:
+    """The session takes no call any more."""
+    return ApiError(410, f"session {name} is over", reason="session_over")

@@ -1,0 +1,81 @@
+"""What the endpoint needs of a model's tokenizer, chat template and way of writing tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from generators.endpoint.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a model said.
+
+    Attributes:
+        content: its text, without tool calls.
+        calls: tool calls: name and arguments, the latter as JSON gave them.
+    """
+
+    content: str
+    calls: tuple[tuple[str, Any], ...] = ()
+
+
+class Language(Protocol):
+    """Between messages, text and tokens."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+        """A conversation up to where the model speaks.
+
+        Raises:
+            ApiError: 400: the chat template cannot take it.
+        """
+        ...
+
+    def goes_on(self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any]) -> list[int] | None:
+        """What stands between the model's last token and its next.
+
+        Args:
+            answer: sampled tokens.
+            new: messages that follow.
+            tools: offered to the model.
+
+        Returns:
+            token ids; None: the template has no way to go on with such messages.
+        """
+        ...
+
+    def check_tools(self, tools: Sequence[Any]) -> None:
+        """Refuses tools whose calls could not be read.
+
+        Raises:
+            ApiError: 400.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text completion's prompt, with the tokenizer's own special tokens."""
+        ...
+
+    def encode_more(self, text: str) -> list[int]:
+        """Token ids of text that stands behind other tokens."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text, special tokens left out."""
+        ...
+
+    def token(self, token_id: int) -> str:
+        """One token as text, a special one by its name."""
+        ...
+
+    def answer(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> Answer:
+        """What an answer says.
+
+        Args:
+            ids: all its tokens.
+            text: what they say, up to a stop string.
+            tools: those offered; none: there are no calls in it.
+        """
+        ...

@@ -1,0 +1,250 @@
+"""Requests as OpenAI's API has them, checked field by field.
+
+Invariants: a field that this endpoint does not know is refused; of those it knows each is honoured, or is of no
+consequence here (`_NoMeaning`), or is refused where it asks for more than nothing (`_refuse`). In training a client
+does not decide how tokens are drawn: the fields that would are `FORCED`, never refused, and told apart in `forced`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from generators.endpoint.failures import ApiError
+
+# What decides the distribution that tokens are drawn from, or the draws.
+FORCED = (
+    "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
+)  # fmt: skip
+_MOST_CHOICES = 128
+# OpenAI's own default for text completions.
+_TEXT_TOKENS = 16
+
+
+class _NoMeaning(BaseModel):
+    """Fields that are taken and have no effect: they concern OpenAI's accounts, caches and models."""
+
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    prediction: Any = None
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Request(_NoMeaning):
+    """What both forms have in common."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(max_length=4)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, float] | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def choices(self) -> int:
+        """Answers wanted of each prompt."""
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end an answer."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in given if text)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options is not None and self.stream_options.include_usage)
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens of an answer at most; None: what the context leaves."""
+        return self.max_tokens
+
+    @property
+    def wants_log_probs(self) -> bool:
+        """Whether the log-probs of sampled tokens are wanted."""
+        return False
+
+    @property
+    def lists_alternatives(self) -> bool:
+        """Whether a list of the likeliest tokens is wanted with them."""
+        return False
+
+    def forced(self) -> list[str]:
+        """Fields given that training does not leave to the client."""
+        return [name for name in FORCED if getattr(self, name) not in (None, {})]
+
+    def refuse_what_cannot_be(self, *, training: bool) -> None:
+        """Refuses what would have to be ignored though it matters.
+
+        Raises:
+            ApiError: naming the field.
+        """
+        if training:
+            return
+        for name in ("presence_penalty", "frequency_penalty"):
+            _refuse(name, getattr(self, name), 0)
+        _refuse("logit_bias", self.logit_bias, {})
+
+
+class ChatRequest(Request):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def wants_log_probs(self) -> bool:
+        return bool(self.logprobs)
+
+    @property
+    def lists_alternatives(self) -> bool:
+        return bool(self.top_logprobs)
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """Tools that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    def refuse_what_cannot_be(self, *, training: bool) -> None:
+        super().refuse_what_cannot_be(training=training)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise _unsupported("tool_choice", "only `auto` and `none` are possible: nothing forces the model's tokens")
+        if self.response_format not in (None, {"type": "text"}):
+            raise _unsupported("response_format", "only `text` is possible: nothing forces the model's tokens")
+        _refuse("modalities", self.modalities, ["text"])
+        for name in ("audio", "functions", "function_call", "web_search_options"):
+            _refuse(name, getattr(self, name), None)
+        for index, message in enumerate(self.messages):
+            if not isinstance(message.get("role"), str):
+                raise ApiError(400, "a message needs a role", param=f"messages[{index}].role")
+
+
+class TextRequest(Request):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens or _TEXT_TOKENS
+
+    @property
+    def wants_log_probs(self) -> bool:
+        return self.logprobs is not None
+
+    @property
+    def lists_alternatives(self) -> bool:
+        return bool(self.logprobs)
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or more prompts, as text or as token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if all(isinstance(part, int) for part in self.prompt):
+            return [[part for part in self.prompt if isinstance(part, int)]] if self.prompt else []
+        return [part for part in self.prompt if not isinstance(part, int)]
+
+    def refuse_what_cannot_be(self, *, training: bool) -> None:
+        super().refuse_what_cannot_be(training=training)
+        _refuse("echo", self.echo, False)
+        _refuse("suffix", self.suffix, "")
+        if self.best_of not in (None, self.choices):
+            raise _unsupported("best_of", "it must equal n")
+        if not self.prompts or not all(self.prompts):
+            raise ApiError(400, "the prompt is empty", param="prompt")
+
+
+Form = Literal["chat", "text"]
+_FORMS: Mapping[Form, type[ChatRequest] | type[TextRequest]] = {"chat": ChatRequest, "text": TextRequest}
+
+
+def parse(form: Form, body: Any, *, training: bool) -> ChatRequest | TextRequest:
+    """Checks a request's body.
+
+    Args:
+        form: which of the two.
+        body: as JSON gave it.
+        training: what decides how tokens are drawn is ignored instead of refused.
+
+    Raises:
+        ApiError: 400, naming the first field that is wrong.
+    """
+    try:
+        request = _FORMS[form].model_validate(body)
+    except pydantic.ValidationError as error:
+        raise _of_pydantic(error) from error
+    request.refuse_what_cannot_be(training=training)
+    return request
+
+
+def _of_pydantic(error: pydantic.ValidationError) -> ApiError:
+    first = error.errors(include_url=False)[0]
+    # Alternatives of a union end the path with their type's name.
+    path = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
+    param = ".".join(map(str, path))
+    if first["type"] == "extra_forbidden":
+        message = f"unrecognized request argument supplied: {param}"
+        return ApiError(400, message, reason="unknown_parameter", param=param)
+    if first["type"] == "missing":
+        message = f"missing required parameter: {param!r}"
+        return ApiError(400, message, reason="missing_required_parameter", param=param)
+    return ApiError(400, f"invalid {param or 'body'}: {first['msg']}", reason="invalid_value", param=param)
+
+
+def _refuse(name: str, value: Any, neutral: Any) -> None:
+    if value is not None and value != neutral:
+        raise _unsupported(name, "this endpoint has no such thing")
+
+
+def _unsupported(name: str, why: str) -> ApiError:
+    return ApiError(400, f"unsupported parameter: {name!r}: {why}", reason="unsupported_parameter", param=name)

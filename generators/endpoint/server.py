@@ -1,0 +1,290 @@
+"""The endpoint over HTTP.
+
+Invariants: every refusal has OpenAI's form and the status that its client library acts on; what is bound to more than
+this machine needs the mesh's token or TLS, as every service; the way for agents of this generator is bound to loopback,
+speaks plain HTTP whatever the mesh does, and serves sessions of training alone, each by its own key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from generators.endpoint.completions import Completions, Finished
+from generators.endpoint.failures import INVALID, ApiError, session_over
+from generators.endpoint.figures import EndpointFigures
+from generators.endpoint.requests import Form, parse
+from generators.endpoint.sessions import Session, Sessions
+from generators.endpoint.wording import END_OF_STREAM, Wording, event
+from mesh.config.models import SecuritySection
+from mesh.errors import ConfigError, PortInUseError, RollmeshError
+from mesh.rpc import check_exposure, read_token
+from mesh.service import advertised_address
+
+log = logging.getLogger(__name__)
+_LOOPBACK = "127.0.0.1"
+_MAX_BODY_BYTES = 32 << 20
+_CLIENT_LEFT = 499
+# Seconds that connections get at the end.
+_CLOSE_S = 1.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class EndpointServer:
+    """Serves completions.
+
+    Args:
+        completions: answers.
+        sessions: of all clients.
+        figures: counts.
+        model: name of the model that is served.
+        security: of the mesh.
+        created: Unix time in seconds of the model.
+
+    Attributes:
+        url: where clients find it; empty: nowhere but on this machine.
+        agents_url: where the generator's own agents find it; empty before `start`.
+    """
+
+    def __init__(
+        self,
+        completions: Completions,
+        sessions: Sessions,
+        figures: EndpointFigures,
+        *,
+        model: str,
+        security: SecuritySection,
+        created: int,
+    ) -> None:
+        self._completions = completions
+        self._sessions = sessions
+        self._figures = figures
+        self._model = model
+        self._security = security
+        self._created = created
+        self._runners: list[web.AppRunner] = []
+        self.url = ""
+        self.agents_url = ""
+
+    async def start(self, *, host: str, port: int, advertise: str | None, public: bool) -> None:
+        """Listens: for the generator's own agents, and at `host:port` where it is to be `public`.
+
+        Raises:
+            ConfigError: a non-loopback address without token or TLS; an unreadable token or certificate.
+            PortInUseError: the port is taken.
+        """
+        bound = await self._listen(self._app(None, agents=True), _LOOPBACK, 0, None)
+        self.agents_url = f"http://{_LOOPBACK}:{bound}"
+        if not public:
+            return
+        check_exposure(host, self._security)
+        tls = _tls(self._security)
+        bound = await self._listen(self._app(read_token(self._security), agents=False), host, port, tls)
+        name = advertised_address(host, bound, _host_of(advertise))
+        self.url = f"{'https' if tls else 'http'}://{name}"
+        log.info("OpenAI-compatible endpoint at %s/v1, model %s", self.url, self._model)
+
+    async def close(self) -> None:
+        """Stops listening and ends what is being answered."""
+        for runner in self._runners:
+            await runner.cleanup()
+        self._runners.clear()
+
+    async def _listen(self, app: web.Application, host: str, port: int, tls: ssl.SSLContext | None) -> int:
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S)
+        await runner.setup()
+        self._runners.append(runner)
+        try:
+            await web.TCPSite(runner, host.strip("[]"), port, ssl_context=tls).start()
+        except OSError as error:
+            raise PortInUseError(
+                f"cannot bind {host}:{port}: {error.strerror}", hint="set rollout.endpoint.port, 0 for any free one"
+            ) from error
+        return int(runner.addresses[0][1])
+
+    def _app(self, token: str | None, *, agents: bool) -> web.Application:
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard(token, agents=agents)])
+        for prefix in ("/v1", "/sessions/{session}/v1"):
+            app.router.add_post(f"{prefix}/chat/completions", self._chat)
+            app.router.add_post(f"{prefix}/completions", self._text)
+            app.router.add_get(f"{prefix}/models", self._models)
+            app.router.add_get(f"{prefix}/models/{{model}}", self._one_model)
+        app.router.add_get("/sessions/{session}", self._show)
+        app.router.add_delete("/sessions/{session}", self._delete)
+        return app
+
+    # --------------------------------------------------------------------------------------------------- the gate
+
+    def _guard(self, token: str | None, *, agents: bool) -> Any:
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            try:
+                self._admit(request, token, agents=agents)
+                return await handler(request)
+            except web.HTTPException as error:
+                return _refusal(ApiError(error.status, f"{request.method} {request.path}: {error.reason}"))
+            except ApiError as error:
+                return _refusal(error)
+            except RollmeshError as error:
+                log.warning("call to %s failed: %s", request.path, error)
+                return _refusal(ApiError(500, str(error), reason=error.code, kind="server_error"))
+
+        return guard
+
+    def _admit(self, request: web.Request, token: str | None, *, agents: bool) -> None:
+        name = request.match_info.get("session", "")
+        session = self._sessions.known(name) if name else None
+        if agents and (session is None or session.rules is None):
+            # The name is known to the session's agent alone: it is late, not wrong.
+            raise session_over(name) if name else ApiError(404, "only sessions of agents are served here")
+        expected = session.key if session is not None and session.key else token
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if expected and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode()):
+            raise ApiError(401, "missing or wrong API key: it is the mesh's token", reason="invalid_api_key")
+
+    # ------------------------------------------------------------------------------------------------ completions
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._counted("chat", request)
+
+    async def _text(self, request: web.Request) -> web.StreamResponse:
+        return await self._counted("text", request)
+
+    async def _counted(self, form: Form, request: web.Request) -> web.StreamResponse:
+        status = _CLIENT_LEFT
+        try:
+            response = await self._answer(form, request)
+            status = response.status
+        except ApiError as error:
+            status = error.status
+            raise
+        except RollmeshError:
+            status = 500
+            raise
+        except (ConnectionResetError, asyncio.CancelledError):
+            raise
+        finally:
+            self._figures.requests.labels(form, str(status)).inc()
+            self._figures.sessions.set(len(self._sessions))
+        return response
+
+    async def _answer(self, form: Form, request: web.Request) -> web.StreamResponse:
+        try:
+            body = await request.json()
+        except (ValueError, LookupError, RecursionError) as error:  # LookupError: of an unknown encoding
+            raise ApiError(400, f"the body is not JSON: {error}") from error
+        name = request.match_info.get("session", "")
+        session = self._sessions.of(name) if name else None
+        training = session is not None and session.rules is not None
+        call = parse(form, body, training=training)
+        if training:
+            assert session is not None
+            self._count_forced(session, call.forced())
+        elif call.model != self._model:
+            raise _no_model(call.model, self._model)
+        wording = Wording(call, self._completions.language.token, self._model)
+        async with self._completions.begin(call, session) as answering:
+            if not call.stream:
+                answers = [piece async for piece in answering.pieces() if isinstance(piece, Finished)]
+                response: web.StreamResponse = web.json_response(wording.whole(answering, answers))
+            else:
+                answers = []
+                headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+                response = web.StreamResponse(headers=headers)
+                await response.prepare(request)
+                try:
+                    async for piece in answering.pieces():
+                        if isinstance(piece, Finished):
+                            answers.append(piece)
+                            chunks = wording.end(piece, answering)
+                        else:
+                            chunks = wording.piece(piece, answering)
+                        for chunk in chunks:
+                            await response.write(event(chunk))
+                    for chunk in wording.closing(answering, answers):
+                        await response.write(event(chunk))
+                    await response.write(END_OF_STREAM)
+                except ApiError as error:
+                    # The status has gone out already.
+                    await response.write(event(error.body()))
+                await response.write_eof()
+            self._figures.tokens.labels("prompt").inc(answering.prompt_tokens)
+            self._figures.tokens.labels("sampled").inc(sum(len(answer.result.response_ids) for answer in answers))
+            return response
+
+    def _count_forced(self, session: Session, forced: list[str]) -> None:
+        for name in forced:
+            self._figures.forced.labels(name).inc()
+        if forced and not session.counts["forced"]:
+            log.debug("session %s: %s ignored, the run's configuration decides", session.name, ", ".join(forced))
+        session.counts["forced"] += bool(forced)
+
+    # ------------------------------------------------------------------------------------------------- the others
+
+    def _model_entry(self) -> dict[str, Any]:
+        return {"id": self._model, "object": "model", "created": self._created, "owned_by": "rollmesh"}
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [self._model_entry()]})
+
+    async def _one_model(self, request: web.Request) -> web.Response:
+        if request.match_info["model"] != self._model:
+            raise _no_model(request.match_info["model"], self._model)
+        return web.json_response(self._model_entry())
+
+    def _session(self, request: web.Request) -> Session:
+        name = request.match_info["session"]
+        session = self._sessions.known(name)
+        if session is None:
+            raise ApiError(404, f"there is no session {name}", reason="session_not_found")
+        return session
+
+    async def _show(self, request: web.Request) -> web.Response:
+        session = self._session(request)
+        return web.json_response({"id": session.name, "object": "session", "turns": session.record.to_json()})
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        session = self._session(request)
+        if session.rules is not None:
+            raise ApiError(403, "a session of training is ended by its generator", kind=INVALID)
+        self._completions.abort(session)
+        self._sessions.forget(session)
+        return web.json_response({"id": session.name, "object": "session.deleted", "deleted": True})
+
+
+def _no_model(asked: str, model: str) -> ApiError:
+    message = f"the model {asked!r} does not exist: {model!r} is served here"
+    return ApiError(404, message, reason="model_not_found", param="model")
+
+
+def _refusal(error: ApiError) -> web.Response:
+    headers: Mapping[str, str] = {}
+    if error.retry_after_s is not None:
+        headers = {"Retry-After": str(error.retry_after_s)}
+    return web.json_response(error.body(), status=error.status, headers=headers)
+
+
+def _tls(security: SecuritySection) -> ssl.SSLContext | None:
+    """As the mesh's gRPC: with a CA, clients have to show a certificate."""
+    if security.tls_cert is None or security.tls_key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(security.tls_cert, security.tls_key)
+        if security.tls_ca is not None:
+            context.load_verify_locations(security.tls_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"security.tls_cert {security.tls_cert} cannot be used: {error}") from error
+    return context
+
+
+def _host_of(advertise: str | None) -> str | None:
+    """Without the port, which is that of another service."""
+    return (advertise.rpartition(":")[0] or advertise) if advertise else None

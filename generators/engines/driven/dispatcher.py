@@ -1,0 +1,263 @@
+"""Hands responses to the backend as jobs and keeps the books of what comes back. In the engine's event loop alone.
+
+Invariants:
+
+- Every response in the books waits in the line, or has exactly one job whose tokens count. A job that was given up (its
+  response has ended) keeps its place with the backend until the backend says that it is over, and is not listened to.
+- The backend has at most `slots` jobs and one more for every eight slots: these stand in its own line, so that it
+  refills a slot in the very step in which one becomes free, and the place they leave is filled again in the same turn
+  of the event loop. All others wait here, where order, pinning and aborts are ours.
+- What has ended and what was streamed is handed out once per turn of the event loop, all of it together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from generators.engines.base import (
+    EngineError,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    PartialResponse,
+    TokenEvent,
+)
+from generators.engines.driven.backend import Backend, Chunk, Job
+from generators.engines.driven.folder import ModelFacts
+from generators.engines.driven.labels import Labels
+from generators.engines.driven.line import WaitingLine
+from generators.engines.driven.responses import Response
+from mesh.errors import PayloadError
+
+log = logging.getLogger(__name__)
+
+# Slots for each of which the backend gets one job more than it can decode.
+_SLOTS_PER_SPARE = 8
+# Seconds that a backend gets to end the jobs that it was told to end.
+_ABORT_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A job that the backend has; its response is None where it was given up."""
+
+    job_id: str
+    response: Response | None
+
+
+class Dispatcher:
+    """The books of one engine.
+
+    Args:
+        backend: runs the jobs.
+        model: that it runs.
+        labels: of the weights it was given.
+        slots: sequences that it decodes together.
+        notify: something has ended, was streamed, or may start; calls for a turn.
+        fail: ends the engine.
+
+    Attributes:
+        tokens_generated: tokens taken.
+        pinned: pinned responses that have not ended.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        model: ModelFacts,
+        labels: Labels,
+        slots: int,
+        notify: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._backend = backend
+        self._model = model
+        self._labels = labels
+        self._slots = slots
+        self._places = slots + -(-slots // _SLOTS_PER_SPARE)
+        self._notify = notify
+        self._fail = fail
+        self._line = WaitingLine()
+        self._responses: dict[str, Response] = {}
+        self._running: dict[str, Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: list[Response] = []
+        self._streamed: dict[int, Response] = {}
+        self._given_up: list[str] = []
+        self._job_ids = itertools.count()
+        self._interrupting = False
+        self.tokens_generated = 0
+        self.pinned = 0
+
+    @property
+    def active(self) -> int:
+        """Responses that are being decoded, as far as can be told from here."""
+        return min(self._slots, max(0, len(self._responses) - len(self._line)))
+
+    @property
+    def in_flight(self) -> int:
+        """Responses that have a token of their own and go on."""
+        return sum(response.begun for response in self._responses.values())
+
+    # --- requests ---
+
+    def submit(self, requests: Iterable[GenerationRequest]) -> None:
+        """Puts requests in the line; those whose prefix leaves nothing to be sampled end here."""
+        for request in requests:
+            response = Response(request, self._model)
+            self._responses[request.request_id] = response
+            self.pinned += request.pinned
+            reason = response.complete()
+            if reason is None:
+                self._line.add([response])
+            else:
+                self._end(response, reason)
+        self._notify()
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends responses with the tokens so far; unknown ids are passed over."""
+        found = [self._responses[name] for name in request_ids if name in self._responses]
+        self._line.withdraw([response for response in found if response.job_id is None])
+        for response in found:
+            if response.job_id is not None:
+                self._give_up(response.job_id)
+            self._end(response, "aborted")
+
+    def abort_all(self) -> None:
+        """Ends everything."""
+        self.abort(list(self._responses))
+
+    def abort_pinned(self) -> None:
+        """Ends all pinned ones."""
+        self.abort([name for name, response in self._responses.items() if response.request.pinned])
+
+    def progress(self, at_least: Mapping[str, int]) -> list[PartialResponse]:
+        """Copies of the responses that have begun and have as many tokens as `at_least` says."""
+        now = time.monotonic()
+        found = []
+        for name, wanted in at_least.items():
+            response = self._responses.get(name)
+            if response is not None and response.begun and len(response.ids) >= wanted:
+                found.append(response.partial(now))
+        return found
+
+    # --- turns ---
+
+    def refill(self, *, pinned_only: bool) -> None:
+        """Gives the backend as many jobs as it may have."""
+        while len(self._running) < self._places:
+            response = self._line.next(pinned_only=pinned_only)
+            if response is None:
+                return
+            job = response.next_job(f"job-{next(self._job_ids)}")
+            running = self._running[job.job_id] = Running(job.job_id, response)
+            self._spawn(self._generate(job, running))
+
+    def collect(self) -> tuple[list[TokenEvent], list[GenerationResult]]:
+        """What was streamed and what has ended since the last call; tells the backend of jobs that were given up."""
+        if self._given_up:
+            self._spawn(self._backend.abort(self._given_up))
+            self._given_up = []
+        events = [event for response in self._streamed.values() if (event := response.event()) is not None]
+        self._streamed.clear()
+        results = [response.result() for response in self._ended]
+        self._ended = []
+        return events, results
+
+    async def interrupt(self) -> None:
+        """Ends all jobs; responses that have not ended thereby stand at the head of the line, in order of their start.
+
+        Raises:
+            EngineError: the backend does not end them.
+        """
+        stopped = [running for running in self._running.values() if running.response is not None]
+        self._interrupting = True
+        try:
+            if stopped:
+                await self._backend.abort([running.job_id for running in stopped])
+            if self._tasks:
+                _, late = await asyncio.wait(self._tasks, timeout=_ABORT_S)
+                if late:
+                    raise EngineError(f"{len(late)} jobs did not end within {_ABORT_S:g} s of being aborted")
+        finally:
+            self._interrupting = False
+        going_on = [running.response for running in stopped]
+        self._line.put_back([response for response in going_on if response is not None and response.finish is None])
+
+    async def close(self, timeout_s: float) -> None:
+        """Cancels all jobs and waits for their end."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    # --- jobs ---
+
+    async def _generate(self, job: Job, running: Running) -> None:
+        try:
+            await self._backend.generate(job, partial(self._take, running))
+        except PayloadError as error:
+            # What only the engine itself can tell, such as an image that cannot be read.
+            log.warning("a request was refused by the engine: %s", error)
+            response = running.response
+            self._running.pop(running.job_id, None)
+            if response is not None and response.finish is None:
+                self._end(response, "aborted")
+        if running.job_id in self._running:
+            raise EngineError(f"{running.job_id} ended without saying why")
+
+    def _take(self, running: Running, chunk: Chunk) -> None:
+        response = running.response
+        if response is None:
+            if chunk.finish is not None:
+                self._running.pop(running.job_id, None)
+                self._notify()
+            return
+        try:
+            self.tokens_generated += response.add(chunk, self._labels)
+        except EngineError as error:
+            self._fail(error)
+            return
+        if response.request.stream:
+            self._streamed[id(response)] = response
+            self._notify()
+        reason = response.finish
+        if chunk.finish is not None:
+            self._running.pop(running.job_id, None)
+            response.job_id = None
+            reason = reason or chunk.finish
+            if reason == "aborted" and self._interrupting:
+                # It keeps its tokens; none is missing to it where the job had just sampled its last.
+                reason = response.complete()
+        elif reason is not None:
+            self._give_up(running.job_id)
+        if reason is not None:
+            self._end(response, reason)
+
+    def _give_up(self, job_id: str) -> None:
+        self._running[job_id].response = None
+        self._given_up.append(job_id)
+
+    def _end(self, response: Response, reason: FinishReason) -> None:
+        response.finish, response.job_id = reason, None
+        del self._responses[response.request.request_id]
+        self.pinned -= response.request.pinned
+        self._ended.append(response)
+        self._notify()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)

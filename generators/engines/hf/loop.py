@@ -1,0 +1,287 @@
+"""The `hf` engine's thread: what other threads ask for is taken up between two decode steps.
+
+Invariants: only this thread touches the model and the running sequences. It sleeps only where nothing can be done
+before another command arrives. While paused nothing is decoded; while asleep nothing runs: what ran stands at the head
+of the line, with its tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from generators.engines.base import (
+    EngineError,
+    EngineListener,
+    EngineState,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    KvPolicy,
+    ProbeResult,
+    SleepReport,
+    SwapTimings,
+)
+from generators.engines.hf.commands import Abort, Command, Progress, Submit, Update, answer, refuse
+from generators.engines.hf.decoder import Decoder
+from generators.engines.hf.inbox import Inbox
+from generators.engines.hf.scheduling import WaitingLine
+from generators.engines.hf.swapping import Swapper
+from generators.engines.hf.weights import ModelWeights
+from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
+from mesh.errors import WeightsError
+from mesh.versions import VersionRuns
+
+
+class DecodeLoop:
+    """What the thread runs.
+
+    Args:
+        decoder: over the model.
+        weights: of the model.
+        inbox: where commands come from.
+        listener: see `EngineListener`.
+        kv: what becomes of running sequences at a swap.
+
+    Attributes:
+        state: running, paused or asleep.
+        swaps: weight updates done.
+        digest: of the weights in service; empty where there are none.
+    """
+
+    def __init__(
+        self, decoder: Decoder, weights: ModelWeights, inbox: Inbox, listener: EngineListener, kv: KvPolicy
+    ) -> None:
+        self._decoder = decoder
+        self._weights = weights
+        self._inbox = inbox
+        self._listener = listener
+        self._line = WaitingLine()
+        self._swapper = Swapper(weights, decoder, self._line, kv)
+        self._taken: deque[Command] = deque()
+        self._updates: deque[Update] = deque()
+        self._prepared = False
+        self.state: EngineState = "running"
+        self.swaps = 0
+        self.digest = ""
+
+    def run(self) -> None:
+        """Until the engine is stopped, or fails."""
+        self._swapper.start()
+        try:
+            with torch.inference_mode():
+                while not self._inbox.stopping:
+                    self._turn()
+                self._abandon()
+        except Exception as error:  # noqa: BLE001 - whatever the model's code or a callback raises must be reported
+            self._fail(error)
+        finally:
+            self._swapper.stop()
+
+    def _turn(self) -> None:
+        if self._inbox or not self._has_work():
+            self._take_commands()
+            if self._inbox.stopping:
+                return
+        if self._can_swap():
+            self._swap(self._updates.popleft())
+            return
+        if not self._can_decode():
+            return
+        starting = self._line.take(self._decoder.table.free, pinned_only=bool(self._updates)) if self._line else []
+        if starting:
+            self._decoder.prefill(self._line.to_prefill(starting))
+        step = self._decoder.step(starting)
+        if step.events:
+            self._listener.on_tokens(step.events)
+        self._deliver(step.results)
+
+    def _has_work(self) -> bool:
+        return self._can_swap() or (self._can_decode() and bool(self._line or self._decoder.table.active))
+
+    def _can_swap(self) -> bool:
+        if not self._updates:
+            return False
+        return self._decoder.serving is None or self._decoder.pinned + self._line.pinned == 0
+
+    def _can_decode(self) -> bool:
+        return self.state == "running" and self._decoder.serving is not None
+
+    def _take_commands(self) -> None:
+        self._taken = self._inbox.take(self._has_work)
+        while self._taken:
+            match command := self._taken.popleft():
+                case Submit():
+                    self._queue(command.requests)
+                case Abort():
+                    self._deliver(self._withdraw(command.request_ids))
+                case Progress():
+                    waiting = self._line.progress(command.at_least)
+                    answer(command.done, waiting + self._decoder.table.progress(command.at_least))
+                case Probe():
+                    self._probe(command)
+                case Update():
+                    self._updates.append(command)
+                case Pause():
+                    self.state = "paused" if self.state == "running" else self.state
+                    answer(command.done, None)
+                case Resume():
+                    self._resume(command)
+                case Sleep():
+                    self._sleep(command)
+                case Wake():
+                    self._wake(command)
+
+    # --- requests ---
+
+    def _queue(self, requests: Sequence[GenerationRequest]) -> None:
+        """Puts requests in the line; those whose prefix leaves nothing to be sampled end here."""
+        complete = [(request, self._decoder.completed(request)) for request in requests if request.prefix is not None]
+        results = [_unsampled(request, reason) for request, reason in complete if reason is not None]
+        ended = {result.request_id for result in results}
+        self._line.add([request for request in requests if request.request_id not in ended] if ended else requests)
+        self._deliver(results)
+
+    def _withdraw(self, request_ids: set[str]) -> list[GenerationResult]:
+        waiting = [_unsampled(item.request, "aborted") for item in self._line.withdraw(request_ids)]
+        return waiting + self._decoder.abort(request_ids)
+
+    def _deliver(self, results: list[GenerationResult]) -> None:
+        if results:
+            self._listener.on_results(results)
+            self._inbox.ended([result.request_id for result in results])
+
+    # --- weights ---
+
+    def _swap(self, update: Update) -> None:
+        if not update.done.set_running_or_notify_cancel():
+            return
+        begin = time.perf_counter()
+        in_flight = self._decoder.table.active
+        try:
+            recompute_s = self._swapper.swap(update.weights)
+        except WeightsError as error:
+            update.done.set_exception(error)
+            return
+        self._decoder.served(update.version)
+        end = time.perf_counter()
+        self._prepare()
+        self.swaps += 1
+        self.digest = update.digest
+        update.done.set_result(
+            SwapTimings(
+                version=update.version,
+                digest=update.digest,
+                stage_us=update.staging_s * 1e6,
+                wait_us=(begin - update.staged_at) * 1e6,
+                pause_us=(end - begin) * 1e6,
+                recompute_us=recompute_s * 1e6,
+                in_flight=in_flight,
+            )
+        )
+
+    def _prepare(self) -> None:
+        """Settles once how decode steps run, as soon as the model can."""
+        if not self._prepared and self.state != "asleep":
+            self._prepared = True
+            self._decoder.prepare()
+
+    def _probe(self, probe: Probe) -> None:
+        if not probe.done.set_running_or_notify_cancel():
+            return
+        serving = self._decoder.serving
+        if serving is None:
+            probe.done.set_exception(WeightsError("the engine has no weights"))
+            return
+        if self.state == "asleep":
+            probe.done.set_exception(EngineError("the engine is asleep", hint="wake it"))
+            return
+        try:
+            log_probs = self._decoder.log_probs(probe.token_ids)
+        except (RuntimeError, MemoryError) as error:
+            # Long ones need memory that decoding does not: no reason to end what is running.
+            probe.done.set_exception(EngineError(f"the probe failed: {error}", hint="probe with fewer tokens"))
+            return
+        probe.done.set_result(ProbeResult(serving, self.digest, log_probs, self._weights.tensors()))
+
+    # --- pauses ---
+
+    def _resume(self, command: Resume) -> None:
+        if self.state == "asleep":
+            refuse(command.done, EngineError("the engine is asleep", hint="wake it"))
+            return
+        self.state = "running"
+        answer(command.done, None)
+
+    def _sleep(self, command: Sleep) -> None:
+        if not command.done.set_running_or_notify_cancel():
+            return
+        begin = time.perf_counter()
+        self.state = "asleep"
+        self._line.put_back(self._decoder.interrupt())
+        self._line.drop_prefixes()
+        freed = self._decoder.release()
+        if command.keep_weights:
+            freed += self._weights.to_host() if self._decoder.serving is not None else 0
+        elif self._decoder.serving is not None:
+            self._deliver(self._withdraw(self._line.pinned_ids()))
+            self._decoder.serving = None
+            self.digest = ""
+            freed += self._weights.drop()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        command.done.set_result(SleepReport(freed, time.perf_counter() - begin))
+
+    def _wake(self, command: Wake) -> None:
+        if not command.done.set_running_or_notify_cancel():
+            return
+        if self.state == "asleep":
+            try:
+                self._weights.to_device()
+            except (RuntimeError, MemoryError) as error:
+                no_room = EngineError(f"no memory to wake up: {error}", hint="free some, then wake it again")
+                command.done.set_exception(no_room)
+                return
+            self.state = "running"
+            if self._decoder.serving is not None:
+                self._prepare()
+        command.done.set_result(None)
+
+    # --- the end ---
+
+    def _abandon(self) -> None:
+        """Ends everything in flight, for `stop`."""
+        self._take_commands()
+        self._deliver(self._withdraw(self._inbox.in_flight))
+        self._refuse_all(EngineError("the engine was stopped before the swap"))
+
+    def _fail(self, error: Exception) -> None:
+        failure = error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
+        failure.__cause__ = error
+        self._taken += self._inbox.fail(failure)
+        self._refuse_all(failure)
+        self._listener.on_failure(failure)
+
+    def _refuse_all(self, error: EngineError) -> None:
+        for command in (*self._updates, *self._taken):
+            if not isinstance(command, Submit | Abort):
+                refuse(command.done, error)
+        self._updates.clear()
+        self._taken.clear()
+
+
+def _unsampled(request: GenerationRequest, reason: FinishReason) -> GenerationResult:
+    """The result of a request for which nothing was sampled here: what it brought with it."""
+    prefix = request.prefix
+    return GenerationResult(
+        request_id=request.request_id,
+        response_ids=prefix.response_ids if prefix else np.zeros(0, np.int32),
+        log_probs=prefix.log_probs if prefix else np.zeros(0, np.float32),
+        versions=prefix.versions if prefix else VersionRuns(()),
+        finish_reason=reason,
+        mask=prefix.mask if prefix else None,
+    )

@@ -1,0 +1,36 @@
+"""What a server of SGLang needs in addition where there is no CUDA device; nothing of it is used where there is one.
+
+SGLang's package is made for accelerators. On a CPU two of its imports fail (see the two modules under `shims`, which
+the server's processes find on their PYTHONPATH), and some defaults choose kernels that do not exist there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_SHIMS = Path(__file__).parent / "shims"
+
+
+def environment() -> dict[str, str]:
+    """Variables for the server's processes."""
+    return {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(_SHIMS)}
+
+
+def arguments(slots: int, context: int) -> dict[str, object]:
+    """Server arguments by name; what the configuration says goes before them.
+
+    Args:
+        slots: sequences decoded together.
+        context: tokens of the longest one.
+    """
+    return {
+        "device": "cpu",
+        "attention-backend": "torch_native",
+        "sampling-backend": "pytorch",
+        "disable-overlap-schedule": True,
+        "disable-cuda-graph": True,
+        # Its scheduler looks for work in a loop otherwise, on a core that others could use.
+        "sleep-on-idle": True,
+        "mem-fraction-static": 0.5,
+        "max-total-tokens": slots * context,
+    }

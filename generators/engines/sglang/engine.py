@@ -1,0 +1,28 @@
+"""Engine `sglang`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from generators.engines.base import EngineSettings
+from generators.engines.driven.backend import Backend
+from generators.engines.driven.engine import DrivenEngine
+from generators.engines.driven.folder import ModelFacts
+from generators.engines.sglang.backend import SglangBackend
+
+
+class SglangEngine(DrivenEngine):
+    """A server of SGLang in processes and an environment of its own, driven over HTTP.
+
+    Where it differs from other engines: draws are seeded for the server as a whole, not per request; `top_p` is taken
+    of the whole distribution also where `top_k` cuts it (log-probs are truly of what was drawn from); a response may
+    gain a few tokens more after `pause`, which were sampled before it and say so.
+    """
+
+    name: ClassVar[str] = "sglang"
+    takes_images: ClassVar[bool] = False
+
+    @classmethod
+    def create_backend(cls, folder: Path, model: ModelFacts, settings: EngineSettings) -> Backend:
+        return SglangBackend(folder, model, settings)

@@ -1,0 +1,137 @@
+"""Stands between the generator and the server that it owns, so that the server ends with it, however that ends.
+
+Run as a script by the server's interpreter, which need not have this project's packages: standard library alone.
+
+    keeper.py SCRATCH COMMAND...
+
+It starts the command in a session of its own. When standard input ends (the generator has closed it, or has died) or
+the command ends by itself, it kills the whole process group, removes what these processes have left in /dev/shm, and,
+once standard input has ended, the folder SCRATCH. Should the keeper itself be killed, the kernel kills the command.
+On standard output it says `exit CODE` when the command has ended by itself (negative: by that signal).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_KILL_S = 20.0
+_LOOK_S = 5.0
+_SHARED = "/dev/shm/"  # noqa: S108  # where the kernel has it
+_IN_CREATE = 0x100
+_NEWS_BYTES = 65536
+
+
+def main(scratch: str, command: list[str]) -> None:
+    """Runs the command until it or standard input ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    keeper = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _become(command, keeper)
+    handle = os.pidfd_open(child)
+    # Read while the processes are there: afterwards nobody knows what was theirs.
+    left_behind: set[str] = set()
+    news = _watch_shared_memory()
+    ready: list[int] = []
+    while not {0, handle} & set(ready):
+        ready, _, _ = select.select([0, handle, *news], [], [], _LOOK_S)
+        for watch in {*news} & set(ready):
+            os.read(watch, _NEWS_BYTES)
+        left_behind |= _shared_memory(child)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    _await_group(child)
+    for path in left_behind:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    if 0 not in ready:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(1, f"exit {code}\n".encode())
+        while os.read(0, 1024):
+            pass
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _become(command: list[str], keeper: int) -> None:
+    """Turns this process into the command."""
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != keeper:
+        os._exit(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    try:
+        os.execvp(command[0], command)  # noqa: S606  # no shell is wanted
+    except OSError as error:
+        os.write(2, f"{command[0]}: {error}\n".encode())
+        os._exit(127)
+
+
+def _group(leader: int) -> list[Path]:
+    """Folders in /proc of the processes of a group."""
+    members = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.getpgid(int(folder.name)) == leader:
+                    members.append(folder)
+    return members
+
+
+def _watch_shared_memory() -> list[int]:
+    """A descriptor that can be read when a file is made in /dev/shm; none where the kernel has no more of them.
+
+    So a file is known from its first moment, also to a server that dies in the next one.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    watch = libc.inotify_init1(os.O_CLOEXEC)
+    if watch < 0:
+        return []
+    if libc.inotify_add_watch(watch, _SHARED.encode(), _IN_CREATE) < 0:
+        os.close(watch)
+        return []
+    return [watch]
+
+
+def _shared_memory(leader: int) -> set[str]:
+    """Files in /dev/shm that a group has open or mapped."""
+    found = set()
+    for folder in _group(leader):
+        places: list[str] = []
+        with contextlib.suppress(OSError):
+            places += (folder / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        with contextlib.suppress(OSError):
+            for link in (folder / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    places.append(str(link.readlink()))
+        for place in places:
+            _, folder_of_it, name = place.partition(_SHARED)
+            # torch's own files are the generator's, and looked after by torch.
+            if folder_of_it and not name.endswith("(deleted)") and not name.startswith("torch_"):
+                found.add(_SHARED + name)
+    return found
+
+
+def _await_group(leader: int) -> None:
+    """Until nobody of a group is left; those who are not our children have nothing to wake us with."""
+    end = time.monotonic() + _KILL_S
+    while _group(leader) and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,75 @@
+"""Asks the server for its figures, at a modest interval; where it does not answer any more, that is told too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from generators.engines.base import EngineError
+from generators.engines.driven.backend import Figures
+from generators.engines.sglang.client import Client
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+_ANSWER_S = 20.0
+# Answers that may fail to come, one behind the other, before the server is taken for dead.
+_FAILURES = 3
+
+
+class Monitor:
+    """Polls one server.
+
+    Args:
+        client: to it.
+        path: of its figures; empty where it has none: then it is only asked whether it lives.
+        on_silence: told the cause, once, when it does not answer any more.
+
+    Attributes:
+        latest: the last figures known.
+    """
+
+    def __init__(self, client: Client, path: str, on_silence: Callable[[str], None]) -> None:
+        self._client = client
+        self._path = path
+        self._on_silence = on_silence
+        self._task: asyncio.Task[None] | None = None
+        self.latest = Figures(running=0, waiting=0, kv_usage=None, preemptions=0)
+
+    def start(self) -> None:
+        """Starts polling."""
+        self._task = asyncio.create_task(self._poll())
+
+    async def stop(self) -> None:
+        """Ends it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _poll(self) -> None:
+        failures = 0
+        while True:
+            try:
+                answer = await self._client.get(self._path or "/model_info", _ANSWER_S)
+                if self._path:
+                    self.latest = read(answer)
+                failures = 0
+            except EngineError as error:
+                failures += 1
+                log.warning("the SGLang server does not say how it is (%d of %d): %s", failures, _FAILURES, error)
+                if failures == _FAILURES:
+                    self._on_silence(f"the SGLang server does not answer: {error}")
+                    return
+            await asyncio.sleep(_EVERY_S)
+
+
+def read(answer: Any) -> Figures:
+    """Figures of all its replicas together; the names differ by endpoint."""
+    loads = answer["loads"] if isinstance(answer, dict) and "loads" in answer else answer
+    replicas: list[dict[str, Any]] = loads if isinstance(loads, list) else [loads]
+    usage = [float(load["token_usage"]) for load in replicas if "token_usage" in load]
+    running = sum(int(load.get("num_running_reqs", load.get("num_reqs", 0))) for load in replicas)
+    waiting = sum(int(load.get("num_waiting_reqs", 0)) for load in replicas)
+    return Figures(running=running, waiting=waiting, kv_usage=max(usage, default=None), preemptions=0)

@@ -1,0 +1,91 @@
+"""Buckets in shared memory, for a server on this host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from generators.engines.sglang.transfers.base import UPDATE_S, DtypeOf, Staged, Transfer, begin
+from generators.engines.sglang.transfers.sharing import Bucket
+from mesh.errors import WeightsError
+
+if TYPE_CHECKING:
+    import torch
+
+    from generators.engines.sglang.client import Client
+
+BUCKET_BYTES = 512 * 2**20
+
+
+class StagedBuckets(Staged):
+    """Shared memory, full of weights.
+
+    Attributes:
+        buckets: in order; empty after `discard`.
+    """
+
+    def __init__(self, buckets: list[Bucket]) -> None:
+        self.buckets = buckets
+
+    def discard(self) -> None:
+        """See Staged."""
+        self.buckets = []
+
+
+class TensorTransfer(Transfer):
+    """`/update_weights_from_tensor` in its form `flattened_bucket`.
+
+    Args:
+        dtype_of: in which a tensor is sent.
+        ranks: processes that each take all of it.
+        session: whether the server wants a begin and an end.
+    """
+
+    def __init__(self, dtype_of: DtypeOf, ranks: int, *, session: bool) -> None:
+        self._dtype_of = dtype_of
+        self._ranks = ranks
+        self._session = session
+
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Staged:
+        """See Transfer."""
+        buckets: list[Bucket] = []
+        try:
+            for group in self._groups(tensors):
+                bucket = Bucket([(name, tuple(tensor.shape), self._dtype_of(tensor)) for name, tensor in group])
+                for index, (_, tensor) in enumerate(group):
+                    bucket.fill(index, tensor)
+                buckets.append(bucket)
+        except (RuntimeError, MemoryError) as error:
+            raise WeightsError(
+                f"no room in shared memory for new weights: {error}", hint="make /dev/shm larger, or transfer: disk"
+            ) from error
+        return StagedBuckets(buckets)
+
+    async def load(self, client: Client, staged: StagedBuckets, label: str) -> None:
+        """See Transfer."""
+        if self._session:
+            await begin(client)
+        for index, bucket in enumerate(staged.buckets):
+            last = index == len(staged.buckets) - 1
+            body = {
+                "serialized_named_tensors": [bucket.payload() for _ in range(self._ranks)],
+                "load_format": "flattened_bucket",
+                "flush_cache": False,
+                "weight_version": label if last else None,
+            }
+            await client.post("/update_weights_from_tensor", body, UPDATE_S)
+        if self._session:
+            await client.post("/end_weight_update", timeout_s=UPDATE_S)
+
+    def _groups(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterable[list[tuple[str, torch.Tensor]]]:
+        group: list[tuple[str, torch.Tensor]] = []
+        size = 0
+        for name, tensor in tensors:
+            nbytes = tensor.numel() * self._dtype_of(tensor).itemsize
+            if group and size + nbytes > BUCKET_BYTES:
+                yield group
+                group, size = [], 0
+            group.append((name, tensor))
+            size += nbytes
+        if group:
+            yield group

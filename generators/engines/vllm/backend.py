@@ -1,0 +1,333 @@
+"""vLLM as a backend: jobs, pauses, swaps of weights, sleep.
+
+Invariants: each job is salted with the label of the weights under which it starts, so that no KV cache of former
+weights is ever found by a prefix (running jobs keep theirs where they may); what vLLM has died of is told once, and
+everything that waits for it fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm import PromptType
+from vllm import SamplingParams as VllmSampling
+from vllm.exceptions import VLLMClientError
+from vllm.inputs import TokensPrompt
+from vllm.inputs.engine import tokens_input
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+from generators.engines.base import EngineError, EngineSettings, SamplingParams, SleepReport
+from generators.engines.checkpoint import Checkpoint, read_config
+from generators.engines.checks import Limits
+from generators.engines.driven.backend import Backend, Chunk, Figures, Job
+from generators.engines.driven.folder import ModelFacts
+from generators.engines.vllm import environment, sampling
+from generators.engines.vllm.arguments import engine_arguments, on_cpu, section_of, transfer_of, workers
+from generators.engines.vllm.decoding import Outputs, Stream
+from generators.engines.vllm.figures import LoadFigures
+from generators.engines.vllm.launching import Launch
+from generators.engines.vllm.senders import Sender, SharedSender
+from mesh.errors import PayloadError, WeightsError
+from mesh.images import open_image
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+# A decode step, or a swap, ends within this; else vLLM hangs.
+_STEP_S = 120.0
+_SWAP_S = 900.0
+_WARM_UP = "warm-up"
+
+
+@dataclass(slots=True)
+class _Running:
+    """A job that has not ended, with what it takes to submit it again."""
+
+    job: Job
+    stream: Stream
+    parameters: VllmSampling
+
+
+class VllmBackend(Backend):
+    """vLLM.
+
+    Args:
+        folder: configuration and tokenizer files.
+        model: what they say.
+        settings: see there.
+    """
+
+    def __init__(self, folder: Path, model: ModelFacts, settings: EngineSettings) -> None:
+        self._folder, self._model, self._settings = folder, model, settings
+        self._section = section_of(settings)
+        self._arguments = engine_arguments(folder, settings, context=model.limits.context, tokenizer=model.limits.text)
+        self._load_figures = LoadFigures()
+        self._launch: Launch | None = None
+        self._checkpoint: Checkpoint | None = None
+        self._sender: Sender | None = None
+        self._jobs: dict[str, _Running] = {}
+        self._label = ""
+        self._asleep: set[str] = set()
+        self._stopping = False
+
+    # ----------------------------------------------------------------------------------------------- life
+
+    async def start(self, on_death: Callable[[str], None]) -> Limits:
+        self._on_death = on_death
+        self._dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        environment.prepare(self._settings)
+        environment.check_plugin()
+        self._sender = self._create_sender()
+        config = await asyncio.to_thread(read_config, self._folder)
+        dtype = getattr(torch, self._settings.dtype)
+        self._checkpoint = await asyncio.to_thread(Checkpoint, config, dtype)
+        arguments = dict(self._arguments)
+        if not config.architectures:
+            # Without a name vLLM takes the model for one that embeds.
+            arguments.setdefault("hf_overrides", {"architectures": [self._checkpoint.architecture]})
+        self._launch = Launch(arguments, self._load_figures)
+        self._engine: AsyncLLM = await self._launch.start()
+        self._outputs = Outputs(self._engine.output_processor, self._load_figures.preempted, self._died)
+        self._engine.output_processor = self._outputs
+        await self._alive(self._sender.connect(self._engine), _STEP_S)
+        await self._warm_up()
+        return Limits(
+            context=min(self._model.limits.context, self._engine.model_config.max_model_len),
+            vocabulary=self._model.limits.vocabulary,
+            eos=self._model.limits.eos,
+            text=self._model.limits.text,
+            images=self._model.limits.images,
+        )
+
+    async def stop(self) -> None:
+        self._stopping = True
+        for running in tuple(self._jobs.values()):
+            running.stream.fail(EngineError("vLLM is being stopped"))
+        if self._sender is not None:
+            self._sender.close()
+        if self._launch is not None:
+            await self._launch.stop()
+
+    def figures(self) -> Figures:
+        return self._load_figures.figures()
+
+    def _create_sender(self) -> Sender:
+        transfer = transfer_of(self._settings)
+        if transfer == "shm":
+            return SharedSender(workers(self._settings))
+        # Never imported on a CPU.
+        from generators.engines.vllm.native import native_sender
+
+        return native_sender(transfer, torch.device(self._settings.device), workers(self._settings))
+
+    async def _warm_up(self) -> None:
+        """The first forward passes are slow (kernels are chosen or compiled); no request should pay for that."""
+        begin = time.monotonic()
+        job = Job(_WARM_UP, [0, 1], SamplingParams(max_tokens=2, temperature=1.0))
+        await self._alive(self.generate(job, lambda _: None), _SWAP_S)
+        await self._alive(self._engine.reset_prefix_cache(), _STEP_S)
+        log.info("vLLM is warm after %.1f s", time.monotonic() - begin)
+
+    def _died(self) -> None:
+        if self._dead.done():
+            return
+        self._dead.set_result(None)
+        if not self._stopping and self._launch is not None:
+            self._on_death(self._launch.cause())
+
+    async def _alive(self, call: Awaitable[T], deadline_s: float) -> T:
+        """What vLLM answers; it leaves calls unanswered when it dies.
+
+        Raises:
+            EngineError: it has died, or does not answer.
+        """
+        task: asyncio.Future[T] = asyncio.ensure_future(call)
+        watched: set[asyncio.Future[Any]] = {task, self._dead}
+        try:
+            await asyncio.wait(watched, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        finally:
+            task.cancel()
+        if self._dead.done():
+            raise EngineError("vLLM's engine has died")
+        raise EngineError(f"vLLM has not answered for {deadline_s:.0f} s", hint="see its log")
+
+    # ----------------------------------------------------------------------------------------------- jobs
+
+    async def generate(self, job: Job, take: Callable[[Chunk], None]) -> None:
+        stream = Stream(take)
+        try:
+            parameters = sampling.to_vllm(job.sampling, self._model.limits.eos)
+        except (ValueError, VLLMClientError) as error:
+            raise PayloadError("sampling", f"vLLM does not take it: {error}") from error
+        running = _Running(job, stream, parameters)
+        self._jobs[job.job_id] = running
+        try:
+            await self._submit(running)
+            await stream.done
+        except asyncio.CancelledError:
+            await self._drop([running])
+            raise
+        finally:
+            del self._jobs[job.job_id]
+            self._outputs.forget(stream)
+
+    async def abort(self, job_ids: Iterable[str]) -> None:
+        known = [running for name in job_ids if (running := self._jobs.get(name)) is not None]
+        await self._drop(known)
+        for running in known:
+            running.stream.aborted()
+
+    async def _submit(self, running: _Running) -> None:
+        """Sends a job to the engine core, under a name of its own.
+
+        Raises:
+            PayloadError: vLLM does not take it.
+            EngineError: it has died.
+        """
+        engine, job = self._engine, running.job
+        processor = engine.input_processor
+        try:
+            if job.images:
+                request = await processor.process_inputs_async(
+                    job.job_id, self._with_images(job), running.parameters, supported_tasks=("generate",)
+                )
+            else:
+                rendered = tokens_input(list(job.token_ids), cache_salt=self._label or _WARM_UP)
+                request = processor.process_inputs(
+                    job.job_id, rendered, running.parameters, supported_tasks=("generate",)
+                )
+        except (ValueError, TypeError, OSError, VLLMClientError) as error:
+            raise PayloadError("request", f"vLLM does not take it: {error}") from error
+        processor.assign_request_id(request)
+        text = IncrementalDetokenizer.from_new_request(engine.tokenizer, request) if job.sampling.stop else None
+        running.stream.submitted(request, text)
+        self._outputs.add(running.stream)
+        engine._run_output_handler()
+        if self._dead.done():
+            raise EngineError("vLLM's engine has died")
+        await engine.engine_core.add_request_async(request)
+
+    def _with_images(self, job: Job) -> PromptType:
+        """The prompt with its images; vLLM widens it."""
+        prompt = TokensPrompt(prompt_token_ids=list(job.token_ids), cache_salt=self._label or _WARM_UP)
+        prompt["multi_modal_data"] = {"image": [open_image(encoded) for encoded in job.images]}
+        return prompt
+
+    async def _drop(self, dropped: Sequence[_Running]) -> None:
+        """Makes the engine core forget jobs."""
+        ids = [running.stream.request_id for running in dropped if self._outputs.forget(running.stream)]
+        if ids and not self._dead.done():
+            await self._alive(self._engine.engine_core.abort_requests_async(ids), _STEP_S)
+
+    # ----------------------------------------------------------------------------------------------- pauses
+
+    async def pause(self) -> None:
+        # `AsyncLLM.pause_generation` does the same, and then sleeps for 20 ms.
+        core = self._engine.engine_core
+        await self._alive(core.pause_scheduler_async(mode="keep", clear_cache=False), _STEP_S)
+        # What the last step brought is here already, but may wait to be handed on.
+        while not core.outputs_queue.empty() and not self._dead.done():  # noqa: ASYNC110 # a turn or two
+            await asyncio.sleep(0)
+
+    async def resume(self) -> None:
+        await self._alive(self._engine.resume_generation(), _STEP_S)
+
+    # ----------------------------------------------------------------------------------------------- weights
+
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        assert self._checkpoint is not None and self._sender is not None, "started"  # noqa: PT018
+        arranged = self._checkpoint.arrange(tensors)
+        return self._sender.stage(arranged)
+
+    def discard(self, staged: Any) -> None:
+        assert self._sender is not None, "it was staged with it"
+        self._sender.discard(staged)
+
+    async def load(self, staged: Any, label: str, *, recompute: bool) -> None:
+        assert self._sender is not None, "it was staged with it"
+        try:
+            if "weights" in self._asleep:
+                await self._alive(self._engine.engine_core.wake_up_async(["weights"]), _STEP_S)
+                self._asleep.discard("weights")
+            await self._alive(self._sender.send(staged, label), _SWAP_S)
+            self._label = label
+            await self._renew(recompute=recompute)
+        except (WeightsError, EngineError):
+            raise
+        except Exception as error:
+            raise EngineError(f"vLLM could not load weights, and has none now: {error}", hint="see its log") from error
+        finally:
+            self._sender.discard(staged)
+
+    async def _renew(self, *, recompute: bool) -> None:
+        """No KV cache of former weights is found by a prefix any more, nor what they made of an image."""
+        if self._model.limits.images:
+            await self._alive(self._engine.reset_encoder_cache(), _STEP_S)
+        if not (self._section.prefix_caching or self._model.limits.images or recompute):
+            return
+        # Of running jobs the blocks stay, under the salt of former weights.
+        await self._alive(self._engine.reset_prefix_cache(reset_running_requests=recompute), _STEP_S)
+        if recompute:
+            return
+        # Jobs that vLLM has not begun would find them, and miss features of images amid their prefill.
+        waiting = [running for running in self._jobs.values() if not running.stream.started]
+        await self._drop(waiting)
+        for running in waiting:
+            await self._alive(self._submit(running), _STEP_S)
+
+    async def log_probs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        name = f"probe-{time.monotonic_ns()}"
+        ids = list(token_ids)
+        # A prompt that fills the context leaves no room for the token that vLLM has to sample.
+        full = len(ids) == self._engine.model_config.max_model_len
+        parameters = sampling.scoring(ids[-1] if full else None)
+        rendered = tokens_input(ids[:-1] if full else ids)
+
+        async def run() -> list[float]:
+            async for output in self._engine.generate(rendered, parameters, name):
+                scored = output.prompt_logprobs or []
+                # No entry for the first token, and the given token's own in every other.
+                rows = [row[token].logprob for row, token in zip(scored[1:], ids[1:], strict=False) if row]
+                last = output.outputs[0].logprobs
+                return [*rows, last[0][ids[-1]].logprob] if full and last else rows
+            return []
+
+        found = await self._alive(run(), _STEP_S)
+        if len(found) != len(ids) - 1:
+            raise EngineError(f"vLLM scored {len(found)} of {len(ids) - 1} tokens")
+        return np.asarray(found, np.float32)
+
+    # ----------------------------------------------------------------------------------------------- sleep
+
+    async def sleep(self, *, keep_weights: bool) -> SleepReport:
+        begin = time.perf_counter()
+        if on_cpu(self._settings):
+            # vLLM's CPU worker ignores it: weights and KV cache stay where they are.
+            return SleepReport(0, time.perf_counter() - begin)
+        devices = range(torch.accelerator.device_count())
+        before = sum(torch.cuda.mem_get_info(device)[0] for device in devices)
+        await self._alive(self._engine.sleep(level=1 if keep_weights else 2, mode="keep"), _SWAP_S)
+        if not keep_weights and self._sender is not None:
+            self._sender.forget()
+        self._asleep = {"weights", "kv_cache"}
+        after = sum(torch.cuda.mem_get_info(device)[0] for device in devices)
+        return SleepReport(max(0, after - before), time.perf_counter() - begin)
+
+    async def wake(self) -> None:
+        if not self._asleep:
+            return
+        asleep, self._asleep = sorted(self._asleep), set()
+        await self._alive(self._engine.engine_core.wake_up_async(asleep), _SWAP_S)
+        # Awake, vLLM goes on by itself.
+        await self.pause()

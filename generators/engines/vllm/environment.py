@@ -1,0 +1,43 @@
+"""The environment of vLLM's processes, this one included; set before vLLM is imported."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import entry_points
+
+from generators.engines.base import EngineError, EngineSettings
+from generators.engines.vllm.arguments import SHARED, eager, on_cpu, workers
+from generators.engines.vllm.plugin import OWNER
+
+_GROUP = "vllm.general_plugins"
+
+
+def prepare(settings: EngineSettings) -> None:
+    """Sets what vLLM reads."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # This process has threads (gRPC's among them), which a fork would leave behind in the middle of whatever they do.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    os.environ[OWNER] = str(os.getpid())
+    if on_cpu(settings):
+        from generators.engines.vllm import cpu
+
+        cpu.prepare(threads=settings.threads, workers=workers(settings), eager=eager(settings))
+
+
+def check_plugin() -> None:
+    """Our plugin has to be found by vLLM's processes.
+
+    Raises:
+        EngineError: it will not be; says why.
+    """
+    if not any(entry.name == SHARED for entry in entry_points(group=_GROUP)):
+        raise EngineError(
+            f"vLLM's processes will not find rollmesh: no entry point {SHARED!r} in {_GROUP}",
+            hint="install rollmesh into this environment again",
+        )
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and SHARED not in allowed.split(","):
+        raise EngineError(
+            f"VLLM_PLUGINS={allowed} keeps vLLM from loading rollmesh", hint=f"add {SHARED}, or unset VLLM_PLUGINS"
+        )

@@ -1,0 +1,124 @@
+"""Bringing vLLM up in a thread, with progress in the log, and down again, with all its processes.
+
+Invariant: whatever becomes of the start (an error, a cancellation, a stop amid it), `stop` leaves no process behind, in
+bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import time
+from typing import Any
+
+from vllm import AsyncEngineArgs
+from vllm.config import WeightTransferConfig
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from generators.engines.base import EngineError
+from generators.engines.vllm import logs
+from generators.engines.vllm.figures import LoadFigures
+from generators.engines.vllm.processes import Family
+from mesh.errors import ConfigError
+
+log = logging.getLogger(__name__)
+_PROGRESS_S = 10.0
+# For vLLM's own end; what is left then is killed.
+_END_S = 2.0
+_WORKERS_S = 0.3
+
+
+class Launch:
+    """One vLLM, from its start to its end.
+
+    Args:
+        arguments: see `arguments.engine_arguments`.
+        figures: get its load.
+    """
+
+    def __init__(self, arguments: dict[str, Any], figures: LoadFigures) -> None:
+        self._arguments = arguments
+        self._figures = figures
+        self._log = logs.EngineLog()
+        self._others = {process.pid for process in multiprocessing.active_children()}
+        self._building: asyncio.Future[AsyncLLM] | None = None
+        self._family = Family([])
+
+    async def start(self) -> AsyncLLM:
+        """The engine, with dummy weights.
+
+        Raises:
+            ConfigError: an argument that vLLM does not know.
+            EngineError: it did not come up; with the end of its log.
+        """
+        begin = time.monotonic()
+        self._building = asyncio.ensure_future(asyncio.to_thread(self._build))
+        while not (await asyncio.wait({self._building}, timeout=_PROGRESS_S))[0]:
+            log.info("vLLM is starting: %.0f s so far", time.monotonic() - begin)
+        try:
+            engine = self._building.result()
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"vLLM did not come up: {error}; the end of its log:\n{self._log.tail()}",
+                hint="rollout.vllm holds what it was started with",
+            ) from error
+        self._family = Family(self._cores())
+        log.info("vLLM is up after %.0f s, processes %s", time.monotonic() - begin, self._family.pids)
+        return engine
+
+    def cause(self) -> str:
+        """Why it has died, as far as can be told."""
+        codes = [process.exitcode for process in self._processes() if process.exitcode is not None]
+        ends = f"exit code {', '.join(map(str, codes))}" if codes else "no exit code"
+        tail = self._log.tail()
+        return f"vLLM's engine core has ended ({ends})" + (f"; the end of its log:\n{tail}" if tail else "")
+
+    async def stop(self) -> None:
+        """Ends it; may be called twice, and amid the start."""
+        building, self._building = self._building, None
+        if building is None:
+            return
+        family = self._family
+        if not building.done():
+            # The start fails when its engine core is gone.
+            family = Family(self._cores())
+            family.kill()
+            await asyncio.wait({building}, timeout=_END_S)
+        if building.done() and not building.cancelled() and building.exception() is None:
+            ending = asyncio.ensure_future(asyncio.to_thread(building.result().shutdown, _END_S))
+            await asyncio.to_thread(family.end_workers, _WORKERS_S)
+            await asyncio.wait({ending}, timeout=_END_S + 1)
+        await asyncio.to_thread(family.kill)
+        self._log.close()
+
+    def _build(self) -> AsyncLLM:
+        self._log.install()
+        arguments = dict(self._arguments)
+        try:
+            chosen = AsyncEngineArgs(
+                **arguments | {"weight_transfer_config": WeightTransferConfig(arguments["weight_transfer_config"])}
+            )
+        except TypeError as error:
+            raise ConfigError(f"rollout.vllm.options: {error}", hint="they are vLLM's AsyncEngineArgs") from error
+        logs.adopt()
+        engine = AsyncLLM.from_engine_args(chosen, stat_loggers=[self._figures.create])
+        logs.adopt()
+        return engine
+
+    def _processes(self) -> list[Any]:
+        building = self._building
+        if building is None or not building.done() or building.cancelled() or building.exception() is not None:
+            return []
+        manager = building.result().engine_core.resources.engine_manager
+        return list(getattr(manager, "processes", []))
+
+    def _cores(self) -> list[int]:
+        """Process ids of what was started in this process since the start, and is vLLM's."""
+        return [
+            process.pid
+            for process in multiprocessing.active_children()
+            if process.pid is not None and process.pid not in self._others and "Engine" in process.name
+        ]

@@ -1,0 +1,75 @@
+"""vLLM's log: in this process a part of ours; of its child processes on stderr, and in a file of which the end is told
+where the engine does not come up or dies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+_LINES = 30
+# Warn at every swap of what is meant to be so: layers without weights of their own, blocks of running jobs.
+_NOISY = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.v1.core.block_pool")
+_FORMAT = "%(asctime)s %(levelname)s %(processName)s[%(process)d] %(name)s: %(message)s"
+
+
+class EngineLog:
+    """Where the processes of one engine write."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="rollmesh-vllm-")
+        self._file = Path(self._folder.name, "engine.log")
+
+    def install(self) -> None:
+        """Makes vLLM's processes that start from here on write to it; before vLLM is imported."""
+        level = "DEBUG" if logging.getLogger().isEnabledFor(logging.DEBUG) else "WARNING"
+        handlers = {
+            "stderr": {"class": "logging.StreamHandler", "formatter": "plain", "level": level},
+            "file": {
+                "class": "logging.FileHandler",
+                "formatter": "plain",
+                "level": "INFO",
+                "filename": str(self._file),
+            },
+        }
+        configuration = {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "formatters": {"plain": {"format": _FORMAT}},
+            "handlers": handlers,
+            "loggers": {
+                "vllm": {
+                    "handlers": list(handlers),
+                    "level": "DEBUG" if level == "DEBUG" else "INFO",
+                    "propagate": False,
+                }
+            }
+            | {name: {"level": "ERROR"} for name in _NOISY},
+        }
+        path = Path(self._folder.name, "logging.json")
+        path.write_text(json.dumps(configuration), "utf-8")
+        os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(path)
+
+    def tail(self) -> str:
+        """The last lines; empty where there are none."""
+        try:
+            lines = self._file.read_text("utf-8", "replace").splitlines()
+        except FileNotFoundError:
+            return ""
+        return "\n".join(lines[-_LINES:])
+
+    def close(self) -> None:
+        """Removes the file; may be called twice."""
+        self._folder.cleanup()
+
+
+def adopt() -> None:
+    """Makes vLLM's log in this process a part of ours, warnings and worse; after vLLM has been imported."""
+    logger = logging.getLogger("vllm")
+    for handler in logger.handlers[:]:
+        logger.removeHandler(handler)
+        handler.close()
+    logger.propagate = True
+    logger.setLevel(logging.DEBUG if logging.getLogger().isEnabledFor(logging.DEBUG) else logging.WARNING)

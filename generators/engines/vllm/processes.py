@@ -1,0 +1,74 @@
+"""The child processes of vLLM: who they are, and that nothing is left of them.
+
+vLLM's workers often overhear that they shall end, and are killed by vLLM itself after seconds: what they share memory
+under stays behind then, until this process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import psutil
+
+_SHARED = "/dev/shm/psm_"  # noqa: S108 # what Python's shared memory is called
+
+
+class Family:
+    """Processes that one engine has started.
+
+    Args:
+        roots: process ids of its engine cores; what these have started belongs to them.
+    """
+
+    def __init__(self, roots: list[int]) -> None:
+        self._members: list[psutil.Process] = []
+        self._roots = set(roots)
+        self._shared: set[str] = set()
+        for root in roots:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(root)
+                self._members += [process, *process.children(recursive=True)]
+        self._look()
+
+    @property
+    def pids(self) -> list[int]:
+        """Those that are alive."""
+        return [member.pid for member in self._members if _alive(member)]
+
+    def end_workers(self, grace_s: float) -> None:
+        """Ends all but the engine cores, which are ending and wait for them."""
+        workers = [member for member in self._members if member.pid not in self._roots]
+        _kill(psutil.wait_procs(workers, timeout=grace_s)[1])
+
+    def kill(self) -> None:
+        """Ends what is left, waits until it is gone (a second at most), and removes the memory that it shared."""
+        left = [member for member in self._members if _alive(member)]
+        _kill(left)
+        psutil.wait_procs(left, timeout=1.0)
+        for name in self._shared:
+            file = Path(name)
+            if file.exists():
+                file.unlink(missing_ok=True)
+                # They registered it with the tracker of this process.
+                resource_tracker.unregister(f"/{file.name}", "shared_memory")
+        self._shared.clear()
+
+    def _look(self) -> None:
+        for member in self._members:
+            with contextlib.suppress(psutil.Error):
+                self._shared |= {area.path for area in member.memory_maps() if area.path.startswith(_SHARED)}
+
+
+def _alive(member: psutil.Process) -> bool:
+    try:
+        return member.is_running() and member.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _kill(members: list[psutil.Process]) -> None:
+    for member in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()

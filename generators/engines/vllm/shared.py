@@ -1,0 +1,115 @@
+"""A set of weights in memory that vLLM's processes can map: one copy, no file system, nothing left behind.
+
+The memory has no name outside `/proc/<pid>/fd`, so that it is gone with the process that made it, and no limit but the
+machine's (a container's /dev/shm has 64 MB).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from mesh.errors import WeightsError
+from mesh.weights.tensors import dtype_name
+
+_ALIGN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What lies where; plain numbers and text, as vLLM's messages carry them.
+
+    Attributes:
+        path: to open the memory under, by any process of the same user on this host.
+        nbytes: of all of it.
+        names, dtypes, shapes, offsets: of each tensor; offsets in bytes.
+    """
+
+    path: str
+    nbytes: int
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    offsets: list[int]
+
+
+class SharedWeights:
+    """Memory that holds one set of weights, until it is closed.
+
+    Raises:
+        WeightsError: there is no memory for it.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        offsets, end = [], 0
+        for tensor in tensors.values():
+            offsets.append(end)
+            end += -(-tensor.nbytes // _ALIGN) * _ALIGN
+        self._descriptor = os.memfd_create("rollmesh-weights", os.MFD_CLOEXEC)
+        self.layout = Layout(
+            path=f"/proc/{os.getpid()}/fd/{self._descriptor}",
+            nbytes=end,
+            names=list(tensors),
+            dtypes=[dtype_name(tensor.dtype) for tensor in tensors.values()],
+            shapes=[list(tensor.shape) for tensor in tensors.values()],
+            offsets=offsets,
+        )
+        try:
+            self._fill(tensors)
+        except (OSError, RuntimeError, MemoryError) as error:
+            self.close()
+            raise WeightsError(
+                f"no memory for {end} bytes of weights beside those in service: {error}",
+                hint="the old ones stay in service",
+            ) from error
+
+    def close(self) -> None:
+        """Gives the memory back, once nobody has it mapped any more; may be called twice."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if self.layout.nbytes == 0:
+            return
+        # Pages that cannot be had are an error here, and a signal where they are first written to.
+        os.posix_fallocate(self._descriptor, 0, self.layout.nbytes)
+        area = torch.frombuffer(mmap.mmap(self._descriptor, self.layout.nbytes), dtype=torch.uint8)
+        for offset, tensor in zip(self.layout.offsets, tensors.values(), strict=True):
+            if tensor.nbytes:
+                place = area[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                place.copy_(tensor.detach())
+
+
+def mapped(layout: Layout) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a layout, in memory that is shared with who made it; changes to them stay in this process.
+
+    Raises:
+        WeightsError: the memory cannot be opened, or is not what the layout says.
+    """
+    try:
+        descriptor = os.open(layout.path, os.O_RDONLY)
+        try:
+            size = os.fstat(descriptor).st_size
+            area = mmap.mmap(descriptor, layout.nbytes, access=mmap.ACCESS_COPY) if layout.nbytes else b""
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"the weights at {layout.path} cannot be mapped: {error}") from error
+    if size != layout.nbytes:
+        raise WeightsError(f"{size} bytes of weights at {layout.path}, expected {layout.nbytes}")
+    tensors = []
+    for name, dtype_text, shape, offset in zip(layout.names, layout.dtypes, layout.shapes, layout.offsets, strict=True):
+        dtype = getattr(torch, dtype_text, None)
+        if not isinstance(dtype, torch.dtype):
+            raise WeightsError(f"tensor {name!r} has the unknown dtype {dtype_text!r}")
+        count = torch.Size(shape).numel()
+        if offset < 0 or offset + count * dtype.itemsize > layout.nbytes:
+            raise WeightsError(f"tensor {name!r} lies outside the memory of {layout.nbytes} bytes")
+        flat = torch.frombuffer(area, dtype=dtype, count=count, offset=offset) if count else torch.empty(0, dtype=dtype)
+        tensors.append((name, flat.view(shape)))
+    return tensors

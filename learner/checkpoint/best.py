@@ -1,0 +1,184 @@
+"""Which checkpoint is the best one: `checkpoints/best.json`, one file that is replaced whole.
+
+It names the best checkpoint with what was measured there, the candidates (checkpoints of versions whose evaluation is
+under way) and the incarnation that may write it. Invariants: what it names is never pruned; a better value takes the
+place of the best one, an equal one does not, so that of ties the earliest stays; every change is made under a lock and
+refused to all but the newest incarnation that has claimed the file, so that a learner that was superseded changes
+nothing; a checkpoint becomes the best only while it is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mesh.errors import DataError, FencedError
+
+FILE = "best.json"
+_LOCK = ".best.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best checkpoint.
+
+    Attributes:
+        checkpoint: name of its folder.
+        incarnation, version: whose weights it holds.
+        metric, direction: what was compared, and whether `max` or `min` is better.
+        value: of the metric.
+    """
+
+    checkpoint: str
+    incarnation: int
+    version: int
+    metric: str
+    direction: Literal["max", "min"]
+    value: float
+
+    def yields_to(self, other: Best) -> bool:
+        """Whether another one is better; values of another metric cannot be compared, and give way."""
+        if (self.metric, self.direction) != (other.metric, other.direction):
+            return True
+        return other.value > self.value if self.direction == "max" else other.value < self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Book:
+    writer: int = 0
+    best: Best | None = None
+    candidates: tuple[str, ...] = ()
+
+
+class BestCheckpoint:
+    """The file of one run, for one learner.
+
+    Args:
+        root: folder of the checkpoints.
+        incarnation: of this learner.
+    """
+
+    def __init__(self, root: Path, incarnation: int) -> None:
+        self._root = root
+        self._incarnation = incarnation
+
+    def claim(self) -> Best | None:
+        """Takes the file over; candidates of the learner before are dropped. Returns the best so far.
+
+        Raises:
+            FencedError: a later incarnation has it.
+        """
+        self._root.mkdir(parents=True, exist_ok=True)
+        return self._change(lambda book: dataclasses.replace(book, writer=self._incarnation, candidates=())).best
+
+    def hold(self, checkpoint: str) -> None:
+        """Keeps a checkpoint until it is known what it is worth.
+
+        Raises:
+            FencedError: another learner has taken over.
+        """
+        self._change(lambda book: dataclasses.replace(book, candidates=(*book.candidates, checkpoint)))
+
+    def let_go(self, checkpoint: str) -> None:
+        """The checkpoint is not measured after all.
+
+        Raises:
+            FencedError: another learner has taken over.
+        """
+        self._change(lambda book: _without(book, checkpoint))
+
+    def measured(self, found: Best) -> bool:
+        """A candidate's value is known; returns whether it is the best one now.
+
+        Raises:
+            FencedError: another learner has taken over.
+        """
+
+        def decide(book: _Book) -> _Book:
+            book = _without(book, found.checkpoint)
+            better = book.best is None or book.best.yields_to(found)
+            there = (self._root / found.checkpoint).is_dir()
+            return dataclasses.replace(book, best=found) if better and there else book
+
+        return self._change(decide).best == found
+
+    def _change(self, change: Callable[[_Book], _Book]) -> _Book:
+        with _locked(self._root):
+            before = _read(self._root)
+            if before.writer > self._incarnation:
+                raise FencedError(
+                    f"incarnation {before.writer} has taken over, this learner is {self._incarnation}",
+                    hint="it goes on with the run; this one ends",
+                )
+            book = change(before)
+            if book != before:
+                _write(self._root, book)
+            return book
+
+
+def best_checkpoint(root: Path) -> Best | None:
+    """The best checkpoint of a run.
+
+    Args:
+        root: folder of the checkpoints.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    return _read(root).best
+
+
+def protected(root: Path) -> frozenset[str]:
+    """Names of checkpoints that must stay.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    book = _read(root)
+    best = () if book.best is None else (book.best.checkpoint,)
+    return frozenset((*best, *book.candidates))
+
+
+def _without(book: _Book, checkpoint: str) -> _Book:
+    return dataclasses.replace(book, candidates=tuple(name for name in book.candidates if name != checkpoint))
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    with (root / _LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _read(root: Path) -> _Book:
+    try:
+        values: dict[str, Any] = json.loads((root / FILE).read_text(encoding="utf-8"))
+        best = values["best"]
+        return _Book(values["writer"], Best(**best) if best is not None else None, tuple(values["candidates"]))
+    except FileNotFoundError:
+        return _Book()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{root / FILE} cannot be read: {error}", hint="remove it: the next evaluation writes it anew"
+        ) from error
+
+
+def _write(root: Path, book: _Book) -> None:
+    scratch = root / f".{FILE}.tmp"
+    with scratch.open("w", encoding="utf-8") as file:
+        json.dump(asdict(book), file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(root / FILE)
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,104 @@
+"""Images of rows: in every form that datasets have them, told apart when a row is read, loaded when it is encoded.
+
+Forms: a path (relative ones from the dataset's folder), encoded bytes, `{bytes, path}`, a `data:` URL, base64 of a
+file. They stand in the row's `images`, in the order of their marks, or in the parts of its messages (`image`,
+`image_url`).
+A mark is a part `{type: image}`, or `<image>` within a text.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mesh.errors import DataError
+from mesh.images import MAX_IMAGE_BYTES
+
+MARK = "<image>"
+# A file, or what it holds.
+ImageSource = Path | bytes
+# How base64 of PNG, JPEG, GIF and WebP files begins.
+_BASE64 = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")
+_IMAGE_PARTS = ("image", "image_url")
+
+
+def image_source(value: Any, folder: Path) -> ImageSource:
+    """Where an image of a row is.
+
+    Raises:
+        ValueError: it has none of the known forms.
+    """
+    if isinstance(value, Mapping):
+        content = value.get("bytes")
+        return image_source(content if content is not None else value.get("path"), folder)
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"is {type(value).__name__}, expected a path, bytes, {{bytes, path}}, a data URL or base64")
+    encoded = value.partition(",")[2] if value.startswith("data:") else value
+    if encoded is not value or value.startswith(_BASE64):
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"is not valid base64: {error}") from error
+    if "://" in value:
+        raise ValueError("is a URL: images are not fetched from the network")
+    return folder / value
+
+
+def parted(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Messages whose contents are lists of parts: images as parts without content, and that content beside them.
+
+    Args:
+        messages: contents are strings, or lists of parts.
+
+    Returns:
+        The messages, and what their image parts brought with them (None where nothing), in their order.
+
+    Raises:
+        ValueError: a part is neither text nor image.
+    """
+    found: list[dict[str, Any]] = []
+    brought: list[Any] = []
+    for message in messages:
+        content = message["content"]
+        given = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        parts: list[dict[str, Any]] = []
+        for part in given:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind == "text" and isinstance(part.get("text"), str):
+                texts = part["text"].split(MARK)
+                brought += [None] * (len(texts) - 1)
+                for index, text in enumerate(texts):
+                    parts += [{"type": "image"}] if index else []
+                    parts += [{"type": "text", "text": text}] if text else []
+            elif kind in _IMAGE_PARTS:
+                value = part.get("image_url") if kind == "image_url" else part.get("image")
+                brought.append(value.get("url", value) if isinstance(value, Mapping) else value)
+                parts.append({"type": "image"})
+            else:
+                raise ValueError(f"has a part of type {kind!r}, expected text, image or image_url")
+        found.append({**message, "content": parts})
+    return found, brought
+
+
+def load_images(row: int, sources: Sequence[ImageSource]) -> tuple[bytes, ...]:
+    """The encoded images of a row.
+
+    Raises:
+        DataError: a file cannot be read, or they are too large to travel with their prompt.
+    """
+    try:
+        loaded = tuple(source if isinstance(source, bytes) else source.read_bytes() for source in sources)
+    except OSError as error:
+        raise DataError(f"row {row}: an image cannot be read: {error}", hint="see `images` of the row") from error
+    size = sum(map(len, loaded))
+    if size > MAX_IMAGE_BYTES:
+        raise DataError(
+            f"row {row}: its images have {size} bytes, at most {MAX_IMAGE_BYTES} can travel with a prompt",
+            hint="scale them down, or store them as JPEG",
+        )
+    return loaded

@@ -1,0 +1,94 @@
+"""Figures of an evaluation round with several responses per prompt.
+
+Of a prompt with n scored responses, c of them right (reward of at least `right_at`):
+
+- mean@n is the mean reward;
+- pass@k is the chance that k of them, drawn without putting back, hold a right one: 1 - C(n - c, k) / C(n, k), the
+  unbiased estimate of Chen et al., "Evaluating Large Language Models Trained on Code" (arXiv:2107.03374);
+- maj@n is the reward of the answer given most often (Wang et al., "Self-Consistency", arXiv:2203.11171), the mean over
+  the responses that give it; among answers given equally often, the mean over these.
+
+Each is averaged over prompts. Responses that failed are no wrong ones: a prompt with fewer than k scored responses does
+not count for pass@k, one without any counts for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+# What precedes an answer, by falling precedence; the last mark of the first kind found counts.
+_MARKS = (r"\boxed{", "####", "=")
+_SPACE = re.compile(r"\s+")
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """The chance that k of n responses hold one of the `right` ones; n is at least k."""
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
+
+
+def majority_reward(answers: Sequence[str], rewards: Sequence[float]) -> float:
+    """Reward of the answer given most often; at least one response."""
+    votes: dict[str, list[float]] = defaultdict(list)
+    for answer, reward in zip(answers, rewards, strict=True):
+        votes[answer].append(reward)
+    most = max(map(len, votes.values()))
+    winners = [sum(given) / most for given in votes.values() if len(given) == most]
+    return sum(winners) / len(winners)
+
+
+def answer_of(response: str) -> str:
+    r"""What a response says in the end: inside its last `\boxed{}`, else behind its last `####` or `=`, else all of it.
+
+    Space does not count, nor a full stop at the end.
+    """
+    for mark in _MARKS:
+        _, found, after = response.rpartition(mark)
+        if found:
+            return _plain(_braced(after) if mark == _MARKS[0] else after.partition("\n")[0])
+    return _plain(response)
+
+
+def figures_of(prompts: Iterable[Sequence[tuple[float, str]]], *, n: int, right_at: float) -> dict[str, float]:
+    """mean@n, maj@n, and pass@k for k = 1, 2, 4, ... up to n; none where n is 1.
+
+    Args:
+        prompts: of each prompt the scored responses: reward and text.
+        n: responses asked for per prompt.
+        right_at: reward from which a response is right.
+    """
+    if n == 1:
+        return {}
+    values: dict[str, list[float]] = defaultdict(list)
+    for scored in prompts:
+        if not scored:
+            continue
+        rewards = [reward for reward, _ in scored]
+        right = sum(reward >= right_at for reward in rewards)
+        values[f"mean@{n}"].append(sum(rewards) / len(rewards))
+        values[f"maj@{n}"].append(majority_reward([answer_of(text) for _, text in scored], rewards))
+        for k in draws(n):
+            if k <= len(scored):
+                values[f"pass@{k}"].append(pass_at_k(len(scored), right, k))
+    return {name: sum(found) / len(found) for name, found in values.items()}
+
+
+def draws(n: int) -> list[int]:
+    """The k of pass@k: powers of two below n, and n."""
+    return [*(1 << power for power in range(n.bit_length()) if 1 << power < n), n]
+
+
+def _braced(text: str) -> str:
+    """Up to the brace that closes the one before `text`; all of it where none does."""
+    depth = 1
+    for index, character in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return text[:index]
+    return text
+
+
+def _plain(text: str) -> str:
+    return _SPACE.sub("", text).rstrip(".")

@@ -1,0 +1,187 @@
+"""How responses are generated: engines, agents, endpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from mesh.config.section import PositiveFloat, PositiveInt, Section
+
+EngineName = Literal["hf", "vllm", "sglang"]
+
+
+class VllmSection(Section):
+    tensor_parallel: PositiveInt = Field(1, description="Devices over which each layer is divided (TP).")
+    data_parallel: PositiveInt = Field(1, description="Copies of the model in one generator (DP).")
+    expert_parallel: bool = Field(
+        False, description="Divide the experts of a mixture over the devices of TP x DP (EP)."
+    )
+    gpu_memory_utilization: float = Field(0.85, gt=0, le=1, description="Share of a GPU's memory that vLLM may use.")
+    kv_cache_gib: PositiveFloat = Field(1.0, description="GiB of KV cache on a CPU; on CUDA the above decides.")
+    enforce_eager: bool | None = Field(None, description="No CUDA graphs or compilation; none: only on a CPU.")
+    prefix_caching: bool = Field(True, description="Share the KV cache of equal prefixes, never across versions.")
+    routed_experts: bool = Field(
+        False, description="Carry the experts to which each token was routed along with the trajectory (side data)."
+    )
+    transfer: Literal["auto", "shm", "nccl", "ipc", "sparse"] = Field(
+        "auto",
+        description="How weights go from the generator's process into vLLM's workers: shm, our back end over shared "
+        "memory; nccl, ipc, sparse: vLLM's own (CUDA); auto: ipc on CUDA with one device, else shm.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further engine arguments by vLLM's names (AsyncEngineArgs), passed as they are.",
+    )
+
+
+class SglangSection(Section):
+    python: Path | None = Field(
+        None, description="Interpreter of the environment in which SGLang is installed; none: the generator's own."
+    )
+    address: str | None = Field(
+        None, description="URL of a running server that serves this model; none: the generator starts and owns one."
+    )
+    tensor_parallel: PositiveInt = Field(1, description="Devices over which each layer is divided (TP).")
+    data_parallel: PositiveInt = Field(1, description="Copies of the model behind one server (DP).")
+    expert_parallel: PositiveInt = Field(1, description="Devices over which experts are divided (EP).")
+    mem_fraction: float | None = Field(
+        None, gt=0, lt=1, description="Share of the memory for weights and KV cache; none: SGLang decides (CPU: 0.5)."
+    )
+    kv_cache_tokens: PositiveInt | None = Field(
+        None, description="Tokens that the KV cache holds; none: SGLang decides (CPU: slots x context)."
+    )
+    transfer: Literal["auto", "tensor", "disk", "distributed"] = Field(
+        "auto",
+        description="How weights reach the server: tensor, buckets in shared memory; disk, a folder; distributed, a "
+        "broadcast; auto: tensor for a server on this host, else disk.",
+    )
+    start_timeout_s: PositiveFloat = Field(300.0, description="Seconds that the server gets to become ready.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Further server arguments by SGLang's names, passed as they are."
+    )
+
+
+class AgentSection(Section):
+    tools: list[str] = Field(
+        default_factory=list,
+        description="Functions that the model may call, `module:function` / `file.py:function`, with type hints and a "
+        "docstring; plain or async.",
+    )
+    environment: str | None = Field(
+        None, description="Class with reset / step (and reward), or TRL's form: `module:Class` / `file.py:Class`."
+    )
+    program: str | None = Field(
+        None,
+        description="Agent of your own that talks to the OpenAI-compatible endpoint: `module:function` / "
+        "`file.py:function`, plain or async.",
+    )
+    command: list[str] = Field(
+        default_factory=list,
+        description="Agent of your own as a command; it finds OPENAI_BASE_URL and OPENAI_API_KEY in its environment "
+        "and the task as JSON on its standard input.",
+    )
+    parser: str = Field(
+        "auto",
+        description="How tool calls are written in a response: hermes, llama3_json, mistral, qwen3_coder, deepseek, "
+        "pythonic; auto: from the chat template.",
+    )
+    max_turns: PositiveInt = Field(8, description="Turns that the model gets at most.")
+    turn_tokens: PositiveInt | None = Field(
+        None, description="Tokens of one turn at most; none: what is left of `max_response_tokens`."
+    )
+    observation_tokens: PositiveInt = Field(512, description="Tokens of one observation at most; what is over is cut.")
+    tool_timeout_s: PositiveFloat | None = Field(
+        None, description="Seconds for one call of a tool or one step; none: 30, or less where an episode gets less."
+    )
+    episode_timeout_s: PositiveFloat = Field(600.0, description="Seconds after which an episode is ended as it is.")
+    workers: PositiveInt = Field(8, description="Threads for tools and environments that are not async.")
+
+    @property
+    def kind(self) -> Literal["none", "tools", "environment", "program"]:
+        """What drives an episode."""
+        if self.environment is not None:
+            return "environment"
+        if self.program is not None or self.command:
+            return "program"
+        return "tools" if self.tools else "none"
+
+    @property
+    def call_timeout_s(self) -> float:
+        """Seconds for one call of a tool or one step."""
+        return min(30.0, self.episode_timeout_s) if self.tool_timeout_s is None else self.tool_timeout_s
+
+    @model_validator(mode="after")
+    def _one_driver(self) -> AgentSection:
+        if self.program is not None and self.command:
+            raise ValueError("an agent is a program or a command, not both")
+        if self.call_timeout_s > self.episode_timeout_s:
+            raise ValueError("tool_timeout_s is over episode_timeout_s: one call may take no longer than its episode")
+        if (self.program is not None or self.command) and (self.tools or self.environment is not None):
+            raise ValueError("a program or command brings its own tools: remove `tools` and `environment`")
+        return self
+
+
+class EndpointSection(Section):
+    enabled: bool = Field(False, description="Serve it also where no agent needs it.")
+    port: int = Field(0, ge=0, le=65535, description="Port; 0 picks a free one (`rollmesh status` shows it).")
+    max_sessions: PositiveInt = Field(256, description="Sessions that are recorded at once.")
+    session_s: PositiveFloat = Field(3600.0, description="Seconds after its last call at which a session is forgotten.")
+
+
+class RolloutSection(Section):
+    engine: EngineName = Field("hf", description="Inference engine of the generators: hf, vllm or sglang.")
+    python: Path | None = Field(
+        None,
+        description="Interpreter of the generators that `rollmesh run` starts, in whose environment rollmesh and the "
+        "engine are installed; none: the one that runs `rollmesh`.",
+    )
+    replicas: int = Field(1, ge=0, description="Generators that `rollmesh run` starts here; others may join.")
+    n: PositiveInt = Field(8, description="Responses per prompt (the group size).")
+    temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass; 1 is off. Must be 1 in training for now.")
+    top_k: int = Field(
+        0, ge=0, description="Number of most likely tokens kept; 0 is off. Must be 0 in training for now."
+    )
+    stop: list[str] = Field(default_factory=list, description="Strings that end a response.")
+    max_prompt_tokens: PositiveInt = Field(1024, description="Longest prompt in tokens.")
+    max_response_tokens: PositiveInt = Field(1024, description="Longest response in tokens.")
+    slots: PositiveInt = Field(64, description="Sequences that one generator decodes together.")
+    reward_wait_s: PositiveFloat = Field(30.0, description="Seconds within which a finished response must be scored.")
+    max_attempts: PositiveInt = Field(4, description="Times a group is handed out before it ends as failed.")
+    draft_every_s: PositiveFloat = Field(
+        5.0, description="Seconds after which an unfinished response is drafted to the buffer, from where others go on."
+    )
+    draft_every_tokens: PositiveInt = Field(
+        256, description="New tokens after which it is drafted even before; looked at 8 times per `draft_every_s`."
+    )
+    load: Literal["fixed", "adaptive"] = Field(
+        "adaptive",
+        description="How many sequences a generator has in hand: fixed, always enough for `slots`; adaptive, fewer "
+        "where the engine's figures (preemptions, use of its KV cache, waiting requests) say that it has too much.",
+    )
+    vllm: VllmSection = Field(default_factory=lambda: VllmSection(), description="Settings of engine vllm.")
+    sglang: SglangSection = Field(default_factory=lambda: SglangSection(), description="Settings of engine sglang.")
+    agent: AgentSection = Field(
+        default_factory=lambda: AgentSection(), description="Several turns: tools, an environment, or a program."
+    )
+    endpoint: EndpointSection = Field(
+        default_factory=lambda: EndpointSection(), description="The OpenAI-compatible endpoint of each generator."
+    )
+
+    @model_validator(mode="after")
+    def _as_the_engine_samples(self) -> RolloutSection:
+        if self.engine == "vllm" and self.temperature > 2:
+            raise ValueError(f"temperature {self.temperature:g}: vLLM samples at 2 at most")
+        return self
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the longest sequence: prompt and response."""
+        return self.max_prompt_tokens + self.max_response_tokens
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of a member at most behind its group's prompt; that of a program is the first token of its row's."""
+        return self.context_tokens - 1 if self.agent.kind == "program" else self.max_response_tokens

@@ -1,0 +1,127 @@
+"""Images of prompts: encoded files on the way, pixels and tokens where a model's processor takes them up.
+
+A prompt holds one placeholder token per image; what its processor makes of the image ("widening") takes its place
+where the model runs. Pillow and transformers are imported when the first image is met.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mesh.errors import DataError, PayloadError
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+
+# Of the images of one prompt: they travel and are stored with it.
+MAX_IMAGE_BYTES = 4 << 20
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+# Prompts whose processed images are kept: the members of a group follow each other.
+_KEPT = 32
+
+
+def open_image(encoded: bytes) -> Image:
+    """The pixels of an encoded file (PNG, JPEG, WebP, ...), as RGB.
+
+    Raises:
+        PayloadError: it cannot be read.
+    """
+    from PIL import Image
+
+    try:
+        image = Image.open(io.BytesIO(encoded))
+        image.load()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise PayloadError("images", f"an image that cannot be read: {error}") from error
+    return image.convert("RGB")
+
+
+class ImageProcessor:
+    """A model's processor, as far as images go. For any thread.
+
+    Args:
+        processor: transformers' own.
+
+    Attributes:
+        token: text that stands for an image, one token in the vocabulary.
+        placeholder: id of that token.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        # Where the two differ, one opens an image and the other fills it.
+        self.token: str = getattr(processor, "boi_token", None) or processor.image_token
+        self.placeholder: int = processor.tokenizer.convert_tokens_to_ids(self.token)
+        self._processed = lru_cache(maxsize=_KEPT)(self._process)
+
+    @classmethod
+    def load(cls, folder: Path) -> ImageProcessor | None:
+        """That of a model folder; None where it has none, or its processor takes no images.
+
+        Raises:
+            DataError: its files are there but cannot be read.
+        """
+        if not any((folder / name).is_file() for name in _PROCESSOR_FILES):
+            return None
+        from transformers import AutoProcessor
+
+        try:
+            processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise DataError(f"{folder}: the processor cannot be loaded: {error}") from error
+        if getattr(processor, "image_processor", None) is None or getattr(processor, "tokenizer", None) is None:
+            return None
+        return cls(processor)
+
+    @property
+    def chat_template(self) -> str | None:
+        """Of the processor; None where it has none of its own."""
+        template: str | None = getattr(self._processor, "chat_template", None)
+        return template
+
+    def widened(self, ids: Sequence[int], images: tuple[bytes, ...]) -> list[int]:
+        """A prompt in which each placeholder has become the tokens of its image.
+
+        Raises:
+            PayloadError: an image cannot be read, or there are not as many as placeholders.
+        """
+        places = sum(token == self.placeholder for token in ids)
+        if places != len(images):
+            raise PayloadError("images", f"{len(images)} images for {places} placeholders ({self.token}) in the prompt")
+        if not images:
+            return list(ids)
+        runs = iter(self._processed(images)[0])
+        return [wide for token in ids for wide in (next(runs) if token == self.placeholder else (token,))]
+
+    def inputs(self, images: tuple[bytes, ...]) -> Mapping[str, torch.Tensor]:
+        """What the model's vision part takes of these images, all together: `pixel_values` and the like.
+
+        Raises:
+            PayloadError: an image cannot be read.
+        """
+        return self._processed(images)[1]
+
+    def _process(self, images: tuple[bytes, ...]) -> tuple[list[tuple[int, ...]], Mapping[str, torch.Tensor]]:
+        opened = [open_image(encoded) for encoded in images]
+        together = self._call(opened)
+        inputs = {
+            name: value
+            for name, value in together.items()
+            if name not in ("input_ids", "attention_mask", "token_type_ids")
+        }
+        alone = [together] if len(opened) == 1 else [self._call([image]) for image in opened]
+        return [tuple(one["input_ids"][0].tolist()) for one in alone], inputs
+
+    def _call(self, images: list[Image]) -> Mapping[str, torch.Tensor]:
+        try:
+            found: Mapping[str, torch.Tensor] = self._processor(
+                text=self.token * len(images), images=images, add_special_tokens=False, return_tensors="pt"
+            )
+        except (ValueError, TypeError) as error:
+            raise PayloadError("images", f"the model's processor does not take them: {error}") from error
+        return found

@@ -1,0 +1,159 @@
+"""Groups go to the least loaded generator, and never to one that is dead or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buffer.admission import _Answers
+from buffer.client import AdmitStream
+from mesh.versions import PolicyVersion
+from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
+
+ROOT = Path(__file__).parents[2]
+V0 = PolicyVersion(1, 0)
+ROOMY: dict[str, Any] = {"learner": {"batch": {"groups": 64}}}
+
+
+@pytest.fixture(autouse=True)
+def _reasons_are_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buffer.admission._RECHECK_S", 0.1)
+
+
+async def in_force(stream: AdmitStream, reason: str) -> None:
+    """Waits until the front has told why it grants nothing."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while reason not in stream.waiting_reason:
+            await asyncio.sleep(0.02)
+
+
+async def test_the_idle_generator_is_served_first_and_size_counts(mesh: Mesh) -> None:
+    front = await mesh.front(buffer={"redis": mesh.redis_url}, **ROOMY)
+    learner = await mesh.learner(front)
+    busy, idle = await mesh.generator(front), await mesh.generator(front)
+    of_busy, of_idle = busy.admission(), idle.admission()
+    of_busy.update(4, V0, outstanding=12)
+    of_idle.update(8, V0, outstanding=0)
+    for stream in (of_busy, of_idle):
+        await in_force(stream, "no prompt tasks")
+    # Loads are 12/16 and 0/8: until the idle one has 6 it is the less loaded.
+    await learner.seed(1, 6)
+    assert len(await idle.grants(of_idle, 6)) == 6
+    await learner.seed(7, 8)
+    # Now both are loaded alike: one for each.
+    assert len(await busy.grants(of_busy, 1)) == len(await idle.grants(of_idle, 1)) == 1
+
+
+async def test_the_faster_of_two_gets_more_in_proportion(mesh: Mesh) -> None:
+    front = await mesh.front(buffer={"redis": mesh.redis_url}, **ROOMY)
+    learner = await mesh.learner(front)
+    generators = await mesh.generator(front), await mesh.generator(front)
+    admissions = [generator.admission() for generator in generators]
+    got = [0, 0]
+    for admission in admissions:
+        admission.update(6, V0, outstanding=0)
+        await in_force(admission, "no prompt tasks")
+    # Turns instead of seconds: in each, three are done by the one and one by the other, and four new ones come.
+    held, seeded = [0, 0], 0
+
+    async def seed_and_take(count: int) -> None:
+        nonlocal seeded
+        await learner.seed(seeded + 1, seeded + count)
+        seeded += count
+        taking = [asyncio.create_task(anext(admission)) for admission in admissions]
+        for _ in range(count):
+            await asyncio.wait(taking, timeout=TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            place = next(index for index, task in enumerate(taking) if task.done())
+            taking[place].result()
+            held[place] += 1
+            got[place] += 1
+            taking[place] = asyncio.create_task(anext(admissions[place]))
+        for task in taking:
+            task.cancel()
+        await asyncio.gather(*taking, return_exceptions=True)
+
+    await seed_and_take(8)
+    assert held == [4, 4]
+    for _ in range(5):
+        for place, done in enumerate((3, 1)):
+            held[place] -= done
+            admissions[place].update(6 - held[place], outstanding=held[place])
+        # Their figures are in when they are told again that nothing is there.
+        await asyncio.gather(*(answered(admission) for admission in admissions))
+        await seed_and_take(4)
+    assert got == [4 + 15, 4 + 5]
+
+
+async def answered(stream: AdmitStream) -> None:
+    stream.waiting_reason = ""
+    await in_force(stream, "no prompt tasks")
+
+
+_CLIENT = """
+import asyncio, sys
+from tests.buffer.mesh_fixture import Generator
+from mesh.versions import PolicyVersion
+
+async def main():
+    generator = Generator(sys.argv[1], "victim")
+    await generator.agent.start()
+    stream = generator.admission()
+    stream.update(2, PolicyVersion(1, 0), outstanding=0)
+    print("ready", flush=True)
+    async for grant in stream:
+        print(grant.group_id, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_what_a_dead_or_hanging_generator_had_goes_to_others(mesh: Mesh, how: signal.Signals) -> None:
+    # The lease alone would hold the groups for 15 s; the grace is 0.3 s, and patience with a silent stream one second.
+    front = await mesh.front(buffer={"redis": mesh.redis_url}, **ROOMY)
+    learner, other = await mesh.learner(front), await mesh.generator(front)
+    victim = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _CLIENT, front.address, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    assert victim.stdout is not None
+    try:
+        async with asyncio.timeout(60):
+            assert await victim.stdout.readline() == b"ready\n"
+            await learner.seed(1, 1)
+            first = (await victim.stdout.readline()).decode().strip()
+        os.kill(victim.pid, how)
+        if how == signal.SIGKILL:
+            await victim.wait()
+        await learner.seed(2, 5)
+        admission = other.admission()
+        admission.update(5, V0, outstanding=0)
+        found = {grant.group_id: grant for grant in await other.grants(admission, 5)}
+        assert found[first].attempt == 2, "the one that was at work on it is gone"
+        counts = (await learner.client.describe("train")).counts
+        assert (counts.generating, counts.pending) == (5, 0), "all are in the hands of the one that lives"
+    finally:
+        if victim.returncode is None:
+            victim.kill()
+            await victim.wait()
+
+
+def test_silence_is_counted_from_the_first_unanswered_grant(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10.0
+    monkeypatch.setattr("buffer.admission.time.monotonic", lambda: now)
+    answers = _Answers()
+    assert answers.silent_s == 0.0
+    answers.send(2)
+    now = 11.0
+    answers.send(1)
+    assert answers.silent_s == 1.0
+    answers.hear(2)
+    now = 11.5
+    assert answers.silent_s == 0.5, "one is still on its way"
+    answers.hear(3)
+    assert answers.silent_s == 0.0

@@ -1,0 +1,92 @@
+"""Bodies, keys and texts as no client library writes them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from generators.endpoint.growing import GrowingText, whole_text
+from generators.endpoint.template import TokenizerLanguage
+from generators.endpoint.wording import event
+from tests.generators.endpoint.world import Serving
+
+HALF = "half \ud800 a pair"
+
+
+def post(serving: Serving, body: bytes, *, path: str = "/v1/chat/completions", **headers: str) -> tuple[int, Any]:
+    at = urlsplit(serving.url)
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=60)
+    try:
+        connection.request("POST", path, body, {"Content-Type": "application/json", **headers})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+def asking(**fields: Any) -> bytes:
+    body = {"model": "tiny", "max_tokens": 3, "messages": [{"role": "user", "content": "the fox"}], **fields}
+    return json.dumps(body).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b"{", {}),
+        (b"[" * 100_000, {}),
+        (b'{"model": ' + b"9" * 5000 + b"}", {}),
+        (asking(), {"Content-Type": "application/json; charset=nonsense"}),
+        (b"\xff\xfe", {}),
+        (b"", {}),
+        (b'"text"', {}),
+    ],
+)
+def test_what_is_no_request_is_refused_in_the_right_form(
+    serving: Serving, body: bytes, headers: dict[str, str]
+) -> None:
+    status, answer = post(serving, body, **headers)
+    assert status == 400
+    assert answer["error"]["type"] == "invalid_request_error"
+
+
+def test_a_body_over_the_limit_is_refused(serving: Serving) -> None:
+    status, answer = post(serving, b" " * ((32 << 20) + 1))
+    assert status == 413
+    assert answer["error"]["message"]
+
+
+def test_halves_of_characters_are_answered(serving: Serving) -> None:
+    status, answer = post(serving, asking(messages=[{"role": "user", "content": HALF}]))
+    assert status == 200, answer
+    body = json.dumps({"model": "tiny", "max_tokens": 3, "prompt": HALF}).encode()
+    status, answer = post(serving, body, path="/v1/completions")
+    assert status == 200, answer
+    assert json.loads(event({"text": HALF}).removeprefix(b"data: ")) == {"text": HALF}
+
+
+def test_a_name_of_a_tool_may_hold_half_a_character(serving: Serving) -> None:
+    tools = [{"type": "function", "function": {"name": "f\ud800", "parameters": {"type": "object", "properties": {}}}}]
+    status, answer = post(serving, asking(tools=tools))
+    assert status == 200, answer
+
+
+@pytest.mark.parametrize("cut", range(1, 5))
+def test_stop_strings_and_characters_over_several_tokens(serving: Serving, cut: int) -> None:
+    """However the tokens come, the pieces are the text before the first stop string, whole characters each."""
+    text = "the 🦊 quick — STOquick é STOP here 🦊 STOP"
+    language = TokenizerLanguage(serving.tokenizer, end_ids=frozenset())
+    ids = [token for character in text for token in language.encode_more(character)]
+    assert len(ids) > len(text), "some characters have several tokens"
+    for stops in ((), ("STOP",), ("STOP here", " é STOP"), ("quick — S",)):
+        growing = GrowingText(language.decode, stops)
+        pieces = [growing.add(ids[at : at + cut]) for at in range(0, len(ids), cut)]
+        whole = whole_text(language.decode(ids), stops)
+        assert whole.startswith("".join(pieces))
+        assert not any("\ufffd" in piece for piece in pieces)
+        if stops:
+            assert "".join(pieces) == whole
+        assert len("".join(pieces)) >= len(whole) - max((len(stop) for stop in stops), default=1)

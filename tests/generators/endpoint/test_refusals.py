@@ -1,0 +1,195 @@
+"""What is refused, and in which words: the package's own errors come out."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from prometheus_client import CollectorRegistry
+
+from generators.endpoint.figures import EndpointFigures
+from generators.endpoint.server import EndpointServer
+from mesh.config.models import SecuritySection
+from mesh.errors import ConfigError, PortInUseError
+from tests.generators.endpoint.world import TOOL, Serving, soon
+
+HELLO: Any = [{"role": "user", "content": "the"}]
+
+
+@contextmanager
+def served_by(serving: Serving, security: SecuritySection, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Another server for the same answers."""
+    endpoint = serving.endpoint
+    server = EndpointServer(
+        endpoint.completions,
+        endpoint.sessions,
+        EndpointFigures(CollectorRegistry()),
+        model="tiny",
+        security=security,
+        created=1,
+    )
+    try:
+        serving.run(lambda: server.start(host=host, port=port, advertise=None, public=True))
+        yield server.url
+    finally:
+        serving.run(server.close)
+
+
+@pytest.fixture
+def client(serving: Serving) -> OpenAI:
+    return OpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"extra_body": {"nonsense": 1}}, "nonsense", "unknown_parameter"),
+        ({"temperature": 3}, "temperature", "invalid_value"),
+        ({"top_p": 0}, "top_p", "invalid_value"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
+        ({"top_logprobs": 2}, "top_logprobs", None),
+        ({"messages": []}, "messages", "invalid_value"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content",
+            "unsupported_content",
+        ),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", None),
+        ({"messages": [{"role": "user", "content": "to be or not " * 99}]}, "messages", "context_length_exceeded"),
+    ],
+)
+def test_a_bad_chat_is_named(client: OpenAI, fields: dict[str, Any], param: str, code: str | None) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**{"model": "tiny", "messages": HELLO, **fields})
+    assert (refused.value.param, refused.value.code) == (param, code)
+    assert refused.value.type == "invalid_request_error"
+
+
+def test_what_means_nothing_here_is_taken(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=2, user="me", store=False, metadata={"a": "b"}, service_tier="auto",
+        seed=-7, presence_penalty=0, logit_bias={}, response_format={"type": "text"}, parallel_tool_calls=True,
+    )  # fmt: skip
+    assert answer.usage is not None
+    with pytest.raises(openai.BadRequestError, match="echo"):
+        client.completions.create(model="tiny", prompt="the", echo=True)
+    with pytest.raises(openai.BadRequestError, match="best_of"):
+        client.completions.create(model="tiny", prompt="the", best_of=3)
+    with pytest.raises(openai.BadRequestError, match="at most 400"):
+        client.completions.create(model="tiny", prompt=[5] * 400)
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="tiny", prompt=[100_000])
+    with pytest.raises(openai.NotFoundError, match="'tiny' is served here"):
+        client.chat.completions.create(model="gpt-4o", messages=HELLO)
+    with pytest.raises(openai.NotFoundError):
+        client.embeddings.create(model="tiny", input="the")
+    with pytest.raises(openai.BadRequestError, match="not JSON"):
+        client.post("/chat/completions", cast_to=object, content=b"{", options={"headers": {}})
+
+
+async def test_too_much_at_once_and_too_many_sessions(serving: Serving) -> None:
+    client = AsyncOpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0)
+    serving.engine.pause().result(10)
+    try:
+        running = asyncio.create_task(client.chat.completions.create(model="tiny", messages=HELLO, n=64, max_tokens=1))
+        await soon(lambda: serving.engine.status().queued + serving.engine.status().active == 64)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await client.chat.completions.create(model="tiny", messages=HELLO)
+        assert refused.value.response.headers["Retry-After"] == "1"
+    finally:
+        serving.engine.resume().result(10)
+    assert len((await running).choices) == 64
+    sessions = serving.endpoint.sessions
+    others = [sessions.of(f"many-{index}") for index in range(256 - _own(serving))]
+    crowded = AsyncOpenAI(base_url=f"{serving.url}/sessions/one-more/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.RateLimitError, match="recorded already"):
+        await crowded.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1)
+    for session in others:
+        sessions.forget(session)
+    assert (await crowded.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1)).choices
+
+
+def _own(serving: Serving) -> int:
+    """Sessions that other tests have left."""
+    return len(serving.endpoint.sessions)
+
+
+def test_nothing_is_answered_before_there_are_weights(tmp_path: Path) -> None:
+    found = Serving(tmp_path, rollout__endpoint__enabled=True)
+    try:
+        client = OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.InternalServerError) as refused:
+            client.chat.completions.create(model="tiny", messages=HELLO)
+        assert refused.value.status_code == 503
+        assert refused.value.code == "not_ready"
+        assert found.figure("requests_total", kind="chat", status="503") == 1
+        found.swap(0)
+        assert client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1).choices
+    finally:
+        found.close()
+
+
+def test_the_key_is_the_meshs_token(serving: Serving, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("right\n")
+    with served_by(serving, SecuritySection(token_file=token), host="0.0.0.0") as url:
+        base = f"http://127.0.0.1:{url.rpartition(':')[2]}/v1"
+        with pytest.raises(openai.AuthenticationError) as refused:
+            OpenAI(base_url=base, api_key="wrong").models.list()
+        assert refused.value.code == "invalid_api_key"
+        assert OpenAI(base_url=base, api_key="right").models.list().data
+
+
+def test_open_addresses_need_a_token_or_tls(serving: Serving) -> None:
+    with pytest.raises(ConfigError, match="refusing to bind"), served_by(serving, SecuritySection(), host="0.0.0.0"):
+        pass
+    port = int(serving.url.rpartition(":")[2])
+    with pytest.raises(PortInUseError), served_by(serving, SecuritySection(), port=port):
+        pass
+
+
+def test_the_way_for_agents_serves_their_sessions_alone(serving: Serving) -> None:
+    own = serving.endpoint.server.agents_url
+    assert ipaddress.ip_address(own.rpartition(":")[0].removeprefix("http://")).is_loopback
+    with pytest.raises(openai.NotFoundError):
+        OpenAI(base_url=f"{own}/v1", api_key="none").models.list()
+    with pytest.raises(openai.APIStatusError) as over:
+        OpenAI(base_url=f"{own}/sessions/unknown/v1", api_key="none").models.list()
+    assert over.value.status_code == 410
+
+
+def test_tls_is_that_of_the_mesh(serving: Serving, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
+         "-keyout", key, "-out", cert, "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with served_by(serving, SecuritySection(tls_cert=cert, tls_key=key)) as url:
+        assert url.startswith("https://")
+        with pytest.raises((urllib.error.URLError, ConnectionError)):
+            urllib.request.urlopen(url.replace("https", "http") + "/v1/models", timeout=5)
+        with httpx.Client(verify=str(cert)) as http:
+            client = OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http)
+            assert client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1).choices
+    # With a certificate authority clients have to show who they are, as everywhere in the mesh.
+    mutual = SecuritySection(tls_cert=cert, tls_key=key, tls_ca=cert)
+    with served_by(serving, mutual) as url, httpx.Client(verify=str(cert)) as http:
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http, max_retries=0)
+        with pytest.raises(openai.APIConnectionError):
+            client.models.list()

@@ -1,0 +1,24 @@
+"""Tests of vLLM drive it in this process; SGLang's server has an interpreter of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import engines_here
+from tests.generators.engines.tiny import ContractModel
+
+
+@pytest.fixture(scope="session")
+def contract_model(tmp_path_factory: pytest.TempPathFactory) -> ContractModel:
+    """The model of the contract's tests."""
+    torch.set_num_threads(1)
+    return ContractModel(tmp_path_factory.mktemp("contract-model"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips, or fails, what needs vLLM in this very environment."""
+    engine = item.get_closest_marker("engine")
+    if engine is not None and engine.args[0] == "vllm":
+        engines_here.require_inside("vllm")

@@ -1,0 +1,18 @@
+"""The session's SGLang server; it starts with the first test that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.generators.engines.sglang.server import SharedServer
+from tests.generators.engines.tiny import ContractModel
+
+
+@pytest.fixture(scope="session")
+def sglang_server(contract_model: ContractModel) -> Iterator[SharedServer]:
+    """A real server on this machine's CPU."""
+    server = SharedServer(contract_model.folder)
+    yield server
+    server.close()

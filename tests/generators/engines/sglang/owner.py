@@ -1,0 +1,30 @@
+"""A process that owns a server of SGLang, as a generator does: says where it is, and keeps it until its input ends.
+
+python -m tests.generators.engines.sglang.owner MODEL_FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from generators.engines.sglang.engine import SglangEngine
+from tests.generators.engines.collector import Collector
+from tests.generators.engines.sglang.server import START_S, settings
+
+
+def main(folder: Path) -> None:
+    """Until standard input ends."""
+    engine = SglangEngine.from_folder(folder, settings(), Collector(START_S))
+    engine.start()
+    try:
+        engine._gate.wait_until_up()
+        sys.stdout.write(f"{engine._backend._client.address}\n")  # type: ignore[attr-defined]  # its own backend
+        sys.stdout.flush()
+        sys.stdin.read()
+    finally:
+        engine.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

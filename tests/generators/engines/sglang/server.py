@@ -1,0 +1,113 @@
+"""One SGLang server for all tests of a session, and engines that drive it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from generators.engines import create_engine
+from generators.engines.base import EngineListener, EngineSettings, InferenceEngine, KvPolicy
+from mesh.config.rollout import SglangSection
+from tests import engines_here
+from tests.generators.engines.harness import ModelHarness
+from tests.generators.engines.tiny import ContractModel
+
+START_S = 300.0
+_ROOT = Path(__file__).resolve().parents[4]
+_SHARED = "/dev/shm/"  # where the kernel has it
+
+
+def settings(**section: Any) -> EngineSettings:
+    """Of an engine that starts its own server."""
+    sglang = SglangSection(python=engines_here.python("sglang"), start_timeout_s=START_S, **section)
+    return EngineSettings(slots=5, threads=1, sglang=sglang)
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What a generator with a server of its own has on a machine.
+
+    Attributes:
+        processes: its children, theirs, and so on.
+        shared: files in /dev/shm that these have open or mapped.
+        scratch: folder of the server's temporary files.
+    """
+
+    processes: list[psutil.Process]
+    shared: set[Path]
+    scratch: Path
+
+    @classmethod
+    def of(cls, pid: int) -> Traces:
+        """Of a generator that is up."""
+        processes = psutil.Process(pid).children(recursive=True)
+        shared = set()
+        for process in processes:
+            names = {place.path for place in process.memory_maps()} | {file.path for file in process.open_files()}
+            shared |= {Path(name) for name in names if name.startswith(_SHARED) and not name.endswith("(deleted)")}
+        [keeper] = [process for process in processes if "keeper.py" in " ".join(process.cmdline())[:500]][:1]
+        arguments = keeper.cmdline()
+        scratch = next(Path(arguments[i + 1]) for i, part in enumerate(arguments) if part.endswith("keeper.py"))
+        return cls(processes, shared, scratch)
+
+
+class SharedServer:
+    """A server that belongs to a process which does nothing else; started when it is first asked for.
+
+    Args:
+        folder: of the model.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._owner: subprocess.Popen[str] | None = None
+        self._address = ""
+
+    @property
+    def address(self) -> str:
+        """Its URL."""
+        if self._owner is None:
+            command = [sys.executable, "-m", "tests.generators.engines.sglang.owner", str(self._folder)]
+            self._owner = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=_ROOT)
+            assert self._owner.stdout is not None
+            self._address = self._owner.stdout.readline().strip()
+            assert self._address, "the server did not come up; what its owner says is above"
+        return self._address
+
+    def kill_owner(self) -> Traces:
+        """Kills the owner, and it alone; what it had."""
+        assert self._owner is not None
+        traces = Traces.of(self._owner.pid)
+        self._owner.kill()
+        self._owner.communicate()
+        self._owner = None
+        return traces
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._owner is not None:
+            self._owner.communicate()
+
+
+class SglangHarness(ModelHarness):
+    """A new engine on the session's server."""
+
+    seeded = False
+    # What it has not sent at a pause, and what it samples while it has not heard of it.
+    tells_late = 24
+    joint_filters = True
+    sleep_frees = False
+    deadline_s = 120.0
+
+    def __init__(self, model: ContractModel, server: SharedServer, kv: KvPolicy, transfer: str = "auto") -> None:
+        section = SglangSection(address=server.address, transfer=transfer)  # type: ignore[arg-type] # a literal
+        self._settings = EngineSettings(slots=self.slots, kv=kv, sglang=section)
+        super().__init__(model)
+
+    def build(self, listener: EngineListener) -> InferenceEngine:
+        return create_engine("sglang", self.model.folder, self._settings, listener)

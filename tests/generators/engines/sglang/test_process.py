@@ -1,0 +1,135 @@
+"""Processes that are started for a server: however one of them ends, the others do too, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from generators.engines import create_engine
+from generators.engines.base import EngineSettings
+from generators.engines.sglang.process import ServerProcess
+from mesh.config.rollout import SglangSection
+from tests.generators.engines.collector import Collector
+from tests.generators.engines.tiny import ContractModel
+
+_ROOT = Path(__file__).resolve().parents[4]
+_STAND_IN = Path(__file__).with_name("stand_in.py")
+_DEADLINE_S = 60.0
+
+# A server with a child of its own, both with memory that they share.
+_SERVER = """
+import mmap, os, signal, sys, time
+with open(sys.argv[1], "w+b") as file:
+    file.truncate(4096)
+    shared = mmap.mmap(file.fileno(), 4096)
+child = os.fork()
+if child:
+    print("out of \\x1b[1;33mluck\\x1b[0m", os.getpid(), child, flush=True)
+signal.pause()
+"""
+_GENERATOR = """
+import asyncio, sys
+from generators.engines.sglang.process import ServerProcess
+
+async def main():
+    process = ServerProcess()
+    await process.start(sys.argv[1:], {})
+    while "luck" not in process.tail():
+        await asyncio.sleep(0.01)
+    print(process.scratch, *process.tail().split()[-2:], flush=True)
+    await process.until_dead()
+    await process.stop()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def shared() -> Path:
+    return Path("/dev/shm") / f"rollmesh-test-{uuid.uuid4().hex}"  # where the kernel has it
+
+
+def _gone(pids: list[int]) -> None:
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    assert not psutil.wait_procs(processes, _DEADLINE_S)[1]
+
+
+def test_a_server_that_dies_is_told_of_and_takes_its_children_along(shared: Path) -> None:
+    async def run() -> None:
+        process = ServerProcess()
+        await process.start([sys.executable, "-c", _SERVER, str(shared)], {})
+        while "luck" not in process.tail():
+            await asyncio.sleep(0.01)
+        server, child = map(int, process.tail().split()[-2:])
+        os.kill(server, signal.SIGKILL)
+        told = await asyncio.wait_for(process.until_dead(), _DEADLINE_S)
+        assert "exit code -9" in told
+        assert "out of luck" in told
+        _gone([server, child])
+        assert not shared.exists()
+        assert process.scratch.exists(), "its log is there until it is stopped"
+        await process.stop()
+        assert not process.scratch.exists()
+        await process.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("killed", ["generator", "keeper"])
+def test_a_server_ends_with_its_generator_or_keeper(killed: str, shared: Path) -> None:
+    generator = subprocess.Popen(
+        [sys.executable, "-c", _GENERATOR, sys.executable, "-c", _SERVER, str(shared)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=_ROOT,
+    )
+    try:
+        assert generator.stdout is not None
+        scratch, *found = generator.stdout.readline().split()
+        pids = [int(pid) for pid in found]
+        [keeper] = psutil.Process(generator.pid).children()
+        if killed == "keeper":
+            keeper.kill()
+            # The kernel ends the server itself; nobody is left for more.
+            _gone(pids[:1])
+            os.kill(pids[1], signal.SIGKILL)
+            shared.unlink()
+            generator.communicate(timeout=_DEADLINE_S)
+            assert not Path(scratch).exists()
+        else:
+            generator.kill()
+            _gone([keeper.pid, *pids])
+            assert not shared.exists()
+            assert not Path(scratch).exists()
+    finally:
+        generator.kill()
+        generator.communicate()
+
+
+def test_the_death_of_a_server_is_the_end_of_its_engine(contract_model: ContractModel, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\ntest "$1" = -m && exec {sys.executable} {_STAND_IN} "$@"\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    collector = Collector(_DEADLINE_S)
+    settings = EngineSettings(sglang=SglangSection(python=python, options={"enable_memory_saver": None}))
+    engine = create_engine("sglang", contract_model.folder, settings, collector)
+    engine.start()
+    try:
+        engine._gate.wait_until_up()  # type: ignore[attr-defined]  # of a driven engine
+        [keeper] = [child for child in psutil.Process().children() if "keeper.py" in " ".join(child.cmdline())]
+        [server] = keeper.children()
+        server.kill()
+        assert "the SGLang server has died (exit code -9)" in str(collector.wait_failure())
+    finally:
+        engine.stop()
+    _gone([keeper.pid])

@@ -1,0 +1,105 @@
+"""What is particular to a server of SGLang: its transfers, its prefix cache, its life and its end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from generators.engines import create_engine
+from generators.engines.base import EngineSettings
+from mesh.config.rollout import SglangSection
+from mesh.errors import ConfigError
+from tests.generators.engines.collector import Collector
+from tests.generators.engines.harness import V1, V2, request
+from tests.generators.engines.sglang.server import START_S, SglangHarness, SharedServer
+from tests.generators.engines.tiny import ContractModel
+
+pytestmark = [pytest.mark.engine("sglang"), pytest.mark.timeout(400)]
+
+
+@pytest.mark.parametrize("transfer", ["tensor", "disk", "distributed"])
+@pytest.mark.parametrize("kv", ["keep", "recompute"])
+def test_every_transfer_brings_the_weights_and_no_cache_outlives_them(
+    transfer: str, kv: str, contract_model: ContractModel, sglang_server: SharedServer
+) -> None:
+    """The same prompt, before and after, beside a request that runs through the update."""
+    harness = SglangHarness(contract_model, sglang_server, kv, transfer)  # type: ignore[arg-type] # literals
+    try:
+        prompt = list(range(3, 40))
+        for version, seed in ((V1, 1), (V2, 2)):
+            weights = harness.random_weights(seed)
+            if version == V2:
+                harness.freeze([request("through", prompt, max_tokens=harness.long - 40)])
+            harness.update(version, weights)
+            harness.engine.resume().result(harness.deadline_s)
+            asked = [request(f"{version}.{index}", prompt, max_tokens=6) for index in range(3)]
+            for result in harness.run(asked):
+                assert result.versions.versions == (version,)
+                harness.check_log_probs(result, weights, prompt)
+            found = harness.engine.probe(prompt).result(harness.deadline_s)
+            np.testing.assert_allclose(found.log_probs, harness.log_probs(weights, prompt), atol=1e-3)
+        [through] = harness.collector.wait(["through"])
+        assert through.versions.versions == (V1, V2)
+    finally:
+        harness.close()
+
+
+def test_an_interpreter_without_sglang_is_named(contract_model: ContractModel) -> None:
+    collector = Collector(START_S)
+    section = SglangSection(python=Path(sys.executable).with_name("no-such-python"))
+    engine = create_engine("sglang", contract_model.folder, EngineSettings(sglang=section), collector)
+    engine.start()
+    assert "no-such-python" in str(collector.wait_failure())
+    engine.stop()
+
+
+def test_an_environment_without_sglang_is_named(contract_model: ContractModel, tmp_path: Path) -> None:
+    """The interpreter is there; the package is not."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    python.chmod(0o755)
+    collector = Collector(START_S)
+    section = SglangSection(python=python)
+    engine = create_engine("sglang", contract_model.folder, EngineSettings(sglang=section), collector)
+    engine.start()
+    failure = str(collector.wait_failure())
+    assert "sglang" in failure
+    assert "rollout.sglang.python" in failure
+    engine.stop()
+
+
+def test_nobody_at_an_address(contract_model: ContractModel) -> None:
+    collector = Collector(START_S)
+    section = SglangSection(address="http://127.0.0.1:9", start_timeout_s=0.5)
+    engine = create_engine("sglang", contract_model.folder, EngineSettings(sglang=section), collector)
+    engine.start()
+    assert "127.0.0.1:9" in str(collector.wait_failure())
+    engine.stop()
+
+
+def test_a_bad_setting_is_refused_at_once(contract_model: ContractModel) -> None:
+    bad = SglangSection(data_parallel=2, transfer="tensor")
+    with pytest.raises(ConfigError, match="data_parallel"):
+        create_engine("sglang", contract_model.folder, EngineSettings(sglang=bad), Collector(1.0))
+
+
+def test_a_killed_generator_leaves_no_server(contract_model: ContractModel, sglang_server: SharedServer) -> None:
+    """Amid a response, which somebody else has asked for; last, for it takes the session's server."""
+    harness = SglangHarness(contract_model, sglang_server, "keep")
+    try:
+        harness.update(V1, harness.constant_weights(10))
+        harness.freeze([request("cut", max_tokens=harness.long)])
+        traces = sglang_server.kill_owner()
+        assert len(traces.processes) >= 3
+        assert traces.shared
+        _, alive = psutil.wait_procs(traces.processes, timeout=60)
+        assert not alive
+        assert not [path for path in traces.shared if path.exists()]
+        assert not traces.scratch.exists()
+        assert "SGLang server" in str(harness.collector.wait_failure())
+    finally:
+        harness.close()

@@ -1,0 +1,47 @@
+"""What the `hf` engine gives back when it sleeps, by its own reckoning and by the tensors that are left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.generators.engines.harness import V1, V2, request
+from tests.generators.engines.hf_harness import HfHarness
+from tests.generators.engines.tiny import ContractModel
+
+# Two layers of two heads of 32 numbers, keys and values, for the slots and columns of the first allocation.
+_KV_BYTES = 2 * 2 * 2 * 32 * 4 * HfHarness.slots * 64
+
+
+@pytest.fixture
+def harness(contract_model: ContractModel) -> Iterator[HfHarness]:
+    harness = HfHarness(contract_model, "keep")
+    yield harness
+    harness.close()
+
+
+def test_on_a_cpu_weights_that_are_kept_stay_where_they_are(harness: HfHarness) -> None:
+    harness.update(V1, harness.random_weights(0))
+    assert harness.engine.sleep().result(harness.deadline_s).freed_bytes == 0, "nothing has run"
+    harness.engine.wake().result(harness.deadline_s)
+    harness.freeze([request("a", max_tokens=50)])
+    assert harness.engine.sleep().result(harness.deadline_s).freed_bytes == _KV_BYTES
+
+
+def test_dropped_weights_are_let_go_of(harness: HfHarness) -> None:
+    weights = {name: tensor.clone() for name, tensor in harness.random_weights(0).items()}
+    size = sum(tensor.nbytes for tensor in weights.values())
+    harness.update(V1, weights)
+    harness.run([request("a", max_tokens=5)])
+    report = harness.engine.sleep(keep_weights=False).result(harness.deadline_s)
+    assert report.freed_bytes == _KV_BYTES + size
+    model = harness.engine._weights  # type: ignore[attr-defined]  # a look inside
+    assert all(tensor.numel() == 0 for tensor in model.tensors().values())
+    bad = {name: torch.zeros(1) for name in weights}
+    error = harness.engine.update_weights(V2, bad.items(), "").exception(harness.deadline_s)
+    assert "shape" in str(error), "it is still known what fits"
+    harness.update(V2, harness.constant_weights(10))
+    harness.engine.wake().result(harness.deadline_s)
+    assert harness.run([request("b", max_tokens=3)])[0].response_ids.tolist() == [10] * 3

@@ -1,0 +1,36 @@
+"""The session's vLLM; started where the first test asks for it, and again where a test has killed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.generators.engines.tiny import ContractModel
+
+if TYPE_CHECKING:
+    from tests.generators.engines.vllm.shared import SharedVllm
+
+
+@pytest.fixture(scope="session")
+def vllms(contract_model: ContractModel) -> Iterator[Callable[[], SharedVllm]]:
+    """Gives one that lives."""
+    from tests.generators.engines.vllm.shared import SharedVllm, VllmHarness, settings
+
+    started: list[SharedVllm] = []
+
+    def living() -> SharedVllm:
+        if not started or started[-1].cause is not None:
+            started.append(SharedVllm(contract_model.folder, settings(VllmHarness.slots)))
+        return started[-1]
+
+    yield living
+    for shared in started:
+        shared.close()
+
+
+@pytest.fixture
+def vllm(vllms: Callable[[], SharedVllm]) -> SharedVllm:
+    """The session's vLLM."""
+    return vllms()

@@ -1,0 +1,146 @@
+"""One vLLM for a whole session, in an event loop of its own, lent to one engine after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from generators.engines.base import EngineListener, EngineSettings, InferenceEngine, KvPolicy, SleepReport
+from generators.engines.checks import Limits
+from generators.engines.driven.backend import Backend, Chunk, Figures, Job
+from generators.engines.driven.folder import read_folder
+from generators.engines.vllm.engine import VllmEngine
+from mesh.config.rollout import VllmSection
+from tests.generators.engines.harness import ModelHarness
+from tests.generators.engines.tiny import ContractModel
+
+T = TypeVar("T")
+# Importing and starting vLLM takes 20 seconds, and minutes on a machine that is busy with other things.
+START_S = 600.0
+
+
+def settings(slots: int, kv: KvPolicy = "keep", **section: Any) -> EngineSettings:
+    """One thread, little memory."""
+    return EngineSettings(slots=slots, kv=kv, vllm=VllmSection(kv_cache_gib=0.125, **section))
+
+
+class SharedVllm:
+    """A backend, started, with its own thread.
+
+    Attributes:
+        backend: to be used in its loop alone (`run`).
+        limits: of its model.
+        cause: what it has died of; None while it lives.
+    """
+
+    def __init__(self, folder: Path, chosen: EngineSettings) -> None:
+        self.backend: Any = VllmEngine.create_backend(folder, read_folder(folder, None), chosen)
+        self.cause: str | None = None
+        self.on_death: Callable[[str], None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.limits: Limits = self.run(self.backend.start(self._died))
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """A call of the backend, from any thread but its own."""
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result(START_S)
+
+    async def reach(self, call: Coroutine[Any, Any, T]) -> T:
+        """The same from another event loop; a cancellation is passed on."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._loop.is_running():
+            self.run(self.backend.stop())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+    def _died(self, cause: str) -> None:
+        self.cause = cause
+        if self.on_death is not None:
+            self.on_death(cause)
+
+
+class LentVllm(Backend):
+    """What an engine of one test gets: at its end the jobs are aborted, and vLLM stays."""
+
+    def __init__(self, shared: SharedVllm) -> None:
+        self._shared, self._inner = shared, shared.backend
+        self._jobs: set[str] = set()
+
+    async def start(self, on_death: Callable[[str], None]) -> Limits:
+        loop = asyncio.get_running_loop()
+        self._shared.on_death = lambda cause: loop.call_soon_threadsafe(on_death, cause) and None
+        return self._shared.limits
+
+    async def generate(self, job: Job, take: Callable[[Chunk], None]) -> None:
+        # Names of jobs repeat from engine to engine.
+        mine = Job(f"{id(self)}.{job.job_id}", job.token_ids, job.sampling, job.images)
+        loop = asyncio.get_running_loop()
+        self._jobs.add(mine.job_id)
+        try:
+            await self._shared.reach(
+                self._inner.generate(mine, lambda chunk: loop.call_soon_threadsafe(take, chunk) and None)
+            )
+        finally:
+            self._jobs.discard(mine.job_id)
+
+    async def abort(self, job_ids: Iterable[str]) -> None:
+        await self._shared.reach(self._inner.abort([f"{id(self)}.{name}" for name in job_ids]))
+
+    async def pause(self) -> None:
+        await self._shared.reach(self._inner.pause())
+
+    async def resume(self) -> None:
+        await self._shared.reach(self._inner.resume())
+
+    def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Any:
+        return self._inner.stage(tensors)
+
+    async def load(self, staged: Any, label: str, *, recompute: bool) -> None:
+        await self._shared.reach(self._inner.load(staged, label, recompute=recompute))
+
+    def discard(self, staged: Any) -> None:
+        self._inner.discard(staged)
+
+    async def log_probs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        return await self._shared.reach(self._inner.log_probs(token_ids))
+
+    async def sleep(self, *, keep_weights: bool) -> SleepReport:
+        return await self._shared.reach(self._inner.sleep(keep_weights=keep_weights))
+
+    async def wake(self) -> None:
+        await self._shared.reach(self._inner.wake())
+
+    def figures(self) -> Figures:
+        return self._inner.figures()
+
+    async def stop(self) -> None:
+        self._shared.on_death = None
+        if self._shared.cause is None:
+            await self._shared.reach(self._inner.abort(list(self._jobs)))
+            await self._shared.reach(self._inner.resume())
+
+
+class VllmHarness(ModelHarness):
+    """A new engine over the session's vLLM."""
+
+    sleep_frees: ClassVar[bool] = False
+    deadline_s: ClassVar[float] = 120.0
+
+    def __init__(self, model: ContractModel, shared: SharedVllm, kv: KvPolicy = "keep") -> None:
+        self.shared = shared
+        self._settings = settings(self.slots, kv)
+        super().__init__(model)
+
+    def build(self, listener: EngineListener) -> InferenceEngine:
+        return VllmEngine(LentVllm(self.shared), read_folder(self.model.folder, None), self._settings, listener)

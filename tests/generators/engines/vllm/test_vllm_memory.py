@@ -1,0 +1,92 @@
+"""What goes to vLLM's workers, and whose life they share; without vLLM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from generators.engines.base import EngineSettings
+from generators.engines.checkpoint import Checkpoint
+from generators.engines.vllm.arguments import engine_arguments, transfer_of
+from generators.engines.vllm.shared import SharedWeights, mapped
+from mesh.config.rollout import RolloutSection, VllmSection
+from mesh.errors import ConfigError, WeightsError
+from tests.generators.engines import tiny
+from tests.generators.engines.tiny import ContractModel
+
+
+def test_weights_are_mapped_as_they_were_and_gone_when_closed() -> None:
+    tensors = {"a": torch.randn(3, 5), "b": torch.arange(7).to(torch.bfloat16), "empty": torch.zeros(0, 2)}
+    shared = SharedWeights(tensors)
+    for name, tensor in mapped(shared.layout):
+        assert torch.equal(tensor, tensors[name])
+        tensor.add_(1)
+    assert torch.equal(dict(mapped(shared.layout))["a"], tensors["a"]), "writing to a mapping changes it alone"
+    for wrong in ({"nbytes": shared.layout.nbytes + 64}, {"offsets": [0, 64, 10**6]}, {"dtypes": ["x"] * 3}):
+        with pytest.raises(WeightsError):
+            mapped(replace(shared.layout, **wrong))
+    shared.close()
+    shared.close()
+    with pytest.raises(WeightsError):
+        mapped(shared.layout)
+
+
+def test_a_set_of_weights_is_complete_and_has_the_names_of_a_checkpoint() -> None:
+    config = tiny.configs()["qwen3_moe"]
+    weights = tiny.build_model(config).state_dict()
+    arranged = Checkpoint(config, torch.float32).arrange(weights.items())
+    fused = weights["model.layers.0.mlp.experts.gate_up_proj"][1]
+    for place, name in ((0, "gate_proj"), (1, "up_proj")):
+        one = arranged[f"model.layers.0.mlp.experts.1.{name}.weight"]
+        assert torch.equal(one, fused.chunk(2)[place])
+    for wrong in (
+        list(weights.items())[1:],
+        [*weights.items(), ("no.such", torch.zeros(1))],
+        [("lm_head.weight", torch.zeros(1, 1)), *weights.items()],
+    ):
+        with pytest.raises(WeightsError):
+            Checkpoint(config, torch.float32).arrange(wrong)
+
+
+def test_settings_become_arguments(contract_model: ContractModel) -> None:
+    section = VllmSection(tensor_parallel=2, data_parallel=2, expert_parallel=True, options={"block_size": 32})
+    chosen = EngineSettings(slots=5, device="cuda", vllm=section)
+    arguments = engine_arguments(contract_model.folder, chosen, context=64, tokenizer=True)
+    expected = {"max_num_seqs": 3, "tensor_parallel_size": 2, "data_parallel_size": 2, "block_size": 32}
+    assert expected.items() <= arguments.items()
+    assert (arguments["enable_expert_parallel"], arguments["enforce_eager"]) == (True, False)
+    with pytest.raises(ValidationError, match="at 2 at most"):
+        RolloutSection(engine="vllm", temperature=2.1)
+    experts = EngineSettings(vllm=VllmSection(routed_experts=True, prefix_caching=False))
+    with pytest.raises(ConfigError, match="prefix cache"):
+        engine_arguments(contract_model.folder, experts, context=64, tokenizer=True)
+    assert transfer_of(EngineSettings(device="cuda")) == "ipc"
+    assert transfer_of(chosen) == transfer_of(EngineSettings()) == "shm"
+    for refused in (
+        EngineSettings(vllm=VllmSection(transfer="nccl")),
+        replace(chosen, vllm=VllmSection(tensor_parallel=2, transfer="ipc")),
+    ):
+        with pytest.raises(ConfigError):
+            transfer_of(refused)
+
+
+def test_who_belongs_to_a_generator_that_is_killed_ends() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    code = (
+        "import threading; from generators.engines.vllm.plugin import _die_with; "
+        f"_die_with({owner.pid}); print(flush=True); threading.Event().wait()"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": "."})
+    assert child.stdout is not None
+    child.stdout.readline()
+    assert child.poll() is None
+    owner.kill()
+    owner.wait()
+    assert child.wait(60) == -signal.SIGKILL

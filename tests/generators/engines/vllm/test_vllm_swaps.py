@@ -1,0 +1,137 @@
+"""What is vLLM's own at a swap, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from mesh.errors import WeightsError
+from tests.generators.engines.harness import V1, V2, request
+from tests.generators.engines.tiny import ContractModel
+
+if TYPE_CHECKING:
+    from tests.generators.engines.vllm.shared import SharedVllm, VllmHarness
+
+pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(900)]
+# More than one block of vLLM's KV cache, which is what is shared.
+LONG = [3 + index % 200 for index in range(150)]
+
+
+@pytest.fixture
+def harness(contract_model: ContractModel, vllm: SharedVllm) -> Iterator[VllmHarness]:
+    from tests.generators.engines.vllm.shared import VllmHarness
+
+    harness = VllmHarness(contract_model, vllm)
+    yield harness
+    harness.close()
+
+
+def prefix_hits(shared: SharedVllm, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens that vLLM finds in its prefix cache from here on, one entry per step that found some."""
+    figures, hits = shared.backend._load_figures, []
+    record = figures.record
+
+    def watch(engine: int, scheduler: Any, iteration: Any) -> None:
+        if scheduler is not None and scheduler.prefix_cache_stats.hits:
+            hits.append(scheduler.prefix_cache_stats.hits)
+        record(engine, scheduler, iteration)
+
+    monkeypatch.setattr(figures, "record", watch)
+    return hits
+
+
+def test_no_prefix_of_former_weights_is_found(harness: VllmHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither after a swap, nor after one during which a request with that prefix runs."""
+    hits = prefix_hits(harness.shared, monkeypatch)
+    old, new = harness.random_weights(1), harness.random_weights(2)
+    harness.update(V1, old)
+    for name in ("first", "again"):
+        harness.check_log_probs(harness.run([request(name, LONG, max_tokens=9)])[0], old, LONG)
+    assert hits == [128], "one block of 128 tokens, found once"
+    harness.freeze([request("runs", LONG, max_tokens=90)])
+    hits.clear()
+    harness.update(V2, new)
+    harness.resume()
+    for name in ("new", "new again"):
+        harness.check_log_probs(harness.run([request(name, LONG, max_tokens=9)])[0], new, LONG)
+    assert hits == [128], "found once, and made by the new weights"
+    [across] = harness.collector.wait(["runs"])
+    assert across.versions.versions in ((V1, V2), (V1,))
+    np.testing.assert_allclose(
+        harness.engine.probe(LONG).result(harness.deadline_s).log_probs, harness.log_probs(new, LONG), atol=1e-3
+    )
+
+
+def test_memory_that_cannot_be_mapped_changes_nothing(harness: VllmHarness) -> None:
+    """The workers find it out; the former weights are in service, whole."""
+    shared, old = harness.shared, harness.random_weights(3)
+    harness.update(V1, old)
+    staged = shared.backend.stage(harness.random_weights(4).items())
+    staged.layout = replace(staged.layout, path="/proc/self/fd/100000")
+    shared.run(shared.backend.pause())
+    with pytest.raises(WeightsError, match="cannot be mapped"):
+        shared.run(shared.backend.load(staged, "9.9", recompute=False))
+    shared.run(shared.backend.resume())
+    [result] = harness.run([request("a", max_tokens=20)])
+    assert result.versions.versions == (V1,)
+    harness.check_log_probs(result, old, [3, 4, 5, 6])
+
+
+def test_a_load_that_fails_halfway_is_taken_back(harness: VllmHarness) -> None:
+    """Some layers are new by then, one is not complete, others are old."""
+    old, new = harness.random_weights(3), harness.random_weights(4)
+    harness.update(V1, old)
+    [runs, *_] = harness.freeze([request("runs", max_tokens=harness.long)]).values()
+    backend = harness.shared.backend
+    bad = backend._checkpoint.arrange(new.items())
+    bad["model.layers.1.self_attn.k_proj.weight"] = torch.zeros(3, 3)
+    with pytest.raises(WeightsError, match="could not load"):
+        harness.shared.run(backend.load(backend._sender.stage(bad), "9.9", recompute=False))
+    harness.resume()
+    [result] = harness.collector.wait(["runs"])
+    assert len(runs.sampled) < len(result.response_ids)
+    assert result.versions.versions == (V1,)
+    harness.check_log_probs(result, old, [3, 4, 5, 6])
+    harness.update(V2, new)
+    harness.check_log_probs(harness.run([request("new", max_tokens=20)])[0], new, [3, 4, 5, 6])
+
+
+def test_nothing_is_lost_across_swaps(harness: VllmHarness) -> None:
+    harness.update(V1, harness.constant_weights(10))
+    asked = [request(str(index), [5 + index], max_tokens=60) for index in range(30)]
+    harness.freeze(asked)
+    harness.update(V2, harness.constant_weights(11))
+    harness.resume()
+    both = 0
+    for result in harness.collector.wait([item.request_id for item in asked]):
+        assert [10 if version == V1 else 11 for version in result.versions] == result.response_ids.tolist()
+        assert len(result.response_ids) == 60
+        both += len(result.versions.runs) == 2
+    assert both >= 1
+
+
+def test_a_killed_engine_core_is_a_reported_failure(harness: VllmHarness) -> None:
+    """The last of this session's vLLM: nothing is left of it."""
+    harness.update(V1, harness.constant_weights(10))
+    harness.freeze([request("a", max_tokens=harness.long)])
+    family = harness.shared.backend._launch._family
+    shared = set(family._shared)
+    members = [psutil.Process(pid) for pid in family.pids]
+    assert len(members) >= 2
+    assert shared
+    os.kill(members[0].pid, signal.SIGKILL)
+    failure = harness.collector.wait_failure()
+    assert "exit code -9" in str(failure)
+    assert "exit code -9" in (harness.engine.status().failure or "")
+    harness.shared.close()
+    assert psutil.wait_procs(members, timeout=60)[1] == []
+    assert not any(Path(name).exists() for name in shared)

@@ -1,0 +1,61 @@
+"""The demonstration with a real engine, its server or workers started by the generator, otherwise as it is.
+
+The launcher and all other services run in the core's environment, the generator where its section says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from examples.demo.prepare import prepare
+from tests import engines_here
+from tests.integration.mesh import MeshRun, alive, audit
+
+# An engine comes up in half a minute on a quiet machine, in minutes on a busy one.
+DEADLINE_S = 400.0
+OPTIONS = {
+    "vllm": lambda: (f"--rollout.python={engines_here.python('vllm')}",),
+    "sglang": lambda: (f"--rollout.sglang.python={engines_here.python('sglang')}",),
+}
+
+
+@pytest.fixture(scope="session")
+def warm_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that gets some problems right."""
+    folder = tmp_path_factory.mktemp("warm-data")
+    prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=125, warm_steps=60)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", [pytest.param(name, marks=pytest.mark.engine(name)) for name in OPTIONS])
+def test_the_demonstration_learns(start_mesh: Callable[..., MeshRun], warm_data: Path, engine: str) -> None:
+    run = start_mesh(
+        f"--model.path={warm_data / 'model'}",
+        f"--data.train={warm_data / 'train.parquet'}",
+        f"--data.eval={warm_data / 'eval.parquet'}",
+        f"--rollout.engine={engine}",
+        *OPTIONS[engine](),
+        "--rollout.replicas=1",
+        "--learner.optimizer.lr=6e-4",
+        "--learner.optimizer.schedule=constant",
+        "--learner.batch.groups=16",
+        "--learner.steps=240",
+        "--eval.every_steps=240",
+        "--eval.rows=125",
+        "--eval.stop_at=null",
+    )
+    run.wait_step(1, DEADLINE_S)
+    family = [process.pid for process in psutil.Process(run.pid("generator-0")).children(recursive=True)]
+    assert family, "the engine has processes of its own"
+    assert run.finish(DEADLINE_S) == 0, run.tail()
+    assert [pid for pid in family if alive(pid)] == [], "a process of the engine outlived its generator"
+    audit(run)
+    summary = run.summary()
+    assert summary["steps"] == 240
+    assert summary["held_out_last"] > summary["held_out_first"]

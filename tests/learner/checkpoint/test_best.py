@@ -1,0 +1,131 @@
+"""The best checkpoint: never pruned, of ties the first, and nobody's but the newest learner's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from learner.best_keeper import BestKeeper
+from learner.checkpoint.best import FILE, Best, BestCheckpoint, best_checkpoint, protected
+from learner.checkpoint.store import CheckpointStore
+from learner.evaluation import EvalResult
+from mesh.errors import DataError, FencedError
+from mesh.versions import PolicyVersion
+from tests.learner.checkpoint.test_store import Engine
+
+
+class Run:
+    """A folder of checkpoints and a keeper of the best."""
+
+    def __init__(self, root: Path, incarnation: int = 1, direction: Literal["max", "min"] = "max") -> None:
+        self.incarnation = incarnation
+        self.store = CheckpointStore(root, keep=2)
+        self.file = BestCheckpoint(root, incarnation)
+        self.before = self.file.claim()
+        self.keeper = BestKeeper(self.file, metric="reward", direction=direction)
+        self.root = root
+
+    def save(self, version: int, *, evaluated: bool = False) -> None:
+        policy = PolicyVersion(self.incarnation, version)
+        engines: dict[str, Any] = {"actor": Engine()}
+        path = self.store.save(engines, policy, {})
+        if evaluated:
+            self.keeper.written(policy, path.name)
+
+    def result(self, version: int, reward: float) -> None:
+        self.keeper.result(EvalResult(PolicyVersion(self.incarnation, version), reward, {}, 1, 0, 1.0, 1.0))
+
+    @property
+    def best(self) -> tuple[int, int] | None:
+        found = best_checkpoint(self.root)
+        return None if found is None else (found.incarnation, found.version)
+
+    @property
+    def versions(self) -> list[int]:
+        return [policy.version for policy, _ in self.store.list()]
+
+
+def test_the_best_stays_whatever_comes_later(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(0, evaluated=True)
+    run.result(0, 0.5)
+    for version in range(1, 6):
+        run.save(version)
+    assert run.best == (1, 0)
+    assert run.versions == [0, 4, 5]
+    run.save(6, evaluated=True)
+    run.save(7)
+    run.save(8)
+    run.save(9)
+    assert run.versions == [0, 6, 8, 9], "it is not known yet what version 6 is worth"
+    run.result(6, 0.5)
+    assert run.best == (1, 0), "of ties the first stays"
+    run.save(10)
+    assert run.versions == [0, 9, 10]
+    run.save(11, evaluated=True)
+    run.result(11, 0.75)
+    run.save(12)
+    assert run.best == (1, 11)
+    run.save(13)
+    assert run.versions == [11, 12, 13]
+
+
+def test_a_result_may_come_before_its_checkpoint_and_a_round_may_be_missed(tmp_path: Path) -> None:
+    run = Run(tmp_path, direction="min")
+    run.result(3, 0.5)
+    assert run.best is None
+    run.save(3, evaluated=True)
+    assert run.best == (1, 3)
+    run.save(4, evaluated=True)
+    run.save(4, evaluated=True)
+    run.keeper.missed(PolicyVersion(1, 4))
+    assert protected(tmp_path) == {"i0001-v00000003"}
+    run.save(5, evaluated=True)
+    run.result(5, 0.25)
+    assert run.best == (1, 5), "less is better here"
+
+
+def test_a_successor_finds_the_best_and_the_superseded_changes_nothing(tmp_path: Path) -> None:
+    first = Run(tmp_path)
+    first.save(2, evaluated=True)
+    first.result(2, 0.5)
+    first.save(4, evaluated=True)
+    second = Run(tmp_path, incarnation=2)
+    assert second.before is not None
+    assert (second.before.version, second.before.value) == (2, 0.5)
+    assert protected(tmp_path) == {"i0001-v00000002"}, "nobody waits for the round of the old learner any more"
+    with pytest.raises(FencedError):
+        first.result(4, 0.9)
+    with pytest.raises(FencedError):
+        first.file.claim()
+    assert second.best == (1, 2)
+    second.save(3, evaluated=True)
+    second.result(3, 0.6)
+    assert second.best == (2, 3)
+
+
+def test_values_of_another_metric_give_way_and_what_is_gone_is_not_the_best(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(1)
+    assert run.file.measured(Best("i0001-v00000001", 1, 1, "reward", "max", 0.9))
+    assert not run.file.measured(Best("i0001-v00000002", 1, 2, "reward", "max", 0.95)), "there is no such folder"
+    run.save(2)
+    assert run.file.measured(Best("i0001-v00000002", 1, 2, "pass@4", "max", 0.1))
+    assert run.best == (1, 2)
+
+
+def test_a_metric_that_the_round_does_not_have_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(tmp_path)
+    run.keeper = BestKeeper(run.file, metric="reward/other", direction="max")
+    run.save(1, evaluated=True)
+    run.result(1, 0.5)
+    assert "has no reward/other" in caplog.text
+    assert protected(tmp_path) == frozenset()
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"writer": 1')
+    with pytest.raises(DataError, match=FILE):
+        best_checkpoint(tmp_path)

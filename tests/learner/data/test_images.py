@@ -1,0 +1,126 @@
+"""Rows with images: every form that datasets have them in, and what the model sees of their prompts."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from learner.data import PromptEncoder, Row, open_dataset
+from learner.data.prompts import Refused, TaskShape
+from learner.model_folder import resolve_model
+from mesh.config.models import ModelSection
+from mesh.errors import DataError
+from mesh.images import MAX_IMAGE_BYTES, ImageProcessor
+from tests.generators.engines.tiny_vlm import IMAGE, WIDTH, TinyVlm, picture
+from tests.learner.data.conftest import record, write_jsonl
+
+SHAPE = TaskShape(n=2, temperature=1, max_tokens=4)
+PNG, JPEG = picture(1), picture(2, "JPEG")
+
+
+@pytest.fixture(scope="module")
+def vlm(tmp_path_factory: pytest.TempPathFactory) -> TinyVlm:
+    return TinyVlm(tmp_path_factory.mktemp("vlm"))
+
+
+def encoder(vlm: TinyVlm, longest: int = 64, *, blind: bool = False) -> PromptEncoder:
+    images = None if blind else ImageProcessor.load(vlm.folder)
+    return PromptEncoder(vlm.tokenizer, max_prompt_tokens=longest, template_kwargs={}, images=images)
+
+
+def encoded(vlm: TinyVlm, row: Row, **more: Any) -> Any:
+    return encoder(vlm, **more).encode(row, SHAPE, task_id="a", ordinal=1)
+
+
+def user(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+def test_images_of_every_form_become_a_prompt_with_one_placeholder_each(tmp_path: Path, vlm: TinyVlm) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    text = base64.b64encode(PNG).decode()
+    two = [{"type": "image"}, {"type": "text", "text": "the "}, {"type": "image"}]
+    inside = [
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}},
+        {"type": "text", "text": "the "},
+        {"type": "image", "image": "a.png"},
+    ]
+    rows = [
+        record(0, prompt=user("<image>the <image>"), images=["a.png", {"bytes": None, "path": "a.png"}]),
+        record(1, prompt=user(two), images=[text, str(tmp_path / "a.png")]),
+        record(2, prompt=user(inside)),
+        record(3, prompt="<image>the <image>", images=[text, text]),
+        record(4, prompt=user("the ")),
+    ]
+    found = open_dataset(write_jsonl(tmp_path / "d.jsonl", rows)).rows(range(5))
+    tasks = [encoded(vlm, row) for row in found]
+    for task in tasks[:4]:
+        assert list(task.images) == [PNG, PNG]
+    ids = [np.frombuffer(task.prompt_ids, "<i4").tolist() for task in tasks]
+    words = vlm.tokenizer("the ", add_special_tokens=False)["input_ids"]
+    assert ids[0] == ids[1] == ids[2] == [IMAGE, *words, IMAGE, 2]
+    assert ids[3] == [IMAGE, *words, IMAGE]
+    assert ids[4] == [*words, 2]
+    assert not tasks[4].images
+
+
+def test_parquet_has_them_as_encoded_bytes(tmp_path: Path, vlm: TinyVlm) -> None:
+    rows = [
+        record(0, prompt=user("<image>a"), images=[{"bytes": JPEG, "path": None}]),
+        record(1, prompt=user("b"), images=None),
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
+    first, second = (encoded(vlm, row) for row in open_dataset(tmp_path / "d.parquet").rows([0, 1]))
+    assert list(first.images) == [JPEG]
+    assert not second.images
+
+
+def test_a_prompt_is_as_long_as_the_model_sees_it(tmp_path: Path, vlm: TinyVlm) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [record(0, prompt="<image>", images=["a.png"])])
+    (tmp_path / "a.png").write_bytes(PNG)
+    [row] = open_dataset(path).rows([0])
+    assert encoded(vlm, row, longest=WIDTH).prompt_ids == np.array([IMAGE], "<i4").tobytes()
+    assert encoded(vlm, row, longest=WIDTH - 1) == Refused(0, "long_prompt", WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "images", "reason"),
+    [
+        (user("<image>"), ["a.png", "a.png"], "2 images for 1 marks"),
+        (user("none"), ["a.png"], "1 images for 0 marks"),
+        (user([{"type": "image"}]), None, "0 images for 1 marks"),
+        (user([{"type": "video"}]), None, "'video'"),
+        (user("<image>"), ["https://somewhere/a.png"], "network"),
+        (user("<image>"), [7], "int"),
+        (user("<image>"), "a.png", "expected a list"),
+    ],
+)
+def test_what_no_row_can_have_is_refused_at_the_start(tmp_path: Path, prompt: Any, images: Any, reason: str) -> None:
+    path = write_jsonl(tmp_path / "d.jsonl", [record(0, prompt=prompt, images=images)])
+    with pytest.raises(DataError, match=reason):
+        open_dataset(path)
+
+
+def test_images_that_nobody_can_take_are_refused(tmp_path: Path, vlm: TinyVlm) -> None:
+    (tmp_path / "large.png").write_bytes(bytes(MAX_IMAGE_BYTES + 1))
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    rows = [record(0, prompt="<image>", images=[f"{name}.png"]) for name in ("large", "absent", "broken")]
+    large, absent, broken = open_dataset(write_jsonl(tmp_path / "d.jsonl", rows)).rows(range(3))
+    for row, reason in ((large, "at most"), (absent, "absent.png"), (broken, "cannot be read")):
+        with pytest.raises(DataError, match=reason):
+            encoded(vlm, row)
+    with pytest.raises(DataError, match="trains on text alone"):
+        encoded(vlm, large, blind=True)
+
+
+def test_a_model_that_the_learner_cannot_train_is_refused(vlm: TinyVlm) -> None:
+    with pytest.raises(DataError, match="no forward pass over images"):
+        resolve_model(ModelSection(path=str(vlm.folder)))
+    assert json.loads((vlm.folder / "config.json").read_text())["model_type"] == "llava"

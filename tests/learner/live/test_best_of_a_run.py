@@ -1,0 +1,84 @@
+"""The best checkpoint of a real run: kept, listed, exported, gone on from."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from learner.checkpoint.best import best_checkpoint
+from learner.checkpoint.store import CheckpointStore
+from learner.consumption import read_log
+from learner.eval_log import EvalLog
+from rollmesh.best import best_of
+from rollmesh.cli.app import app
+from tests.learner.live.test_runs import wait_for_line
+from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner
+
+
+def test_the_best_version_is_kept_listed_exported_and_gone_on_from(tmp_path: Path) -> None:
+    overrides = {
+        "learner.steps": 100_000,
+        "checkpoint.keep": 2,
+        "checkpoint.every_s": None,
+        "checkpoint.every_steps": 3,
+        "eval.every_steps": 1,
+        "eval.n": 2,
+        "eval.temperature": 1.0,
+        # The reward rises as a rule: the least is at an early version.
+        "eval.direction": "min",
+        "eval.metric": "mean@2",
+        "eval.keep_rows": 3,
+    }
+    config = make_config(tmp_path, overrides)
+    run = config.run.folder
+    log = run / "consumption.jsonl"
+
+    def end_it() -> None:
+        wait_for_line(log, lambda line: line["train_version"] == 7)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with mesh_of(config) as mesh:
+        # Ended in order before its last step: the generator stays.
+        with meanwhile(end_it):
+            assert run_learner(config, mesh) == 0
+        results = EvalLog(run).results()
+        assert results[0]["version"] == 0
+        best = best_checkpoint(run / "checkpoints")
+        assert best is not None
+        least = min(result["figures"]["mean@2"] for result in results)
+        first = next(result["version"] for result in results if result["figures"]["mean@2"] == least)
+        assert (best.value, best.version, best.incarnation) == (least, first, 1)
+        kept = [policy.version for policy, _ in CheckpointStore(run / "checkpoints", keep=2).list()]
+        assert best.version in kept
+        # The last two, the best, and the one whose evaluation was under way.
+        assert len(kept) <= 4
+        rows = EvalLog(run).rows(1, best.version)
+        assert [len(row["responses"]) for row in rows] == [2, 2, 2]
+        assert all(response["reward"] is not None for row in rows for response in row["responses"])
+
+        shorter = config.learner.model_copy(update={"steps": best.version + 2})
+        config = config.model_copy(update={"learner": shorter})
+        assert run_learner(config, mesh, start_from=best_of(run), force=True) == 0
+    again = [use for use in read_log(log) if use.incarnation == 2]
+    assert [use.train_version for use in again] == [best.version, best.version + 1]
+    assert again[0].resumed_at == best.version
+    found = EvalLog(run).results()
+    assert {result["incarnation"] for result in found} == {1, 2}
+
+    (run / "config.yaml").write_text(config.model_dump_json())
+    listed = CliRunner().invoke(app, ["evals", str(run)])
+    assert listed.exit_code == 0, listed.output
+    assert [line.split()[0] for line in listed.output.splitlines()][1:] == [
+        f"{result['incarnation']}:{result['version']}" for result in found
+    ]
+    assert listed.output.count("best by mean@2") == 1
+    shown = CliRunner().invoke(app, ["evals", str(run), "--version", f"1:{best.version}", "-n", "1"])
+    assert len(shown.output.splitlines()) == 3, shown.output
+    exported = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out"), "--best"])
+    assert exported.exit_code == 0, exported.output
+    assert str(best_of(run)) in exported.output
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out")
