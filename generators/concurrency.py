@@ -6,9 +6,10 @@ waiting although it has slots. Then fewer in hand are decoded sooner. The limit 
 - **Overload** is one of three. Preemptions, counted with a memory of `MEMORY_S` (P <- P exp(-dt / MEMORY_S) + new),
   reach `LOST` of what is in hand, and two at least: a few in passing cost less than idle slots. The KV cache's use,
   smoothed over the same time, reaches `FULL`. Or requests have waited for `WAIT_S` beside free slots. The limit L
-  becomes `CUT` x min(L, in hand), and the least level at which that was seen is remembered as `bad`. What is in hand
+  becomes `CUT` x min(L, in hand), behind a probe at most where that began, and the least level at which that was seen is remembered as `bad`. What is in hand
   is not taken back: nothing is judged again until the surplus has ended, and `MEMORY_S` have passed.
-- **Health** is a smoothed use of the KV cache below `ROOMY` and nothing else the matter. While the limit binds (all of
+- **Health** is a smoothed use of the KV cache below `ROOMY`, less than half of the preemptions that are an overload,
+  and nothing else the matter: an overload that shows itself slowly must not pass for a level that holds. While the limit binds (all of
   it is in hand), L rises by one step, slots / `STEPS`, every `RISE_S`, up to just below `bad`; a step beyond is a
   probe. Probes come after `PROBE_S`, twice as long after each that failed, at most `MAX_PROBE_S`; one that held for as
   long forgets `bad`.
@@ -80,6 +81,8 @@ class Concurrency:
         self._seen_at: float | None = None
         self._waiting_since: float | None = None
         self._bad: int | None = None
+        # Where the last rise began.
+        self._from = slots
         self._probe_s = PROBE_S
         # Until when nothing is judged, at least; None where no surplus is being worked off.
         self._settling: float | None = None
@@ -99,7 +102,7 @@ class Concurrency:
                 self._lost, self._waiting_since = 0.0, None
         elif trouble:
             self._cut(look, trouble)
-        elif self._usage is not None and self._usage >= ROOMY:
+        elif self._lost >= _overload(look) / 2 or (self._usage is not None and self._usage >= ROOMY):
             self._since = None
         else:
             self._rise(look)
@@ -121,7 +124,7 @@ class Concurrency:
             self._waiting_since = None
         elif self._waiting_since is None:
             self._waiting_since = look.at
-        if self._lost >= max(2.0, LOST * look.in_hand):
+        if self._lost >= _overload(look):
             return f"{self._lost:.0f} preemptions in {MEMORY_S:.0f} s"
         if self._usage is not None and self._usage >= FULL:
             return f"its KV cache is {self._usage:.0%} full"
@@ -131,11 +134,16 @@ class Concurrency:
 
     def _cut(self, look: Look, trouble: str) -> None:
         level = min(self.limit, look.in_hand)
-        if self._bad is not None and self.limit >= self._bad:
+        probed = self._bad is not None and self.limit >= self._bad
+        if probed:
             self._probe_s = min(MAX_PROBE_S, 2 * self._probe_s)
         # The least level that was bad stays, until it has held: what lies above it proves nothing.
         self._bad = max(min(level, self._bad or level), self._floor + 1)
-        self.limit = max(self._floor, math.floor(CUT * level))
+        limit = math.floor(CUT * level)
+        if probed:
+            # A step may be wider than a cut; where it began was good.
+            limit = min(limit, self._from)
+        self.limit = max(self._floor, limit)
         self.reason = trouble
         self.cuts += 1
         self._settling = look.at + MEMORY_S
@@ -161,4 +169,9 @@ class Concurrency:
             self._move(beyond, look.at)
 
     def _move(self, limit: int, at: float) -> None:
-        self.limit, self._since = limit, at
+        self._from, self.limit, self._since = self.limit, limit, at
+
+
+def _overload(look: Look) -> float:
+    """Preemptions in memory from which on they cost more than idle slots."""
+    return max(2.0, LOST * look.in_hand)
