@@ -6,13 +6,14 @@ waiting although it has slots. Then fewer in hand are decoded sooner. The limit 
 - **Overload** is one of three. Preemptions, counted with a memory of `MEMORY_S` (P <- P exp(-dt / MEMORY_S) + new),
   reach `LOST` of what is in hand, and two at least: a few in passing cost less than idle slots. The KV cache's use,
   smoothed over the same time, reaches `FULL`. Or requests have waited for `WAIT_S` beside free slots. The limit L
-  becomes `CUT` x min(L, in hand), behind a probe at most where that began, and the least level at which that was seen is remembered as `bad`. What is in hand
-  is not taken back: nothing is judged again until the surplus has ended, and `MEMORY_S` have passed.
-- **Health** is a smoothed use of the KV cache below `ROOMY`, less than half of the preemptions that are an overload,
-  and nothing else the matter: an overload that shows itself slowly must not pass for a level that holds. While the limit binds (all of
-  it is in hand), L rises by one step, slots / `STEPS`, every `RISE_S`, up to just below `bad`; a step beyond is a
-  probe. Probes come after `PROBE_S`, twice as long after each that failed, at most `MAX_PROBE_S`; one that held for as
-  long forgets `bad`.
+  becomes `CUT` x min(L, in hand), behind a probe no more than where that began, and the least level at which an
+  overload was seen is remembered as `bad`. What is in hand is not taken back: nothing is judged again until the surplus
+  has ended, and `MEMORY_S` have passed.
+- **Health** is a smoothed use of the KV cache below `ROOMY`, less than half of the preemptions that are an overload
+  (one that shows itself slowly must not pass for a level that holds), and nothing else the matter. While the limit
+  binds (all of it is in hand), L rises by one step, slots / `STEPS`, every `RISE_S`, up to just below `bad`; a step
+  beyond is a probe. Probes come after `PROBE_S`, twice as long after each that failed, at most `MAX_PROBE_S`; one that
+  held for as long forgets `bad`.
 
 Invariants: floor <= limit <= slots always; an engine that never complains stays at `slots`; under a constant plant the
 limit stays between `CUT` x capacity and one step above the capacity, probes grow rare, and after an overload has ended
