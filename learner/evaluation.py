@@ -210,10 +210,16 @@ class Evaluator:
         return None
 
     async def close(self) -> None:
-        """Gives the running round up."""
-        if self._round is not None:
-            self._round.cancel()
-            await asyncio.gather(self._round, return_exceptions=True)
+        """Gives the running round up.
+
+        Raises:
+            FencedError: another learner has taken over.
+        """
+        if self._round is None or self.policy is None or self._round.done():
+            return
+        self._round.cancel()
+        await asyncio.gather(self._round, return_exceptions=True)
+        await asyncio.to_thread(self._on_missed, self.policy)
 
     async def _seed(self, policy: PolicyVersion) -> None:
         """What an earlier round left is withdrawn in the same call."""

@@ -117,7 +117,11 @@ class ServerProcess:
         said = (await self._keeper.stdout.readline()).decode().strip()
         if self._stopping:
             return "the SGLang server was stopped"
-        how = f"exit code {said.removeprefix('exit ')}" if said else "its keeper was killed"
+        if said:
+            how = f"exit code {said.removeprefix('exit ')}"
+        else:
+            # Nobody but its end closes its output.
+            how = f"its keeper has ended, with {await self._keeper.wait()}"
         return f"the SGLang server has died ({how}); the end of its log:\n{self.tail()}"
 
 

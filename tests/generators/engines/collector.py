@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from generators.engines.base import EngineError, EngineListener, GenerationResult, TokenEvent
 
@@ -33,7 +33,7 @@ class Collector(EngineListener):
         self.failure: EngineError | None = None
         self.hook: Callable[[list[GenerationResult]], None] | None = None
         self._deadline_s = deadline_s
-        self._reactions: dict[str, tuple[int, Callable[[], object]]] = {}
+        self._reactions: list[tuple[Mapping[str, int], Callable[[], object]]] = []
         self._changed = threading.Condition()
 
     # --- for the engine ---
@@ -55,13 +55,10 @@ class Collector(EngineListener):
                 assert event.request_id not in self.results, "an event behind its result"
                 self.events.append(event)
                 self.streamed[event.request_id] = self.streamed.get(event.request_id, 0) + len(event.sampled)
-            due = [
-                self._reactions.pop(name)[1]
-                for name, (tokens, _) in list(self._reactions.items())
-                if self.streamed.get(name, 0) >= tokens
-            ]
+            due = [reaction for reaction in self._reactions if self._has(reaction[0])]
+            self._reactions = [reaction for reaction in self._reactions if reaction not in due]
             self._changed.notify_all()
-        for react in due:
+        for _, react in due:
             react()
 
     def on_failure(self, error: EngineError) -> None:
@@ -71,15 +68,15 @@ class Collector(EngineListener):
 
     # --- for tests ---
 
-    def when_streamed(self, request_id: str, tokens: int, react: Callable[[], object]) -> None:
-        """Calls `react`, which must not wait, in the engine's thread once a request has streamed so many tokens."""
+    def when_streamed(self, tokens: Mapping[str, int], react: Callable[[], object]) -> None:
+        """Calls `react`, which must not wait, in the engine's thread once requests have streamed so many tokens."""
         with self._changed:
-            self._reactions[request_id] = (tokens, react)
+            self._reactions.append((tokens, react))
 
-    def wait_streamed(self, request_id: str, tokens: int) -> None:
-        """Waits until a request has streamed so many tokens."""
-        self._wait(lambda: self.streamed.get(request_id, 0) >= tokens, f"{tokens} tokens of {request_id}")
-        assert request_id not in self.results, "it ended before that"
+    def wait_streamed(self, tokens: Mapping[str, int]) -> None:
+        """Waits until requests have streamed so many tokens each."""
+        self._wait(lambda: self._has(tokens), f"tokens {tokens}")
+        assert not self.results.keys() & tokens.keys(), "one ended before that"
 
     def wait(self, request_ids: Sequence[str]) -> list[GenerationResult]:
         """The results of these requests, in this order."""
@@ -97,6 +94,9 @@ class Collector(EngineListener):
             assert self._changed.wait_for(lambda: self.failure is not None, self._deadline_s)
             assert self.failure is not None
             return self.failure
+
+    def _has(self, tokens: Mapping[str, int]) -> bool:
+        return all(self.streamed.get(name, 0) >= count for name, count in tokens.items())
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         with self._changed:

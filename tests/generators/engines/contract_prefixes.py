@@ -66,7 +66,8 @@ class PrefixContract:
             [
                 behind("same", constant_prefix(11, 5, V2), max_tokens=harness.long),
                 behind("older", constant_prefix(10, 9, V1), max_tokens=harness.long),
-            ]
+            ],
+            known=2,
         )
         assert before["older"].sampled.versions.runs[0] == (9, V1)
         assert harness.update(V3, harness.constant_weights(12)).in_flight == 2

@@ -52,7 +52,7 @@ class StreamContract:
         harness.update(V2, harness.constant_weights(11))
         told = harness.collector.streamed["a"]
         # Stops it again, some tokens later.
-        harness.collector.when_streamed("a", told + 5, lambda: harness.engine.abort(["a"]))
+        harness.collector.when_streamed({"a": told + 5}, lambda: harness.engine.abort(["a"]))
         harness.resume()
         cut, whole = harness.collector.wait(["a", "b"])
         assert (cut.finish_reason, whole.finish_reason) == ("aborted", "length")
@@ -82,7 +82,7 @@ class StreamContract:
             *[request(f"line{index}", **sampling) for index in range(harness.slots - 2)],
             request("queued", **sampling),
         ]
-        found = harness.freeze(requests, tokens=6)
+        found = harness.freeze(requests, tokens=6, known=2)
         assert {"long", "behind"} <= found.keys()
         assert len(found) <= harness.slots, "what has no slot is not running"
         shorter = min(len(found[name].sampled) for name in ("long", "behind"))

@@ -117,19 +117,28 @@ class EngineHarness(ABC):
         self.engine.submit(requests)
         return self.collector.wait([request.request_id for request in requests])
 
-    def freeze(self, requests: Sequence[GenerationRequest], *, tokens: int = 3) -> dict[str, PartialResponse]:
+    def freeze(
+        self, requests: Sequence[GenerationRequest], *, tokens: int = 3, known: int = 1
+    ) -> dict[str, PartialResponse]:
         """Submits requests and pauses the engine once the first of them, a long one, has so many new tokens.
+
+        Args:
+            requests: as for `submit`.
+            tokens: new ones of the first request.
+            known: so many requests, the first included, have new tokens by then: long ones too.
 
         Returns:
             What there is of those that are running.
         """
-        first, *others = requests
-        self.collector.when_streamed(first.request_id, tokens, self.engine.pause)
-        self.engine.submit([replace(first, stream=True), *others])
-        self.collector.wait_streamed(first.request_id, tokens)
+        first = requests[0].request_id
+        streaming = [replace(item, stream=True) for item in requests[:known]]
+        wanted = {item.request_id: 1 for item in streaming} | {first: tokens}
+        self.collector.when_streamed(wanted, self.engine.pause)
+        self.engine.submit([*streaming, *requests[known:]])
+        self.collector.wait_streamed(wanted)
         # The hook has asked for it from the engine's own thread; this one returns when it stands still.
         self.engine.pause().result(self.deadline_s)
-        return self.progress([request.request_id for request in requests])
+        return self.progress([item.request_id for item in requests])
 
     def drawn(self, before: PartialResponse, result: GenerationResult) -> int:
         """Tokens of a result that were there when it was frozen, under the version of the last that was known then."""

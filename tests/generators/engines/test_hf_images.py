@@ -114,9 +114,9 @@ def test_a_swap_amid_a_response_sees_the_images_again(start: Callable[..., Engin
     engine = start(kv)
     request = asked("long", 1, tokens=200, stream=True)
     stopped: list[object] = []
-    engine.collector.when_streamed("long", 5, lambda: stopped.append(engine.engine.pause()))
+    engine.collector.when_streamed({"long": 5}, lambda: stopped.append(engine.engine.pause()))
     engine.engine.submit([request])
-    engine.collector.wait_streamed("long", 5)
+    engine.collector.wait_streamed({"long": 5})
     newer = engine.update(2, V2)
     engine.engine.resume().result(30)
     [result] = engine.collector.wait(["long"])

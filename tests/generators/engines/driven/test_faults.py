@@ -118,7 +118,7 @@ def test_an_engine_that_takes_shorter_sequences_is_none() -> None:
 
 def test_death_while_decoding(harness: ScriptedHarness) -> None:
     harness.update(V1, harness.constant_weights(10))
-    harness.collector.when_streamed("a", 3, lambda: harness.backend.on_death("signal 9"))
+    harness.collector.when_streamed({"a": 3}, lambda: harness.backend.on_death("signal 9"))
     harness.engine.submit([request("a", max_tokens=harness.long, stream=True), request("pinned", pinned=True)])
     _check_failed(harness, "signal 9")
     assert not harness.collector.results
@@ -132,7 +132,7 @@ def test_death_amid_a_swap(harness: ScriptedHarness, operation: str, death: bool
     harness.update(V1, harness.constant_weights(10))
     harness.backend.hooks[operation] = _dies(harness) if death else _raises(EngineError("signal 9"))
     harness.collector.when_streamed(
-        "a", 3, lambda: swaps.extend(harness.engine.update_weights(v, weights, "") for v in (V2, V3))
+        {"a": 3}, lambda: swaps.extend(harness.engine.update_weights(v, weights, "") for v in (V2, V3))
     )
     swaps, weights = [], list(harness.constant_weights(11).items())
     harness.engine.submit([request("a", max_tokens=harness.long, stream=True)])
@@ -162,7 +162,7 @@ def test_a_load_that_fails_leaves_the_old_weights(harness: ScriptedHarness) -> N
     harness.backend.hooks["load"] = _raises(WeightsError("no memory"))
     swaps = []
     weights = harness.constant_weights(11).items()
-    harness.collector.when_streamed("a", 5, lambda: swaps.append(harness.engine.update_weights(V2, weights, "bad")))
+    harness.collector.when_streamed({"a": 5}, lambda: swaps.append(harness.engine.update_weights(V2, weights, "bad")))
     [result] = harness.run([request("a", max_tokens=100, stream=True)])
     with pytest.raises(WeightsError, match="no memory"):
         swaps[0].result(harness.deadline_s)
