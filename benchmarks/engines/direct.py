@@ -87,9 +87,9 @@ async def _sglang(pipe: Connection, plan: Plan) -> None:
     from generators.engines.sglang import requests as bodies
 
     eos = sorted(read_folder(plan.model, plan.context).limits.eos)
-    session = aiohttp.ClientSession(
-        plan.address, connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=600)
-    )
+    # The server closes connections that were idle for 5 s.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+    session = aiohttp.ClientSession(plan.address, connector=connector, timeout=aiohttp.ClientTimeout(total=600))
 
     async def respond(name: str, prompt: tuple[int, ...], length: int, kind: str) -> Arrival:
         body = bodies.generate(

@@ -11,6 +11,9 @@ import aiohttp
 from generators.engines.base import EngineError
 
 CALL_S = 60.0
+# Shorter than the server's own (5 s, SGLANG_TIMEOUT_KEEP_ALIVE): a request on a connection that the other side is just
+# closing is lost, and nobody can tell whether it was taken.
+IDLE_S = 2.0
 _END = b"data: [DONE]"
 
 
@@ -38,7 +41,7 @@ class Client:
         self.address = address.rstrip("/")
         self._cause = cause
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
             timeout=aiohttp.ClientTimeout(total=CALL_S, sock_connect=10.0),
         )
 
