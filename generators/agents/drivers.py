@@ -1,7 +1,8 @@
-"""What drives an episode between the model's turns; here, tools.
+"""What drives an episode between the model's turns: the two kinds of it, and here, tools without an environment.
 
-Invariant: an environment that breaks raises `BrokenError`, which ends the episode as an error; a tool that breaks is an
-observation.
+Invariants: an environment that breaks raises `BrokenError`, which ends the episode as an error; a tool that breaks is
+an observation. A driver is either stateless, and then what it answered is read off a draft, or stateful, and then it is
+taken through a draft's turns again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from generators.agents.calls import ParsedTurn, ToolCall
 from generators.agents.chat import Chat, Message
@@ -33,12 +34,12 @@ class Answer:
     Attributes:
         said: the turn as a chat message.
         messages: what is answered; none where the episode is over.
-        done: the episode is over.
+        ended_by: why the episode is over: the turn asks for nothing, or the environment says so; None: it goes on.
     """
 
     said: Message
     messages: tuple[Message, ...] = ()
-    done: bool = False
+    ended_by: Literal["turn", "environment"] | None = None
 
 
 class Figures:
@@ -59,27 +60,14 @@ class Figures:
 
 
 class Driver(ABC):
-    """Of one episode.
+    """Of one episode; either a `StatelessDriver` or a `StatefulDriver`.
 
     Attributes:
         figures: counts so far.
-        stateful: what it answers depends on all turns before: a draft is gone on from by taking these turns again.
-        opens: the prompt ends within its last user message, for a first observation.
     """
-
-    stateful = False
-    opens = False
 
     def __init__(self) -> None:
         self.figures = Figures()
-
-    async def begin(self) -> str:
-        """The first observation; empty where there is none.
-
-        Raises:
-            BrokenError: it cannot begin.
-        """
-        return ""
 
     @abstractmethod
     async def answer(self, turn: Sequence[int], *, last: bool) -> Answer:
@@ -93,10 +81,6 @@ class Driver(ABC):
             BrokenError: it cannot go on.
         """
 
-    def recall(self, turn: Sequence[int], between: Sequence[int]) -> Answer:
-        """What followed a turn of a draft, by its tokens; nothing happens. Never asked of what is stateful."""
-        raise NotImplementedError(f"{len(turn)} and {len(between)} tokens of a draft")
-
     async def rewards(self) -> Mapping[str, float] | None:
         """What the episode is worth, by component; None where that is for the reward functions alone to say.
 
@@ -109,43 +93,77 @@ class Driver(ABC):
         """Lets go of what it holds; never raises."""
 
 
-class ToolDriver(Driver):
-    """Runs the calls of each turn; a turn without any is the last."""
+class StatelessDriver(Driver):
+    """What it answers depends on the turn alone."""
 
-    def __init__(self, chat: Chat, parser: Parser, toolbox: Toolbox | None) -> None:
-        super().__init__()
+    @abstractmethod
+    def recall(self, turn: Sequence[int], between: Sequence[int]) -> Answer:
+        """What followed a turn of a draft; nothing happens.
+
+        Args:
+            turn: its tokens.
+            between: those of its answer.
+        """
+
+
+class StatefulDriver(Driver):
+    """An environment: what it answers depends on all turns before."""
+
+    @abstractmethod
+    async def begin(self) -> str:
+        """The first observation, with which the prompt's last user message goes on.
+
+        Raises:
+            BrokenError: it cannot begin.
+        """
+
+
+class ToolTurns:
+    """Reads turns that may hold calls of tools, runs these, and words what is answered.
+
+    Args:
+        chat: of the model.
+        parser: of its calls.
+        figures: of the episode.
+    """
+
+    def __init__(self, chat: Chat, parser: Parser, figures: Figures) -> None:
         self._chat = chat
         self._parser = parser
-        self._toolbox = toolbox
+        self._figures = figures
 
-    async def answer(self, turn: Sequence[int], *, last: bool) -> Answer:
+    def read(self, turn: Sequence[int]) -> tuple[Message, tuple[ToolCall | str, ...]]:
+        """A turn as a chat message, and its calls."""
         parsed = self._parser(self._chat.said(turn))
-        said = _assistant(parsed)
-        if not parsed.calls:
-            return Answer(said, done=True)
-        if last and not self.stateful:
-            return Answer(said)
-        calls = parsed.calls[:_MAX_CALLS]
-        if self.stateful:
-            observations = [await self._run(call) for call in calls]
+        return _assistant(parsed), parsed.calls
+
+    async def run(self, toolbox: Toolbox, number: int, call: ToolCall | str) -> Observation:
+        """Runs a call and counts what came of it; one that is too many is not run.
+
+        Args:
+            toolbox: has the tools.
+            number: of the call in its turn, from 0.
+            call: as it was read.
+        """
+        if number < _MAX_CALLS:
+            observation = await toolbox.run(call)
         else:
-            observations = list(await asyncio.gather(*map(self._run, calls)))
-        observations += [Observation("Error: too many calls in one turn", "error")] * (len(parsed.calls) - len(calls))
-        for observation in observations:
-            self.figures.count(observation)
-        texts = [self._chat.observed(observation.text) for observation in observations]
-        return Answer(said, self._tool_messages(parsed.calls, texts))
+            observation = Observation("Error: too many calls in one turn", "error")
+        self._figures.count(observation)
+        return observation
 
-    def recall(self, turn: Sequence[int], between: Sequence[int]) -> Answer:
-        parsed = self._parser(self._chat.said(turn))
-        empty = self._tool_messages(parsed.calls, [""] * len(parsed.calls))
-        return Answer(_assistant(parsed), self._tool_messages(parsed.calls, self._chat.contents(turn, between, empty)))
+    def answered(self, calls: Sequence[ToolCall | str], observed: Sequence[Observation]) -> tuple[Message, ...]:
+        """The messages behind a turn: what came of each of its calls."""
+        return self._messages(calls, [self._chat.observed(observation.text) for observation in observed])
 
-    async def _run(self, call: ToolCall | str) -> Observation:
-        assert self._toolbox is not None, "begun before"
-        return await self._toolbox.run(call)
+    def recalled(
+        self, calls: Sequence[ToolCall | str], turn: Sequence[int], between: Sequence[int]
+    ) -> tuple[Message, ...]:
+        """The messages behind a turn of a draft, by the tokens of both."""
+        empty = self._messages(calls, [""] * len(calls))
+        return self._messages(calls, self._chat.contents(turn, between, empty))
 
-    def _tool_messages(self, calls: Sequence[ToolCall | str], texts: Sequence[str]) -> tuple[Message, ...]:
+    def _messages(self, calls: Sequence[ToolCall | str], texts: Sequence[str]) -> tuple[Message, ...]:
         """Templates show names and ids too, which are the model's words."""
         messages = []
         for call, text in zip(calls, texts, strict=True):
@@ -159,6 +177,29 @@ class ToolDriver(Driver):
                 }
             )
         return tuple(messages)
+
+
+class ToolDriver(StatelessDriver):
+    """Runs the calls of each turn, all at the same time; a turn without any is the last."""
+
+    def __init__(self, chat: Chat, parser: Parser, toolbox: Toolbox) -> None:
+        super().__init__()
+        self._turns = ToolTurns(chat, parser, self.figures)
+        self._toolbox = toolbox
+
+    async def answer(self, turn: Sequence[int], *, last: bool) -> Answer:
+        said, calls = self._turns.read(turn)
+        if not calls:
+            return Answer(said, ended_by="turn")
+        if last:
+            return Answer(said)
+        running = (self._turns.run(self._toolbox, number, call) for number, call in enumerate(calls))
+        observed = await asyncio.gather(*running)
+        return Answer(said, self._turns.answered(calls, observed))
+
+    def recall(self, turn: Sequence[int], between: Sequence[int]) -> Answer:
+        said, calls = self._turns.read(turn)
+        return Answer(said, self._turns.recalled(calls, turn, between))
 
 
 def _assistant(parsed: ParsedTurn) -> Message:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from generators.agents.chat import Chat
-from generators.agents.drivers import Answer, BrokenError, Driver, ToolDriver
+from generators.agents.drivers import Answer, BrokenError, StatefulDriver, ToolTurns
 from generators.agents.parsers import Parser
 from generators.agents.toolbox import Toolbox, as_text, told
 from generators.agents.user_calls import OverdueError, UserCalls
@@ -83,11 +83,8 @@ class Environments:
             log.warning("%s", error)
 
 
-class StepDriver(Driver):
-    """An environment to which all that the model says is an action."""
-
-    stateful = True
-    opens = True
+class _EnvironmentDriver(StatefulDriver):
+    """Of an episode with an environment of its own."""
 
     def __init__(self, chat: Chat, environments: Environments, task: trajectory_pb2.PromptTask) -> None:
         super().__init__()
@@ -95,11 +92,22 @@ class StepDriver(Driver):
         self._environments = environments
         self._task = task
         self._environment: Any = None
-        self._reward = 0.0
 
     async def begin(self) -> str:
         self._environment, observation = await self._environments.begin(self._task)
         return self._chat.observed(observation)
+
+    async def close(self) -> None:
+        if self._environment is not None:
+            await self._environments.close(self._environment)
+
+
+class StepDriver(_EnvironmentDriver):
+    """An environment to which all that the model says is an action."""
+
+    def __init__(self, chat: Chat, environments: Environments, task: trajectory_pb2.PromptTask) -> None:
+        super().__init__(chat, environments, task)
+        self._reward = 0.0
 
     async def answer(self, turn: Sequence[int], *, last: bool) -> Answer:
         del last  # the reward of the last action counts as well
@@ -108,8 +116,9 @@ class StepDriver(Driver):
         observation, reward, done = _step(self._environments.source.path, stepped)
         self._reward += reward
         said = {"role": "assistant", "content": text}
-        answered = {"role": "user", "content": self._chat.observed(observation)}
-        return Answer(said, () if done else (answered,), done)
+        if done:
+            return Answer(said, ended_by="environment")
+        return Answer(said, ({"role": "user", "content": self._chat.observed(observation)},))
 
     async def rewards(self) -> Mapping[str, float]:
         reward = getattr(self._environment, "reward", None)
@@ -119,16 +128,12 @@ class StepDriver(Driver):
             reward = await self._environments.call("reward", reward)
         return _rewards(self._environments.source.path, reward)
 
-    async def close(self) -> None:
-        if self._environment is not None:
-            await self._environments.close(self._environment)
 
+class ToolEnvironmentDriver(_EnvironmentDriver):
+    """An environment in TRL's form: its public methods are tools, and its state is its reward.
 
-class ToolEnvironmentDriver(ToolDriver):
-    """An environment in TRL's form: its public methods are tools, and its state is its reward."""
-
-    stateful = True
-    opens = True
+    The calls of a turn are run one behind the other, for each may depend on what those before it have changed.
+    """
 
     def __init__(
         self,
@@ -138,23 +143,29 @@ class ToolEnvironmentDriver(ToolDriver):
         task: trajectory_pb2.PromptTask,
         make_toolbox: Callable[[Any], Toolbox],
     ) -> None:
-        super().__init__(chat, parser, None)
-        self._environments = environments
-        self._task = task
+        super().__init__(chat, environments, task)
+        self._turns = ToolTurns(chat, parser, self.figures)
         self._make_toolbox = make_toolbox
-        self._environment: Any = None
+        self._toolbox: Toolbox | None = None
 
     async def begin(self) -> str:
-        self._environment, observation = await self._environments.begin(self._task)
+        observation = await super().begin()
         self._toolbox = self._make_toolbox(self._environment)
-        return self._chat.observed(observation)
+        return observation
 
     async def answer(self, turn: Sequence[int], *, last: bool) -> Answer:
-        answer = await super().answer(turn, last=last)
-        if self.figures.tool_timeouts:
-            # Its method may go on and change it under the next one.
-            raise BrokenError(f"environment {self._environments.source.path}: a method did not end in time")
-        return answer
+        del last  # a call may change the reward
+        said, calls = self._turns.read(turn)
+        if not calls:
+            return Answer(said, ended_by="turn")
+        assert self._toolbox is not None, "begun before"
+        observed = []
+        for number, call in enumerate(calls):
+            observed.append(await self._turns.run(self._toolbox, number, call))
+            if observed[-1].kind == "timeout":
+                # Its method may go on and change it under the next one.
+                raise BrokenError(f"environment {self._environments.source.path}: a method did not end in time")
+        return Answer(said, self._turns.answered(calls, observed))
 
     async def rewards(self) -> Mapping[str, float] | None:
         path = self._environments.source.path
@@ -163,10 +174,6 @@ class ToolEnvironmentDriver(ToolDriver):
             return _rewards(path, await self._environments.call("get_reward", get_reward))
         reward = getattr(self._environment, "reward", None)
         return None if reward is None or callable(reward) else _rewards(path, reward)
-
-    async def close(self) -> None:
-        if self._environment is not None:
-            await self._environments.close(self._environment)
 
 
 def row_of(task: trajectory_pb2.PromptTask) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from generators.agents.chat import Chat, Message
-from generators.agents.drivers import BrokenError, Driver
+from generators.agents.drivers import BrokenError, Driver, StatefulDriver, StatelessDriver
 from generators.agents.transcript import Transcript, divide
 from generators.agents.turns import Turns
 from generators.engines.base import EngineError, FinishReason, GenerationRequest, GenerationResult, SampledTokens
@@ -147,9 +147,8 @@ class Episode:
                 return ended, ""
 
     async def _open(self) -> None:
-        observation = await self._driver.begin()
-        if self._driver.opens:
-            self._add_observation(observation)
+        if isinstance(self._driver, StatefulDriver):
+            self._add_observation(await self._driver.begin())
 
     def _add_observation(self, observation: str) -> None:
         """The first one goes on within the prompt's last message."""
@@ -183,8 +182,9 @@ class Episode:
         last = self._count >= self._limits.max_turns
         answer = await self._driver.answer(ids, last=last)
         self._messages.append(answer.said)
-        if answer.done:
-            return "length" if cut and not self._driver.stateful else "stop"
+        if answer.ended_by is not None:
+            # A turn that was cut might have gone on to ask for something.
+            return "length" if cut and answer.ended_by == "turn" else "stop"
         if last:
             return "length"
         between = self._chat.after_turn(ids, answer.messages)
@@ -226,7 +226,7 @@ class Episode:
     async def _go_on(self, prefix: SampledTokens) -> FinishReason | None:
         """Takes the turns of a draft up to its last, which is sampled on."""
         segments = divide(prefix)
-        if self._driver.opens:
+        if isinstance(self._driver, StatefulDriver):
             observation = await self._driver.begin()
             if segments[0][0] or segments[0][1].response_ids.tolist() != self._chat.opening(observation):
                 raise _OtherAnswerError("its environment begins otherwise")
@@ -256,12 +256,12 @@ class Episode:
         """A turn that is complete, and what was answered."""
         ids, answered = turn.response_ids.tolist(), between.response_ids.tolist()
         self._count += 1
-        if self._driver.stateful:
-            answer = await self._driver.answer(ids, last=False)
-            if answer.done or self._chat.after_turn(ids, answer.messages) != answered:
-                raise _OtherAnswerError(f"its environment answers turn {self._count} otherwise")
-        else:
+        if isinstance(self._driver, StatelessDriver):
             answer = self._driver.recall(ids, answered)
+        else:
+            answer = await self._driver.answer(ids, last=False)
+            if answer.ended_by is not None or self._chat.after_turn(ids, answer.messages) != answered:
+                raise _OtherAnswerError(f"its environment answers turn {self._count} otherwise")
         self.transcript.add_turn(turn)
         self.transcript.add_masked(answered)
         self._messages.extend((answer.said, *answer.messages))

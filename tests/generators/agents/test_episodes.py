@@ -225,6 +225,30 @@ async def test_an_environment_in_trls_form() -> None:
     assert (await scored.play("hi<eot>")).rewards == {"environment": 0.25}
 
 
+async def test_a_turn_that_is_cut_without_a_call_ends_an_environment_in_trls_form_by_its_length() -> None:
+    stage = Stage(environment=f"{HERE}:Counter", turn_tokens=4)
+    result = await stage.play("I think that I shall begin now")
+    assert len(sampled_of(result)[0]) == 4
+    assert (result.finish_reason, result.rewards) == ("length", {"environment": 0.0})
+
+
+async def test_nothing_is_called_of_an_environment_behind_a_method_that_hangs() -> None:
+    user_code.REACHED.clear()
+    user_code.LET_GO.clear()
+    user_code.Slow.counted = 0
+    stage = Stage(environment="tests.generators.agents.user_code:Slow", tool_timeout_s=0.2)
+    turn = calling("count").removesuffix("<eot>")
+    hangs = calling("hang").removesuffix("<eot>")
+    try:
+        result = await stage.play(f"{turn}{hangs}{turn}<eot>")
+    finally:
+        user_code.LET_GO.set()
+    assert "a method did not end in time" in result.failure
+    assert result.rewards is None
+    assert user_code.Slow.counted == 1
+    assert (result.figures["tool_calls"], result.figures["tool_timeouts"]) == (2, 1)
+
+
 async def test_the_last_action_counts() -> None:
     stage = Stage(environment=f"{HERE}:Counter", max_turns=1)
     result = await stage.play(calling("increment", by=3))

@@ -134,6 +134,24 @@ class Scored:
         return 0.25
 
 
+class Slow:
+    """TRL's form, with a method that hangs."""
+
+    counted = 0
+
+    def reset(self) -> None:
+        return None
+
+    def count(self) -> int:
+        """Counts."""
+        type(self).counted += 1
+        return self.counted
+
+    def hang(self) -> str:
+        """Does not come back before it is let go."""
+        return block()
+
+
 class Moody(Countdown):
     """Never says the same thing twice."""
 
