@@ -1,7 +1,8 @@
 """Brings together the checkpoint of an evaluated version and what the evaluation found, whichever comes first.
 
 The checkpoint is written by the training thread at the version's own state; the result comes from a thread of the
-event loop, as a rule while the training is versions further.
+event loop, as a rule while the training is versions further. Invariant: a checkpoint is held only while its round is
+under way; one that is written behind the end of its round is judged at once, or left alone.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ class BestKeeper:
         self._direction: Literal["max", "min"] = direction
         self._lock = threading.Lock()
         self._held: dict[PolicyVersion, str] = {}
-        # The last result that came before its checkpoint.
-        self._early: EvalResult | None = None
+        # The version whose round ended last, and its result where no checkpoint was there for it.
+        self._ended: tuple[PolicyVersion, EvalResult | None] | None = None
 
     def written(self, policy: PolicyVersion, checkpoint: str) -> None:
-        """A checkpoint of a version that is, or was just, evaluated is there; telling it twice is harmless.
+        """A checkpoint of a version that is, or was just, evaluated is there; may be told again at any time.
 
         Raises:
             FencedError: another learner has taken over.
         """
         with self._lock:
-            early = self._early
-            if early is not None and early.policy == policy:
-                self._early = None
-                self._decide(early, checkpoint)
+            ended, result = self._ended or (None, None)
+            if ended == policy:
+                self._ended = (policy, None)
+                if result is not None:
+                    self._decide(result, checkpoint)
             elif policy not in self._held:
                 self._held[policy] = checkpoint
                 self._file.hold(checkpoint)
@@ -58,9 +60,8 @@ class BestKeeper:
         """
         with self._lock:
             checkpoint = self._held.pop(result.policy, None)
-            if checkpoint is None:
-                self._early = result
-            else:
+            self._ended = (result.policy, result if checkpoint is None else None)
+            if checkpoint is not None:
                 self._decide(result, checkpoint)
 
     def missed(self, policy: PolicyVersion) -> None:
@@ -70,6 +71,7 @@ class BestKeeper:
             FencedError: another learner has taken over.
         """
         with self._lock:
+            self._ended = (policy, None)
             checkpoint = self._held.pop(policy, None)
             if checkpoint is not None:
                 self._file.let_go(checkpoint)

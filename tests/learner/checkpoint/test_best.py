@@ -87,6 +87,30 @@ def test_a_result_may_come_before_its_checkpoint_and_a_round_may_be_missed(tmp_p
     assert run.best == (1, 5), "less is better here"
 
 
+@pytest.mark.parametrize("how", ["measured", "missed"])
+def test_a_checkpoint_behind_its_round_waits_for_nothing(tmp_path: Path, how: str) -> None:
+    """Nobody would ever let go of it: each would stay for the rest of the run."""
+    run = Run(tmp_path)
+    run.save(1, evaluated=True)
+    run.result(1, 0.5)
+    if how == "measured":
+        run.save(2, evaluated=True)
+        run.result(2, 0.25)
+    else:
+        run.keeper.missed(PolicyVersion(1, 2))
+    run.save(2, evaluated=True)
+    assert protected(tmp_path) == {"i0001-v00000001"}
+
+
+def test_a_round_that_is_begun_anew_is_measured(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(1, evaluated=True)
+    run.keeper.missed(PolicyVersion(1, 1))
+    run.result(1, 0.5)
+    run.save(1, evaluated=True)
+    assert run.best == (1, 1)
+
+
 def test_a_successor_finds_the_best_and_the_superseded_changes_nothing(tmp_path: Path) -> None:
     first = Run(tmp_path)
     first.save(2, evaluated=True)
