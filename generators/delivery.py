@@ -260,6 +260,8 @@ def _failure(result: GenerationResult) -> str:
     """Why a response is no sample of the policy; empty where it is one."""
     if isinstance(result, EpisodeResult) and result.failure:
         return f"episode failed: {result.failure}"
+    if result.refusal:
+        return f"generation refused: {result.refusal}"
     return "" if len(result.response_ids) else "generation ended without a token"
 
 

@@ -262,7 +262,7 @@ class Rollout:
             group, member = owner
             del group.generating[member]
             self._generating[group.table] -= 1
-            if result.finish_reason == "aborted" or not _answers(group.pinned, result):
+            if (result.finish_reason == "aborted" and not result.refusal) or not _answers(group.pinned, result):
                 misplaced[id(group)] = group
                 continue
             if not group.finished and group.generating:

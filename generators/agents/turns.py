@@ -64,7 +64,11 @@ class Turns:
                 others.append(result)
                 continue
             answer = self._waiting.pop(result.request_id, None)
-            if answer is not None and not answer.done():
+            if answer is None or answer.done():
+                continue
+            if result.refusal:
+                answer.set_exception(PayloadError("request", result.refusal))
+            else:
                 answer.set_result(result)
         return others
 

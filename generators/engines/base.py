@@ -150,6 +150,8 @@ class GenerationResult:
         mask: uint8 [T], 0 where a token was not sampled; None: all were.
         side: large arrays that belong to the response: `routed_experts`, uint8 or int16
             [prompt + T - 1, layers, experts per token].
+        refusal: why the engine does not answer this request, which it found only when it took it up (an image that it
+            cannot read): asked again it says the same. Empty where it was answered, or ended early (`aborted`).
     """
 
     request_id: str
@@ -159,6 +161,7 @@ class GenerationResult:
     finish_reason: FinishReason
     mask: NDArray[np.uint8] | None = None
     side: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -309,6 +310,20 @@ async def test_a_refused_prompt_fails_its_own_group_only() -> None:
     book.finish(4)
     book.settle()
     book.rollout.settled(book.failed[0][0], 4)
+    assert book.rollout.idle.is_set()
+
+
+async def test_a_member_that_the_engine_refuses_late_has_its_outcome() -> None:
+    """Given back it would be granted, and refused, for ever."""
+    book = Book()
+    await book.grant("a")
+    refused = replace(result(book.engine.requests[0].request_id, V0, "aborted"), refusal="not an image")
+    book.rollout.on_results([refused])
+    book.engine.requests.pop(0)
+    book.finish(3)
+    assert [[(group.group_id, len(members)) for group, members in batch] for batch in book.batches] == [[("a", 4)]]
+    assert not book.released
+    book.settle()
     assert book.rollout.idle.is_set()
 
 

@@ -123,7 +123,7 @@ class Dispatcher:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends responses with the tokens so far; unknown ids are passed over."""
-        found = [self._responses[name] for name in request_ids if name in self._responses]
+        found = [self._responses[name] for name in dict.fromkeys(request_ids) if name in self._responses]
         self._line.withdraw([response for response in found if response.job_id is None])
         for response in found:
             if response.job_id is not None:
@@ -209,6 +209,7 @@ class Dispatcher:
             response = running.response
             self._running.pop(running.job_id, None)
             if response is not None and response.finish is None:
+                response.refusal = str(error)
                 self._end(response, "aborted")
         if running.job_id in self._running:
             raise EngineError(f"{running.job_id} ended without saying why")

@@ -45,6 +45,7 @@ class Response:
         started: monotonic time of its first job; None before.
         job_id: of the job that is sampling it; None while it waits.
         finish: why it ended; None while it has not.
+        refusal: what the engine finds wrong with the request; empty where nothing.
     """
 
     __slots__ = (
@@ -61,6 +62,7 @@ class Response:
         "finish",
         "ids",
         "job_id",
+        "refusal",
         "request",
         "started",
     )
@@ -72,6 +74,7 @@ class Response:
         self.started: float | None = None
         self.job_id: str | None = None
         self.finish: FinishReason | None = None
+        self.refusal = ""
         self._model = model
         self._log_probs: list[float] = [] if prefix is None else prefix.log_probs.tolist()
         self._lengths = [] if prefix is None else [length for length, _ in prefix.versions.runs]
@@ -171,6 +174,7 @@ class Response:
             finish_reason=self.finish,
             mask=sampled.mask,
             side=side,
+            refusal=self.refusal,
         )
 
     def partial(self, now: float) -> PartialResponse:

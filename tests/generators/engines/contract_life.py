@@ -14,7 +14,7 @@ class LifeContract:
     """Part of `EngineContract`."""
 
     def test_abort(self, harness: EngineHarness) -> None:
-        """Running and queued requests end as aborted; others go on."""
+        """Running and queued requests end as aborted, once, however often they are named; others go on."""
         harness.update(V1, harness.constant_weights(10))
         fillers = [request(f"filler{index}", [5], max_tokens=harness.long - 1) for index in range(harness.slots - 1)]
         asked = [
@@ -24,7 +24,7 @@ class LifeContract:
             request("queued", max_tokens=harness.long),
         ]
         before = harness.freeze(asked)
-        harness.engine.abort(["unknown", "running", "queued"])
+        harness.engine.abort(["unknown", "running", "queued", "queued", "running"])
         harness.resume()
         results = {item.request_id: harness.collector.wait([item.request_id])[0] for item in asked}
         running, queued = results.pop("running"), results.pop("queued")

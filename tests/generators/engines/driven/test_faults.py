@@ -209,7 +209,8 @@ def test_a_job_that_the_engine_refuses_ends_alone(harness: ScriptedHarness) -> N
     harness.resume()
     bad, other = harness.collector.wait(["bad", "other"])
     assert (bad.finish_reason, len(bad.response_ids)) == ("aborted", 0)
-    assert (other.finish_reason, len(other.response_ids)) == ("length", 60)
+    assert "not an image" in bad.refusal
+    assert (other.finish_reason, len(other.response_ids), other.refusal) == ("length", 60, "")
 
 
 def test_a_probe_that_cannot_be_run_fails_alone(harness: ScriptedHarness) -> None:
