@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import random
+import string
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,12 @@ def chat_tokenizer(characters: str, pieces: Sequence[str] = ()) -> PreTrainedTok
     return build_tokenizer(characters, pieces=[*_ROLES, *pieces], chat_template=_TEMPLATE)
 
 
+def calling_tokenizer(tool: str, argument: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of letters, digits and sums, in which all of a call of one tool but its argument is three tokens."""
+    call = f'{{"name": "{tool}", "arguments": {{"{argument}": "'
+    return chat_tokenizer(string.digits + string.ascii_letters + " +-*=.,:'()\"{}?", (tool, call, '"}}'))
+
+
 def pair_of(tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Sequence[Mapping[str, Any]] = ()) -> Pair:
     """A conversation to learn from: the prompt up to the model's first turn, all behind it, and what of it is the
     model's to say."""
@@ -50,40 +60,80 @@ def pair_of(tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Seque
     return ids[:first], response, mask
 
 
-def prepare(
-    out: Path,
-    tokenizer: PreTrainedTokenizerFast,
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What an example trains.
+
+    Attributes:
+        tokenizer: of the model.
+        train, held_out: rows with verl's fields.
+        conversation: makes one of those that the model sees before reinforcement learning.
+        conversations: so many are made at most.
+        tools: schemas, as the conversations show them.
+    """
+
+    tokenizer: PreTrainedTokenizerFast
+    train: Sequence[Mapping[str, Any]]
+    held_out: Sequence[Mapping[str, Any]]
+    conversation: Callable[[], Messages]
+    conversations: int
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
+def command_line(
+    description: str,
+    make: Callable[[random.Random], Example],
     *,
-    train: Sequence[Mapping[str, Any]],
-    held_out: Sequence[Mapping[str, Any]],
-    warm: Sequence[Pair],
+    out: str,
     warm_steps: int,
-    seed: int,
-) -> dict[str, Any]:
+    arguments: list[str] | None,
+) -> None:
+    """The command line of an example's `prepare`.
+
+    Args:
+        description: for `--help`.
+        make: the example, by the draws of a seed.
+        out, warm_steps: what is meant without `--out` and `--warm-steps`.
+        arguments: None: those of the process.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(out), help="folder to write")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--warm-steps", type=int, default=warm_steps, help="supervised steps before reinforcement learning"
+    )
+    options = parser.parse_args(arguments)
+    example = make(random.Random(options.seed))
+    made = prepare(options.out, example, warm_steps=options.warm_steps, seed=options.seed)
+    print(f"prepared {options.out}: {json.dumps(made)}")
+
+
+def prepare(out: Path, example: Example, *, warm_steps: int, seed: int) -> dict[str, Any]:
     """Writes `model/` (after a short supervised warm start), `train.parquet`, `eval.parquet` and `prepared.json`.
 
     Args:
         out: folder to write.
-        tokenizer: of the model.
-        train, held_out: rows with verl's fields.
-        warm: what the model sees before reinforcement learning.
+        example: what is trained.
         warm_steps: of the warm start.
         seed: of the model and of the order.
     """
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
-    for name, rows in (("train", train), ("eval", held_out)):
+    for name, rows in (("train", example.train), ("eval", example.held_out)):
         pq.write_table(pa.Table.from_pylist([dict(row) for row in rows]), out / f"{name}.parquet")
+    # No more than the warm start sees.
+    count = min(example.conversations, _WARM_BATCH * warm_steps)
+    warm = [pair_of(example.tokenizer, example.conversation(), example.tools) for _ in range(count)]
     with tempfile.TemporaryDirectory() as scratch:
-        parameters = write_model(Path(scratch), seed, tokenizer)
+        parameters = write_model(Path(scratch), seed, example.tokenizer)
         losses = warm_start(
             scratch, warm, steps=warm_steps, lr=_WARM_LR, batch=_WARM_BATCH, out_folder=out / "model", seed=seed
         )
     made = {
         "seed": seed,
         "parameters": parameters,
-        "train_rows": len(train),
-        "eval_rows": len(held_out),
+        "train_rows": len(example.train),
+        "eval_rows": len(example.held_out),
         "warm_steps": warm_steps,
         "warm_loss": round(losses[-1], 3),
     }

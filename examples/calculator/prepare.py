@@ -7,19 +7,14 @@ out.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import string
 from pathlib import Path
 from typing import Any
 
-from examples.chats import Messages, chat_tokenizer, prepare
-from examples.chats import pair_of as pair
+from examples.chats import Example, Messages, calling_tokenizer, command_line
 from mesh.tools import load_tools
 
 TOOL = f"{Path(__file__).with_name('tools.py')}:calculate"
-_PIECES = ("calculate", '{"name": "calculate", "arguments": {"expression": "', '"}}')
 _ROWS, _HELD_OUT, _WARM_ROWS = 2000, 128, 3000
 # Of the warm start's sums, those that are given up.
 _GIVEN_UP, _DO_NOT_KNOW = 0.75, "?"
@@ -27,25 +22,20 @@ _GIVEN_UP, _DO_NOT_KNOW = 0.75, "?"
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/calculator-data"), help="folder to write")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--warm-steps", type=int, default=300, help="supervised steps before reinforcement learning")
-    options = parser.parse_args(arguments)
-    rng = random.Random(options.seed)
-    tokenizer = chat_tokenizer(string.digits + string.ascii_letters + " +-*=.,:'()\"{}?", _PIECES)
-    tools = [tool.schema for tool in load_tools([TOOL])]
+    command_line(__doc__, example, out="runs/calculator-data", warm_steps=300, arguments=arguments)
+
+
+def example(rng: random.Random) -> Example:
+    """Sums, and a calculator."""
     rows = [row(rng) for _ in range(_ROWS + _HELD_OUT)]
-    made = prepare(
-        options.out,
-        tokenizer,
+    return Example(
+        calling_tokenizer("calculate", "expression"),
         train=rows[_HELD_OUT:],
         held_out=rows[:_HELD_OUT],
-        warm=[pair(tokenizer, conversation(rng), tools) for _ in range(_WARM_ROWS)],
-        warm_steps=options.warm_steps,
-        seed=options.seed,
+        conversation=lambda: conversation(rng),
+        conversations=_WARM_ROWS,
+        tools=[tool.schema for tool in load_tools([TOOL])],
     )
-    print(f"prepared {options.out}: {json.dumps(made)}")
 
 
 def operands(rng: random.Random) -> tuple[int, int]:

@@ -6,15 +6,11 @@ before. What is worth guessing is for reinforcement learning to find out.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import string
-from pathlib import Path
 from typing import Any
 
-from examples.chats import Messages, chat_tokenizer, prepare
-from examples.chats import pair_of as pair
+from examples.chats import Example, Messages, chat_tokenizer, command_line
 from examples.guessing.game import HIGHEST, Guessing
 
 _PIECES = ("higher", "lower", "found", "a number")
@@ -24,24 +20,19 @@ _HEEDFUL = 0.1
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/guessing-data"), help="folder to write")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--warm-steps", type=int, default=80, help="supervised steps before reinforcement learning")
-    options = parser.parse_args(arguments)
-    rng = random.Random(options.seed)
-    tokenizer = chat_tokenizer(string.digits + "- ", _PIECES)
-    made = prepare(
-        options.out,
-        tokenizer,
+    command_line(__doc__, example, out="runs/guessing-data", warm_steps=80, arguments=arguments)
+
+
+def example(rng: random.Random) -> Example:
+    """Games."""
+    return Example(
+        chat_tokenizer(string.digits + "- ", _PIECES),
         train=[row(rng.randint(0, HIGHEST)) for _ in range(_ROWS)],
         # Every number as often as any other.
         held_out=[row(index % (HIGHEST + 1)) for index in range(_HELD_OUT)],
-        warm=[pair(tokenizer, played(rng)) for _ in range(_WARM_GAMES)],
-        warm_steps=options.warm_steps,
-        seed=options.seed,
+        conversation=lambda: played(rng),
+        conversations=_WARM_GAMES,
     )
-    print(f"prepared {options.out}: {json.dumps(made)}")
 
 
 def row(number: int) -> dict[str, Any]:

@@ -6,44 +6,33 @@ its conversations as it likes; one token stands before all of them, as in the te
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-import string
-from pathlib import Path
 
 from examples.calculator.prepare import conversation, row
-from examples.chats import chat_tokenizer, pair_of, prepare
+from examples.chats import Example, calling_tokenizer, command_line
 from examples.openai_agent.agent import TOOLS
 
-_PIECES = ("calculate", '{"name": "calculate", "arguments": {"expression": "', '"}}')
 _ROWS, _HELD_OUT, _WARM_ROWS = 2000, 128, 4000
-# Of the warm start: no more are made than it sees.
-_PER_STEP = 64
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/openai-agent-data"), help="folder to write")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--warm-steps", type=int, default=300, help="supervised steps before reinforcement learning")
-    options = parser.parse_args(arguments)
-    rng = random.Random(options.seed)
-    tokenizer = chat_tokenizer(string.digits + string.ascii_letters + " +-*=.,:'()\"{}?", _PIECES)
+    command_line(__doc__, example, out="runs/openai-agent-data", warm_steps=300, arguments=arguments)
+
+
+def example(rng: random.Random) -> Example:
+    """Sums, and a calculator of the agent's own."""
+    tokenizer = calling_tokenizer("calculate", "expression")
     tokenizer.chat_template = tokenizer.eos_token + tokenizer.chat_template
     rows = [row(rng) for _ in range(_ROWS + _HELD_OUT)]
-    warm_rows = min(_WARM_ROWS, _PER_STEP * options.warm_steps)
-    made = prepare(
-        options.out,
+    return Example(
         tokenizer,
         train=rows[_HELD_OUT:],
         held_out=rows[:_HELD_OUT],
-        warm=[pair_of(tokenizer, conversation(rng), TOOLS) for _ in range(warm_rows)],
-        warm_steps=options.warm_steps,
-        seed=options.seed,
+        conversation=lambda: conversation(rng),
+        conversations=_WARM_ROWS,
+        tools=TOOLS,
     )
-    print(f"prepared {options.out}: {json.dumps(made)}")
 
 
 if __name__ == "__main__":
