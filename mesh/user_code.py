@@ -30,6 +30,8 @@ def load_callable(path: str, what: str, raises: type[RollmeshError]) -> Callable
         RollmeshError: of type `raises`: no such file, module or function, or the module fails on import.
     """
     location, _, attribute = path.rpartition(":")
+    if not location or not attribute:
+        raise raises(f"{what} {path}: it names no function", hint="write `file.py:function` or `module:function`")
     try:
         module = _from_file(Path(location)) if location.endswith(".py") else _from_module(location)
     except FileNotFoundError as error:

@@ -273,6 +273,7 @@ async def test_an_environment_that_breaks_is_a_failure(name: str, turn: str, why
         ({"tools": [ADD, ADD]}, "two tools"),
         ({"environment": f"{HERE}:Countdown", "tools": [ADD]}, "no room for tools"),
         ({"environment": f"{HERE}:REACHED"}, "no function"),
+        ({"tools": [HERE]}, "names no function .write `file.py:function`"),
         ({"environment": f"{HERE}:Any"}, "raised|reset"),
     ],
 )
