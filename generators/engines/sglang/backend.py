@@ -33,7 +33,7 @@ from generators.engines.driven.backend import Backend, Chunk, Figures, Job
 from generators.engines.driven.folder import ModelFacts
 from generators.engines.sglang import launch, requests
 from generators.engines.sglang.capabilities import ask
-from generators.engines.sglang.client import Client, RefusedError
+from generators.engines.sglang.client import Client
 from generators.engines.sglang.monitor import Monitor
 from generators.engines.sglang.process import Progress, ServerProcess, free_port
 from generators.engines.sglang.runs import Runs
@@ -53,6 +53,8 @@ _ASK_EVERY_S = 0.25
 _IDLE_S = 30.0
 # How long a broken connection waits to be told that it broke because the server has died.
 _CAUSE_S = 5.0
+# The server's name for the memory of the weights.
+_WEIGHTS = "weights"
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -151,6 +153,8 @@ class SglangBackend(Backend):
                 # All lose their keys and values, and nothing is left in the prefix cache.
                 await self._client.post("/pause_generation", {"mode": "retract"})
                 await self._client.post("/flush_cache")
+            if _WEIGHTS in self._released:
+                await self._take_back([_WEIGHTS])
             await self._transfer.load(self._client, staged, label)
             self._runs.end_update(label)
         except WeightsError:
@@ -186,17 +190,20 @@ class SglangBackend(Backend):
         await self.pause()
         tags = ["kv_cache", "cuda_graph"]
         if not keep_weights or self._can.keeps_asleep:
-            tags.append("weights")
+            tags.append(_WEIGHTS)
         await self._client.post("/release_memory_occupation", {"tags": tags})
-        self._released = tags
+        self._released = list(tags)
         return SleepReport(await self._bytes_of(tags), time.monotonic() - begin)
 
     async def wake(self) -> None:
         """See Backend."""
         if self._released:
-            # What was not released must not be resumed.
-            await self._client.post("/resume_memory_occupation", {"tags": self._released})
-            self._released = []
+            await self._take_back(list(self._released))
+
+    async def _take_back(self, tags: list[str]) -> None:
+        """What is not released must not be asked for: the server would end."""
+        await self._client.post("/resume_memory_occupation", {"tags": tags})
+        self._released = [tag for tag in self._released if tag not in tags]
 
     # --- its state ---
 
@@ -254,8 +261,6 @@ class SglangBackend(Backend):
             said = "it does not answer"
             try:
                 await self._client.get("/model_info", timeout_s=30.0)
-            except RefusedError as error:
-                said = str(error)
             except EngineError as error:
                 said = str(error)
             else:

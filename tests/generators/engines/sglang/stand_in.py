@@ -25,6 +25,7 @@ class StandIn:
         info: answer to /server_info.
         sampled: answer to /generate.
         asked: paths that were posted to, in order.
+        bodies: what was posted there.
         refused: paths that are answered with 400.
     """
 
@@ -43,6 +44,7 @@ class StandIn:
         self.fields = {"extra_key": {}}
         self.is_generation = True
         self.asked: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
         self.refused: set[str] = set()
 
     def application(self) -> web.Application:
@@ -66,6 +68,7 @@ class StandIn:
 
     async def _post(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
+        self.bodies.append(await request.json())
         if request.path in self.refused:
             return web.json_response({"error": "not now"}, status=400)
         return web.json_response(self.sampled if request.path == "/generate" else {"success": True})
