@@ -1,4 +1,5 @@
-"""Shared by several packages' tests: which inference engines are here, and a reward server in a foreign environment.
+"""Shared by several packages' tests: which inference engines are here, the command, a reward server in a foreign
+environment.
 
 A test of a real engine bears the mark `engine("vllm")` or `engine("sglang")`, and the engine's name in its own: all
 tests of an engine run in one process, so that its server is started once. Where the engine is not installed it is
@@ -20,6 +21,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import engines_here
+from tests.command import Command, in_this_process
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -62,6 +64,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     engine = item.get_closest_marker("engine")
     if engine is not None:
         engines_here.require(engine.args[0])
+
+
+@pytest.fixture
+def rollmesh(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The `rollmesh` command."""
+    return in_this_process(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

@@ -2,32 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rollmesh.cli import main
+from tests.command import Command
 from tests.integration.mesh import audit
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def rollmesh(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command in this process, while the mesh runs in others: the same entry point without the imports' time."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["rollmesh", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return subprocess.CompletedProcess(list(arguments), int(end.value.code or 0), out, err)
-
-    return run
 
 
 @pytest.mark.slow

@@ -6,18 +6,17 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mesh.config.models import Config
-from rollmesh.cli import main
 from rollmesh.launcher import folder
+from tests.command import Command
 
 ROOT = Path(__file__).parents[2]
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,20 +28,6 @@ def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         check=False,
     )
-
-
-@pytest.fixture
-def rollmesh(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command in this process: the same entry point without the time that imports take."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["rollmesh", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return subprocess.CompletedProcess(list(arguments), int(end.value.code or 0), out, err)
-
-    return run
 
 
 @pytest.fixture
