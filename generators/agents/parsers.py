@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from generators.agents.calls import ParsedTurn, ToolCall
+from mesh.config.rollout import ParserName
 from mesh.errors import ConfigError
 
 Parser = Callable[[str], ParsedTurn]
@@ -119,7 +120,7 @@ def pythonic(text: str) -> ParsedTurn:
     return ParsedTurn("", tuple(map(_python_call, tree.elts)))
 
 
-PARSERS: dict[str, Parser] = {
+PARSERS: dict[ParserName, Parser] = {
     "hermes": hermes,
     "llama3_json": llama3_json,
     "mistral": mistral,
@@ -128,7 +129,7 @@ PARSERS: dict[str, Parser] = {
     "pythonic": pythonic,
 }
 # What a chat template that speaks of tools contains, the most telling first.
-_TRACES = (
+_TRACES: tuple[tuple[str, ParserName], ...] = (
     ("<function=", "qwen3_coder"),
     (_TOOL_CALLS, "mistral"),
     ("tool▁call▁begin", "deepseek"),
@@ -138,23 +139,19 @@ _TRACES = (
 )
 
 
-def choose_parser(name: str, template: str) -> Parser:
+def choose_parser(name: ParserName, template: str) -> Parser:
     """The parser of a name; `auto`: by what the chat template contains.
 
     Raises:
-        ConfigError: no such parser, or none for this template.
+        ConfigError: the template does not say which.
     """
-    known = ", ".join(PARSERS)
-    if name == "auto":
-        name = next((found for trace, found in _TRACES if trace in template), "")
-        if not name:
-            raise ConfigError(
-                "the chat template does not show how the model writes tool calls",
-                hint=f"set rollout.agent.parser to one of: {known}",
-            )
-    if name not in PARSERS:
-        raise ConfigError(f"rollout.agent.parser: there is no parser {name!r}", hint=f"there are: {known}")
-    parser = PARSERS[name]
+    found = next((known for trace, known in _TRACES if trace in template), None) if name == "auto" else name
+    if found is None:
+        raise ConfigError(
+            "the chat template does not show how the model writes tool calls",
+            hint=f"set rollout.agent.parser to one of: {', '.join(PARSERS)}",
+        )
+    parser = PARSERS[found]
     return lambda text: _without_thoughts(parser, text)
 
 

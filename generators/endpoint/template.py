@@ -7,13 +7,14 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from generators.agents.calls import ToolCall
+from generators.agents.calls import typed_arguments
 from generators.agents.chat import Chat, as_unicode
 from generators.agents.parsers import choose_parser
 from generators.endpoint.failures import ApiError
 from generators.endpoint.language import Answer
 from generators.endpoint.messages import Message
 from generators.endpoint.record import tools_key
+from mesh.config.rollout import ParserName
 from mesh.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class TokenizerLanguage:
         tokenizer: PreTrainedTokenizerBase,
         *,
         end_ids: frozenset[int],
-        parser: str = "auto",
+        parser: ParserName = "auto",
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
@@ -93,7 +94,10 @@ class TokenizerLanguage:
         if not parsed.good:
             # Calls that cannot be read stay in the text: the agent sees what the model wrote.
             return Answer(text)
-        return Answer(parsed.content, tuple((call.name, _typed(call, tools)) for call in parsed.good))
+        return Answer(
+            parsed.content,
+            tuple((call.name, typed_arguments(call, _parameters(tools, call.name))) for call in parsed.good),
+        )
 
     def check_tools(self, tools: Sequence[Any]) -> None:
         try:
@@ -120,18 +124,7 @@ class TokenizerLanguage:
         return chat
 
 
-def _typed(call: ToolCall, tools: Sequence[Any]) -> Mapping[str, Any]:
-    """Arguments by the types that the tool's schema names, where the format has none."""
-    if not call.textual:
-        return call.arguments
-    functions = [tool.get("function", {}) for tool in tools if isinstance(tool, dict)]
-    schema: Mapping[str, Any] = next((function for function in functions if function.get("name") == call.name), {})
-    properties = (schema.get("parameters") or {}).get("properties") or {}
-    found = {}
-    for name, value in call.arguments.items():
-        is_text = properties.get(name, {}).get("type") == "string"
-        try:
-            found[name] = value if is_text else json.loads(value)
-        except (ValueError, TypeError):
-            found[name] = value
-    return found
+def _parameters(tools: Sequence[Any], name: str) -> Any:
+    """The schema of a tool's arguments; None where there is no such tool, or it says nothing."""
+    functions = [tool["function"] for tool in tools]
+    return next((function.get("parameters") for function in functions if function["name"] == name), None)

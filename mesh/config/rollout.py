@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from mesh.config.section import PositiveFloat, PositiveInt, Section
 
 EngineName = Literal["hf", "vllm", "sglang"]
+ParserName = Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek", "pythonic"]
 
 
 class VllmSection(Section):
@@ -82,7 +83,7 @@ class AgentSection(Section):
         description="Agent of your own as a command; it finds OPENAI_BASE_URL and OPENAI_API_KEY in its environment "
         "and the task as JSON on its standard input.",
     )
-    parser: str = Field(
+    parser: ParserName = Field(
         "auto",
         description="How tool calls are written in a response: hermes, llama3_json, mistral, qwen3_coder, deepseek, "
         "pythonic; auto: from the chat template.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from generators.agents.calls import ToolCall
 from generators.agents.parsers import PARSERS, choose_parser
+from mesh.config.rollout import ParserName
 from mesh.errors import ConfigError
 
 NAMES = st.from_regex(r"[a-z][a-z_0-9]{0,10}", fullmatch=True)
@@ -114,7 +115,7 @@ PIECES = st.sampled_from(
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(text=st.lists(PIECES | st.text(max_size=5), max_size=8).map("".join))
-def test_no_text_makes_a_parser_raise(name: str, text: str) -> None:
+def test_no_text_makes_a_parser_raise(name: ParserName, text: str) -> None:
     parsed = choose_parser(name, "")(text)
     assert all(isinstance(call, ToolCall) or call for call in parsed.calls)
     assert all(len(error) < 1000 for error in parsed.errors)
@@ -122,7 +123,7 @@ def test_no_text_makes_a_parser_raise(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(text=st.text("abc 123.,!?é\n", max_size=30))
-def test_text_without_a_call_is_content(name: str, text: str) -> None:
+def test_text_without_a_call_is_content(name: ParserName, text: str) -> None:
     parsed = choose_parser(name, "")(text)
     assert (parsed.content, parsed.calls) == (text.strip(), ())
 
@@ -169,5 +170,7 @@ def test_the_template_tells_the_format() -> None:
     assert choose_parser("auto", "'[TOOL_CALLS]'")(write_mistral([("f", {})])).calls
     with pytest.raises(ConfigError, match="does not show"):
         choose_parser("auto", "{{ messages }}")
-    with pytest.raises(ConfigError, match="no parser 'xml'"):
-        choose_parser("xml", "")
+
+
+def test_the_configuration_knows_every_parser() -> None:
+    assert set(get_args(ParserName)) == {"auto", *PARSERS}
