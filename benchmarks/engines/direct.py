@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,6 +19,9 @@ from benchmarks.engines.contender import requests
 from benchmarks.engines.plan import Arrival, Plan
 from generators.engines.base import SamplingParams
 from generators.engines.driven.folder import read_folder
+
+# Name, prompt, tokens, and how its tokens are to come.
+Respond = Callable[[str, tuple[int, ...], int, str], Awaitable[Arrival]]
 
 
 def vllm(pipe: Connection, plan: Plan) -> None:
@@ -43,9 +47,9 @@ async def _vllm(pipe: Connection, plan: Plan) -> None:
     eos = read_folder(plan.model, plan.context).limits.eos
     kinds = {"delta": RequestOutputKind.DELTA, "final": RequestOutputKind.FINAL_ONLY}
 
-    async def respond(name: str, prompt: tuple[int, ...], length: int, kind: RequestOutputKind) -> Arrival:
+    async def respond(name: str, prompt: tuple[int, ...], length: int, kind: str) -> Arrival:
         parameters = to_vllm(SamplingParams(max_tokens=length), eos)
-        parameters.output_kind = kind
+        parameters.output_kind = kinds[kind]
         ids: list[int] = []
         log_probs: list[float] = []
         async for output in engine.generate(TokensPrompt(prompt_token_ids=list(prompt)), parameters, name):
@@ -56,22 +60,7 @@ async def _vllm(pipe: Connection, plan: Plan) -> None:
         return Arrival(time.perf_counter(), 1, length)
 
     try:
-        await respond("warm-up", plan.prompts[0], 8, kinds["delta"])
-        pipe.send("ready")
-        loop = asyncio.get_running_loop()
-        questions = iter(requests(pipe))
-        while (asked := await loop.run_in_executor(None, next, questions, None)) is not None:
-            name, kind, groups = asked
-            asked_for = replace(plan, groups=groups)
-            pipe.send(
-                await asyncio.gather(
-                    *(
-                        respond(f"{name}-{index}-{member}", *asked_for.group(index), kinds[kind])
-                        for index in range(groups)
-                        for member in range(plan.n)
-                    )
-                )
-            )
+        await _answer(pipe, plan, respond)
     finally:
         engine.shutdown()
 
@@ -121,22 +110,24 @@ async def _sglang(pipe: Connection, plan: Plan) -> None:
         return Arrival(time.perf_counter(), 1, length)
 
     async with session:
-        await respond("warm-up", plan.prompts[0], 8, "final")
-        pipe.send("ready")
-        loop = asyncio.get_running_loop()
-        questions = iter(requests(pipe))
-        while (asked := await loop.run_in_executor(None, next, questions, None)) is not None:
-            name, kind, groups = asked
-            asked_for = replace(plan, groups=groups)
-            pipe.send(
-                await asyncio.gather(
-                    *(
-                        respond(f"{name}.{index}.{member}.", *asked_for.group(index), kind)
-                        for index in range(groups)
-                        for member in range(plan.n)
-                    )
-                )
-            )
+        await _answer(pipe, plan, respond)
+
+
+async def _answer(pipe: Connection, plan: Plan, respond: Respond) -> None:
+    """Answers what is asked for, each time all responses at once, until nobody asks any more."""
+    await respond("warm-up", plan.prompts[0], 8, "delta")
+    pipe.send("ready")
+    loop = asyncio.get_running_loop()
+    questions = iter(requests(pipe))
+    while (asked := await loop.run_in_executor(None, next, questions, None)) is not None:
+        name, kind, groups = asked
+        asked_for = replace(plan, groups=groups)
+        responses = (
+            respond(f"{name}.{index}.{member}.", *asked_for.group(index), kind)
+            for index in range(groups)
+            for member in range(plan.n)
+        )
+        pipe.send(await asyncio.gather(*responses))
 
 
 ROLES = {"vllm": vllm, "sglang": sglang}

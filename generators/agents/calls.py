@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,3 +46,35 @@ class ParsedTurn:
     def errors(self) -> tuple[str, ...]:
         """What is wrong with the others."""
         return tuple(call for call in self.calls if isinstance(call, str))
+
+
+def typed_arguments(call: ToolCall, parameters: Any) -> dict[str, Any]:
+    """A call's arguments; what came as text without a type is read as JSON where it can be and no text is wanted.
+
+    Args:
+        call: as it was read.
+        parameters: the tool's JSON schema of them; what is no such schema says nothing.
+    """
+    if not call.textual:
+        return dict(call.arguments)
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    schemas = properties if isinstance(properties, Mapping) else {}
+    return {name: value if _may_be_text(schemas.get(name)) else _read(value) for name, value in call.arguments.items()}
+
+
+def _may_be_text(schema: Any) -> bool:
+    """Whether a JSON schema takes a string; one that says nothing does."""
+    if not isinstance(schema, Mapping):
+        return True
+    ways = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(ways, list):
+        return any(map(_may_be_text, ways))
+    kinds = schema.get("type", "string")
+    return kinds == "string" or (isinstance(kinds, list) and "string" in kinds)
+
+
+def _read(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value

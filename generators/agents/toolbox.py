@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NotRequired, get_type_hints
@@ -16,7 +16,7 @@ from typing import Any, NotRequired, get_type_hints
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes no other below Python 3.12
 
-from generators.agents.calls import ToolCall
+from generators.agents.calls import ToolCall, typed_arguments
 from generators.agents.user_calls import OverdueError, UserCalls
 from mesh.errors import ConfigError
 from mesh.tools import Tool
@@ -65,7 +65,7 @@ class Toolbox:
             return _error(f"there is no tool {call.name!r}; there are: {', '.join(self._tools)}")
         tool, arguments = self._tools[call.name]
         try:
-            values = arguments.validate_python(_typed(call, tool))
+            values = arguments.validate_python(typed_arguments(call, tool.schema["function"]["parameters"]))
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             return _error(f"wrong arguments of {call.name!r}: {problems}")
@@ -116,21 +116,3 @@ def _arguments(tool: Tool) -> TypeAdapter[dict[str, Any]]:
         return TypeAdapter(kind)  # type: ignore[arg-type]
     except PydanticUserError as error:
         raise ConfigError(f"tool {tool.name}: its type hints cannot be checked: {error}") from error
-
-
-def _typed(call: ToolCall, tool: Tool) -> Mapping[str, Any]:
-    """Arguments; those that came as text without a type are read as JSON where no string is wanted."""
-    if not call.textual:
-        return call.arguments
-    properties = tool.schema["function"]["parameters"]["properties"]
-    return {name: _read(value, properties.get(name, {})) for name, value in call.arguments.items()}
-
-
-def _read(value: Any, schema: Mapping[str, Any]) -> Any:
-    kinds = schema.get("type", "string")
-    if kinds == "string" or "string" in kinds:
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value

@@ -32,6 +32,8 @@ def normal(message: Message, index: int = 0) -> Message:
             found[name] = message[name]
     if calls:
         found.setdefault("content", "")
+        if not isinstance(calls, list):
+            raise ApiError(400, "the tool calls of a message are a list", param=f"messages[{index}].tool_calls")
         found["tool_calls"] = [_call(call, index) for call in calls]
     return found
 
@@ -65,7 +67,7 @@ def _call(call: Any, index: int) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
         # A model's own mistake, handed back, is no JSON: templates write it as it is.
-        with contextlib.suppress(json.JSONDecodeError):
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     found = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {"id": call["id"], **found} if isinstance(call.get("id"), str) else found

@@ -1,14 +1,15 @@
 """Requests as OpenAI's API has them, checked field by field.
 
 Invariants: a field that this endpoint does not know is refused; of those it knows each is honoured, or is of no
-consequence here (`_NoMeaning`), or is refused where it asks for more than nothing (`_refuse`). In training a client
+consequence here (`_NoMeaning`), or is refused where it asks for more than nothing (`NOTHING`). In training a client
 does not decide how tokens are drawn: the fields that would are `FORCED`, never refused, and told apart in `forced`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,6 +23,13 @@ FORCED = (
 _MOST_CHOICES = 128
 # OpenAI's own default for text completions.
 _TEXT_TOKENS = 16
+_UNFORCED = "nothing forces the model's tokens"
+# Why a field is refused, where there is more to say of it.
+_WHY = {
+    "tool_choice": f"only `auto` and `none` are possible: {_UNFORCED}",
+    "response_format": f"only `text` is possible: {_UNFORCED}",
+    "best_of": "it must equal n",
+}
 
 
 class _NoMeaning(BaseModel):
@@ -46,10 +54,19 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class Request(_NoMeaning):
-    """What both forms have in common."""
+class Request(_NoMeaning, ABC):
+    """What both forms have in common.
+
+    Attributes:
+        NOTHING: fields that cannot be honoured, and the values with which each asks for nothing.
+    """
 
     model_config = ConfigDict(extra="forbid")
+    NOTHING: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "presence_penalty": (0,),
+        "frequency_penalty": (0,),
+        "logit_bias": ({},),
+    }
 
     model: str
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
@@ -83,19 +100,19 @@ class Request(_NoMeaning):
         return bool(self.stream_options is not None and self.stream_options.include_usage)
 
     @property
+    @abstractmethod
     def token_limit(self) -> int | None:
         """Tokens of an answer at most; None: what the context leaves."""
-        return self.max_tokens
 
     @property
+    @abstractmethod
     def wants_log_probs(self) -> bool:
         """Whether the log-probs of sampled tokens are wanted."""
-        return False
 
     @property
+    @abstractmethod
     def lists_alternatives(self) -> bool:
         """Whether a list of the likeliest tokens is wanted with them."""
-        return False
 
     def forced(self) -> list[str]:
         """Fields given that training does not leave to the client."""
@@ -107,15 +124,22 @@ class Request(_NoMeaning):
         Raises:
             ApiError: naming the field.
         """
-        if training:
-            return
-        for name in ("presence_penalty", "frequency_penalty"):
-            _refuse(name, getattr(self, name), 0)
-        _refuse("logit_bias", self.logit_bias, {})
+        for name, nothing in self.NOTHING.items():
+            value = getattr(self, name)
+            if value is not None and value not in nothing and not (training and name in FORCED):
+                raise _unsupported(name)
 
 
 class ChatRequest(Request):
     """`POST /v1/chat/completions`."""
+
+    NOTHING = {
+        **Request.NOTHING,
+        "tool_choice": ("none", "auto"),
+        "response_format": ({"type": "text"},),
+        "modalities": (["text"],),
+        **dict.fromkeys(("audio", "functions", "function_call", "web_search_options"), ()),
+    }
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     tools: list[dict[str, Any]] | None = None
@@ -152,20 +176,19 @@ class ChatRequest(Request):
         super().refuse_what_cannot_be(training=training)
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise _unsupported("tool_choice", "only `auto` and `none` are possible: nothing forces the model's tokens")
-        if self.response_format not in (None, {"type": "text"}):
-            raise _unsupported("response_format", "only `text` is possible: nothing forces the model's tokens")
-        _refuse("modalities", self.modalities, ["text"])
-        for name in ("audio", "functions", "function_call", "web_search_options"):
-            _refuse(name, getattr(self, name), None)
         for index, message in enumerate(self.messages):
             if not isinstance(message.get("role"), str):
                 raise ApiError(400, "a message needs a role", param=f"messages[{index}].role")
+        for index, tool in enumerate(self.tools or []):
+            function = tool.get("function")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise ApiError(400, "a tool is a function with a name", param=f"tools[{index}]")
 
 
 class TextRequest(Request):
     """`POST /v1/completions`."""
+
+    NOTHING = {**Request.NOTHING, "echo": (False,), "suffix": ("",)}
 
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
@@ -196,10 +219,8 @@ class TextRequest(Request):
 
     def refuse_what_cannot_be(self, *, training: bool) -> None:
         super().refuse_what_cannot_be(training=training)
-        _refuse("echo", self.echo, False)
-        _refuse("suffix", self.suffix, "")
         if self.best_of not in (None, self.choices):
-            raise _unsupported("best_of", "it must equal n")
+            raise _unsupported("best_of")
         if not self.prompts or not all(self.prompts):
             raise ApiError(400, "the prompt is empty", param="prompt")
 
@@ -241,10 +262,6 @@ def _of_pydantic(error: pydantic.ValidationError) -> ApiError:
     return ApiError(400, f"invalid {param or 'body'}: {first['msg']}", reason="invalid_value", param=param)
 
 
-def _refuse(name: str, value: Any, neutral: Any) -> None:
-    if value is not None and value != neutral:
-        raise _unsupported(name, "this endpoint has no such thing")
-
-
-def _unsupported(name: str, why: str) -> ApiError:
-    return ApiError(400, f"unsupported parameter: {name!r}: {why}", reason="unsupported_parameter", param=name)
+def _unsupported(name: str) -> ApiError:
+    message = f"unsupported parameter: {name!r}: {_WHY.get(name, 'this endpoint has no such thing')}"
+    return ApiError(400, message, reason="unsupported_parameter", param=name)

@@ -12,7 +12,7 @@ import pytest
 from generators.endpoint.growing import GrowingText, whole_text
 from generators.endpoint.template import TokenizerLanguage
 from generators.endpoint.wording import event
-from tests.generators.endpoint.world import Serving
+from tests.generators.endpoint.world import TOOL, Serving
 
 HALF = "half \ud800 a pair"
 
@@ -57,6 +57,51 @@ def test_a_body_over_the_limit_is_refused(serving: Serving) -> None:
     status, answer = post(serving, b" " * ((32 << 20) + 1))
     assert status == 413
     assert answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "assistant", "content": "a", "tool_calls": 5}]}, "messages[0].tool_calls"),
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [TOOL, {"type": "function", "function": 5}]}, "tools[1]"),
+        ({"tools": [{"type": "function", "function": {"name": 3}}]}, "tools[0]"),
+    ],
+)
+def test_calls_and_tools_that_are_none_are_named(serving: Serving, fields: dict[str, Any], param: str) -> None:
+    status, answer = post(serving, asking(**fields))
+    assert (status, answer["error"]["param"]) == (400, param)
+
+
+def test_arguments_nested_without_end_are_text(serving: Serving) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "[" * 100_000}}
+    status, answer = post(serving, asking(messages=[{"role": "assistant", "content": "", "tool_calls": [call]}]))
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_schemas_of_any_kind_type_the_arguments(serving: Serving) -> None:
+    """What came as text stays text where the schema says so, or says nothing; all else is JSON, where it can be."""
+    language = TokenizerLanguage(serving.tokenizer, end_ids=frozenset(), parser="qwen3_coder")
+    kinds: dict[str, Any] = {
+        "number": {"type": "integer"},
+        "text": {"type": "string"},
+        "either": {"type": ["string", "null"]},
+        "one_of": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "one_of_text": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        "anything": True,
+        "broken": {"type": "integer"},
+        "deep": {"type": "array"},
+    }
+    given = dict.fromkeys(kinds, "7") | {"broken": "seven", "deep": "[" * 100_000, "unknown": "7"}
+    body = "".join(f"<parameter={name}>{value}</parameter>" for name, value in given.items())
+    ids = serving.tokenizer.encode(f"<tool_call><function=f>{body}</function></tool_call>")
+    for properties in (kinds, {"number": kinds["number"]}, 5):
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+        [(name, arguments)] = language.answer(ids, "", [tool]).calls
+        assert name == "f"
+        typed = {"number": 7} if properties != 5 else {}
+        typed |= {"one_of": 7} if properties is kinds else {}
+        assert arguments == {**given, **typed}
 
 
 def test_halves_of_characters_are_answered(serving: Serving) -> None:
