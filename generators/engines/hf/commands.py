@@ -63,6 +63,6 @@ def answer(done: Future[Any], value: Any) -> None:
 
 
 def refuse(done: Future[Any], error: EngineError) -> None:
-    """Fails a future, unless its owner has called it off."""
-    if done.set_running_or_notify_cancel():
+    """Fails a future, unless it has its answer or its owner has called it off."""
+    if not done.done() and (done.running() or done.set_running_or_notify_cancel()):
         done.set_exception(error)

@@ -1,8 +1,9 @@
 """The `hf` engine's thread: what other threads ask for is taken up between two decode steps.
 
 Invariants: only this thread touches the model and the running sequences. It sleeps only where nothing can be done
-before another command arrives. While paused nothing is decoded; while asleep nothing runs: what ran stands at the head
-of the line, with its tokens.
+before another command arrives. A command leaves its line when it is done, so that whatever ends the engine amid one
+refuses it with the rest. While paused nothing is decoded; while asleep nothing runs: what ran stands at the head of the
+line, with its tokens.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class DecodeLoop:
             if self._inbox.stopping:
                 return
         if self._can_swap():
-            self._swap(self._updates.popleft())
+            self._swap(self._updates[0])
+            self._updates.popleft()
             return
         if not self._can_decode():
             return
@@ -114,7 +116,7 @@ class DecodeLoop:
     def _take_commands(self) -> None:
         self._taken = self._inbox.take(self._has_work)
         while self._taken:
-            match command := self._taken.popleft():
+            match command := self._taken[0]:
                 case Submit():
                     self._queue(command.requests)
                 case Abort():
@@ -135,6 +137,7 @@ class DecodeLoop:
                     self._sleep(command)
                 case Wake():
                     self._wake(command)
+            self._taken.popleft()
 
     # --- requests ---
 

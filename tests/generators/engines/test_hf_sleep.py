@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from generators.engines.base import EngineError
+from generators.engines.hf.swapping import Swapper
+from generators.engines.hf.weights import ModelWeights
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.hf_harness import HfHarness
 from tests.generators.engines.tiny import ContractModel
@@ -45,3 +48,24 @@ def test_dropped_weights_are_let_go_of(harness: HfHarness) -> None:
     harness.update(V2, harness.constant_weights(10))
     harness.engine.wake().result(harness.deadline_s)
     assert harness.run([request("b", max_tokens=3)])[0].response_ids.tolist() == [10] * 3
+
+
+@pytest.mark.parametrize("amid", ["sleep", "swap"])
+def test_what_ends_the_engine_refuses_the_order_that_it_was_at(
+    harness: HfHarness, amid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for it would wait for ever."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("gone wrong")
+
+    harness.update(V1, harness.random_weights(0))
+    if amid == "sleep":
+        monkeypatch.setattr(ModelWeights, "to_host", fail)
+        order = harness.engine.sleep()
+    else:
+        monkeypatch.setattr(Swapper, "swap", fail)
+        order = harness.engine.update_weights(V2, harness.random_weights(1).items(), "")
+    assert "gone wrong" in str(harness.collector.wait_failure())
+    with pytest.raises(EngineError, match="gone wrong"):
+        order.result(harness.deadline_s)
