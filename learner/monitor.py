@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 
 import psutil
 
@@ -25,6 +26,8 @@ _log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
 # A wait for groups is logged when it begins to matter, and then at this interval.
 _WAIT_LOG_S = 15.0
+# Failed groups whose causes are told where a run ends for them.
+_FAILED_LOOKED_AT = 20
 
 
 class Monitor:
@@ -92,14 +95,14 @@ class Monitor:
                 self._controls.fail(self._agent.lost_error)
             try:
                 await self.refresh()
+                await self._check_starved()
             except RollmeshError as error:
                 self._controls.fail(error)
                 return
-            self._check_starved()
             self._make_room()
             self._report()
 
-    def _check_starved(self) -> None:
+    async def _check_starved(self) -> None:
         failed = self.described.counts.failed
         if self._failed_at_step[0] != self._state.steps:
             self._failed_at_step = (self._state.steps, failed)
@@ -108,10 +111,17 @@ class Monitor:
             reasons = {k: v for k, v in self.described.counts.reasons.items() if k.startswith("failed/")}
             self._controls.fail(
                 StarvedError(
-                    f"{lost} groups failed and no batch came together; all failures so far: {reasons}",
-                    hint="`rollmesh ledger` lists failed groups; is the reward function right?",
+                    f"{lost} groups failed and no batch came together; all failures so far: {reasons}"
+                    + await self._frequent_cause(),
+                    hint="the generators' logs have every failure; is the reward function or the agent right?",
                 )
             )
+
+    async def _frequent_cause(self) -> str:
+        """What members of the latest failed groups said most often."""
+        failed = (await self._client.ledger("train", _FAILED_LOOKED_AT)).failed
+        causes = Counter(cause for group in failed for cause in group.causes if cause)
+        return f"; mostly: {causes.most_common(1)[0][0]}" if causes else ""
 
     def _make_room(self) -> None:
         """Asks for a checkpoint where used groups fill the buffer until their commit, so that none can become ready."""

@@ -289,7 +289,9 @@ def test_rewards_that_always_fail_end_the_run_with_their_reason(tmp_path: Path, 
     with mesh_of(config) as mesh:
         assert run_learner(config, mesh) == StarvedError.exit_code
         assert ledger(mesh).recounted.failed > 40
-    assert "groups failed and no batch came together" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "groups failed and no batch came together" in said
+    assert "ValueError: no" in said
 
 
 @pytest.mark.slow
