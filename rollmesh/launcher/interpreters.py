@@ -21,6 +21,7 @@ from mesh.errors import ConfigError
 
 # A cold start from a network disk takes its time.
 _DEADLINE_S = 120.0
+_PYTHON = "give a Python 3.11 or later"
 _PROBE = """
 import importlib.metadata, importlib.util, json, sys
 if sys.argv[1]:
@@ -87,12 +88,18 @@ def _check(interpreter: Interpreter, path: Path) -> None:
             [str(path), "-c", _PROBE, *arguments], capture_output=True, text=True, timeout=_DEADLINE_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"{field}: {path} does not run: {error}", hint="give a Python 3.11 or later") from error
+        raise ConfigError(f"{field}: {path} does not run: {error}", hint=_PYTHON) from error
     ours = importlib.metadata.version("rollmesh")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+        if not interpreter.service:
+            raise ConfigError(f"{field}: {path} does not run: {reason}", hint=_PYTHON)
         raise ConfigError(f"{field}: {path} cannot load rollmesh: {reason}", hint=_install(path, ours))
-    found = json.loads(done.stdout)
+    try:
+        # The last line: an environment may greet whoever starts its interpreter.
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, ValueError) as error:
+        raise ConfigError(f"{field}: {path} is no Python: it runs, and answers nothing", hint=_PYTHON) from error
     if interpreter.service and found["rollmesh"] != ours:
         raise ConfigError(
             f"{field}: {path} has rollmesh {found['rollmesh']}, here it is {ours}", hint=_install(path, ours)

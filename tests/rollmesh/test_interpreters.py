@@ -90,6 +90,27 @@ def test_one_that_does_not_run(tmp_path: Path) -> None:
         check(reward__python=tmp_path / "python")
 
 
+@pytest.mark.parametrize("program", ["true", "echo hello"])
+def test_one_that_is_no_python(program: str, tmp_path: Path) -> None:
+    """It runs, and says nothing of what it was asked."""
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "python").chmod(0o755)
+    with pytest.raises(ConfigError, match=r"reward\.python: .* is no Python"):
+        check(reward__python=tmp_path / "python")
+
+
+def test_one_that_greets(tmp_path: Path) -> None:
+    """A site's own customization may print what it likes."""
+    check(reward__python=python_that(tmp_path, "print('welcome')"))
+
+
+def test_a_server_that_cannot_be_asked_is_not_told_to_install_rollmesh(tmp_path: Path) -> None:
+    broken = python_that(tmp_path, "raise SystemError('too old')")
+    with pytest.raises(ConfigError, match=r"rollout\.sglang\.python: .* does not run: .*too old") as caught:
+        check(rollout__engine="sglang", rollout__sglang__python=broken)
+    assert "pip install" not in str(caught.value)
+
+
 def test_one_without_rollmesh(tmp_path: Path) -> None:
     lacking = python_that(tmp_path, "import sys", "sys.modules['rollmesh'] = None")
     with pytest.raises(ConfigError, match=r"rollout\.python: .* cannot load rollmesh: .*rollmesh.* pip install"):
