@@ -2,8 +2,9 @@
 
 A round belongs to one policy version: its tasks are pinned, so that only a generator serving exactly that version
 answers them. The tasks are seeded between the announcement of a version and the moment it comes into force. Invariants:
-training never waits for a round (the last one of the run excepted); one round runs at a time; a round that nobody can
-serve any more, or that takes too long, is withdrawn and begun anew at the next version. A failed response is never
+training never waits for a round (the last one of the run excepted); one round runs at a time, and one that comes due
+meanwhile is left out, counted and told of; a round that nobody can serve any more, or that takes too long, is withdrawn
+and begun anew at the next version. A failed response is never
 counted as a zero: the mean is over scored ones, and the others are counted beside it. A result is kept (`keep`) before
 anybody is told of it.
 
@@ -18,7 +19,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from buffer.client import Arrived, BufferClient
@@ -52,6 +53,7 @@ class EvalResult:
         seconds: from seeding to the last response.
         figures: mean@n, maj@n and pass@k, where there are several responses per prompt (`learner.eval_metrics`).
         rows: prompts with their responses and rewards, by row of the file.
+        skipped: rounds of this learner so far that were left out because the one before still ran.
     """
 
     policy: PolicyVersion
@@ -63,6 +65,7 @@ class EvalResult:
     seconds: float
     figures: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    skipped: int = 0
 
     def value(self, metric: str) -> float | None:
         """A figure by name: `reward`, `reward/<data source>`, `mean@8`, `pass@4`, ...; None where there is none."""
@@ -94,6 +97,7 @@ class EvalResult:
             "eval/failed": self.failed,
             "eval/response_length/mean": self.response_length,
             "eval/seconds": self.seconds,
+            "eval/skipped": self.skipped,
             **{f"eval/reward/{source}": value for source, value in self.by_source.items()},
             **{f"eval/{name}": value for name, value in self.figures.items()},
         }
@@ -141,6 +145,7 @@ class Evaluator:
     Attributes:
         latest: the last result; None before the first.
         policy: whose round runs, or ran last.
+        skipped: rounds left out because the one before still ran.
     """
 
     def __init__(
@@ -171,6 +176,7 @@ class Evaluator:
         self._owed = False
         self.latest: EvalResult | None = None
         self.policy: PolicyVersion | None = None
+        self.skipped = 0
 
     @property
     def owed(self) -> bool:
@@ -181,12 +187,14 @@ class Evaluator:
         """Seeds a round for a version that is about to come into force, and collects it in the background.
 
         Returns:
-            False where the round before still runs; then nothing happens.
+            False where a round still runs; then none begins: that of another version is left out.
 
         Raises:
             FencedError: another learner has taken over.
         """
         if self._round is not None and not self._round.done():
+            if policy != self.policy:
+                self._skip(policy)
             return False
         began = time.monotonic()
         await self._seed(policy)
@@ -194,6 +202,16 @@ class Evaluator:
         self.policy = policy
         self._round = asyncio.create_task(self._run(policy, began), name=f"eval-{policy}")
         return True
+
+    def _skip(self, policy: PolicyVersion) -> None:
+        self.skipped += 1
+        if self.skipped == 1:
+            _log.warning(
+                "evaluation of version %s is left out, for that of version %s still runs: rounds come due faster than "
+                "they end; raise eval.every_steps, or lower eval.rows (further ones are counted as eval/skipped)",
+                policy,
+                self.policy,
+            )
 
     async def last(self, policy: PolicyVersion, attempts: int = 2) -> EvalResult | None:
         """The result at the version in force at the end of the run; None where it cannot be had.
@@ -242,6 +260,7 @@ class Evaluator:
             result = await asyncio.to_thread(
                 summarize, policy, arrived, self._decode, asked=self._tasks, seconds=seconds, right_at=self._right_at
             )
+            result = replace(result, skipped=self.skipped)
             await self._settle(policy, [group.leased for group in arrived])
             await asyncio.to_thread(self._keep, result)
         except (_Missed, TimeoutError) as error:

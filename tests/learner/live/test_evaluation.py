@@ -176,6 +176,24 @@ async def test_a_round_that_nobody_can_serve_is_withdrawn_and_owed(tmp_path: Pat
     assert not evaluator.owed
 
 
+async def test_a_round_that_comes_due_while_another_runs_is_told_of_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    results: list[EvalResult] = []
+    async with mesh(tmp_path) as found:
+        evaluator = evaluator_of(found.client, tasks(2), on_result=results.append)
+        assert await evaluator.begin(V0)
+        for policy in (V0, V1, V2):
+            assert not await evaluator.begin(policy)
+        told = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+        await found.answer(V0, 2)
+        assert await evaluator.last(V0) is results[0]
+    assert len(told) == 1
+    assert "version 1:1 is left out" in told[0]
+    assert "eval.every_steps" in told[0]
+    assert (evaluator.skipped, results[0].record()["eval/skipped"]) == (2, 2)
+
+
 async def test_a_round_that_takes_too_long_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with mesh(tmp_path) as found:
         evaluator = evaluator_of(found.client, tasks(2), timeout_s=0.2)
