@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from mesh.config import load_config
 from mesh.config.reference import reference
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -27,6 +29,18 @@ def test_named_files_exist(page: Path) -> None:
     folders = "mesh|buffer|reward_service|generators|learner|rollmesh|protos|examples|benchmarks|deploy|tests|docs"
     for target in re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text()):
         assert (ROOT / target).exists(), f"{page.name} names {target}"
+
+
+SETTINGS = [
+    pytest.param(block, id=f"{page.name}-{index}")
+    for page in [*PAGES, *sorted((ROOT / "examples").glob("*/README.md"))]
+    for index, block in enumerate(re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("block", SETTINGS)
+def test_settings_are_taken(block: str) -> None:
+    load_config({"model": {"path": "m"}, "data": {"train": "t"}, **yaml.safe_load(block)})
 
 
 def test_every_failure_names_tests_that_exist() -> None:
