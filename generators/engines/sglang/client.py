@@ -79,7 +79,7 @@ class Client:
                         if event == _END:
                             return
                         if event:
-                            yield json.loads(event.removeprefix(b"data:"))
+                            yield _parsed(path, event.removeprefix(b"data:"))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise await self._lost(path, error) from error
         raise await self._lost(path, "the answer was cut off")
@@ -101,8 +101,15 @@ class Client:
             raise RefusedError(path, response.status, text)
         if response.content_type != "application/json":
             return text
-        return json.loads(text) if text else None
+        return _parsed(path, text) if text else None
 
     async def _lost(self, path: str, error: object) -> EngineError:
         cause = await self._cause()
         return EngineError(cause or f"the connection to the SGLang server broke ({path}): {error}")
+
+
+def _parsed(path: str, text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise EngineError(f"the SGLang server answers {path} with what is no JSON: {text[:200]!r}") from error

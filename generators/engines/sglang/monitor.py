@@ -52,9 +52,7 @@ class Monitor:
         failures = 0
         while True:
             try:
-                answer = await self._client.get(self._path or "/model_info", _ANSWER_S)
-                if self._path:
-                    self.latest = read(answer)
+                self._look(await self._client.get(self._path or "/model_info", _ANSWER_S))
                 failures = 0
             except EngineError as error:
                 failures += 1
@@ -63,6 +61,16 @@ class Monitor:
                     self._on_silence(f"the SGLang server does not answer: {error}")
                     return
             await asyncio.sleep(_EVERY_S)
+
+    def _look(self, answer: Any) -> None:
+        if not self._path:
+            return
+        try:
+            self.latest = read(answer)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            log.warning("the figures of the SGLang server at %s are not understood: %r", self._path, error)
+            # It is watched without them.
+            self._path = ""
 
 
 def read(answer: Any) -> Figures:
