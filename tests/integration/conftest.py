@@ -17,6 +17,14 @@ def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def warm_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that gets a fifth of the problems right."""
+    folder = tmp_path_factory.mktemp("warm-data")
+    prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=32, warm_steps=120)
+    return folder
+
+
 @pytest.fixture
 def start_mesh(demo_data: Path, tmp_path: Path) -> Iterator[Callable[..., MeshRun]]:
     """Starts runs, all in the same run folder; ends what a failed test leaves."""

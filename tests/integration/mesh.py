@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from learner.consumption import read_log, surviving
@@ -109,6 +110,17 @@ class MeshRun:
 
     def summary(self) -> dict[str, Any]:
         return dict(json.loads((self.folder / "summary.json").read_text()))
+
+    def metric(self, name: str) -> list[float]:
+        """By step, of those that have it."""
+        records = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        return [record[name] for record in records if name in record]
+
+    def trend(self, name: str) -> tuple[float, float]:
+        """Means of a metric over the first and the last fifth of the steps."""
+        found = self.metric(name)
+        fifth = len(found) // 5
+        return fmean(found[:fifth]), fmean(found[-fifth:])
 
     def close(self) -> None:
         """Ends the launcher, whatever state it is in; its services end with it."""

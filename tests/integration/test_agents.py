@@ -4,7 +4,6 @@ sampled is masked."""
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
@@ -47,14 +46,6 @@ def play(tmp_path: Path) -> Iterator[Callable[..., MeshRun]]:
         started.close()
 
 
-def column(run: MeshRun, name: str) -> list[float]:
-    """A metric by step."""
-    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    found = [record[name] for record in records if name in record]
-    assert len(found) == _STEPS
-    return found
-
-
 def trained(run: MeshRun) -> list[Trajectory]:
     """What was trained on, as it was recorded."""
     recording = Recording(run.folder / "recording")
@@ -95,8 +86,8 @@ def test_calls_of_a_calculator_are_trained(
         assert result.endswith("<end><assistant>")
         right += result.removeprefix("<tool>").removesuffix("<end><assistant>").isdigit()
     assert right
-    assert all(1 < turns <= 3 for turns in column(run, "agent/turns/mean"))
-    assert all(called > 0 for called in column(run, "agent/tool_calls/mean"))
+    assert all(1 < turns <= 3 for turns in run.metric("agent/turns/mean"))
+    assert all(called > 0 for called in run.metric("agent/tool_calls/mean"))
 
 
 @pytest.mark.slow
@@ -112,6 +103,6 @@ def test_games_are_trained(tmp_path: Path, play: Callable[..., MeshRun]) -> None
         assert guessed
         assert all(told.startswith("<user>") for sampled, told in rest if not sampled)
     found_it = sum(game[-1][1].endswith("<end>") and len(game) < 6 for game in found)
-    assert fmean(column(run, "critic/score/mean")) >= found_it / len(found) > 0, (
+    assert fmean(run.metric("critic/score/mean")) >= found_it / len(found) > 0, (
         "a game that ends early has found the number"
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
@@ -16,31 +14,11 @@ _HERE = "examples/dataflows"
 _COMMON = (
     "--rollout.replicas=1",
     "--rollout.n=4",
+    "--learner.optimizer.lr=4e-4",
     "--learner.optimizer.warmup_steps=5",
     "--eval.stop_at=null",
     "--eval.rows=32",
 )
-
-
-def values(run: MeshRun, name: str) -> list[float]:
-    """A metric by step."""
-    records = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    return [record[name] for record in records if name in record]
-
-
-def trend(run: MeshRun, name: str) -> tuple[float, float]:
-    """Means of a metric over the first and the last fifth of the steps."""
-    found = values(run, name)
-    fifth = len(found) // 5
-    return fmean(found[:fifth]), fmean(found[-fifth:])
-
-
-@pytest.fixture(scope="session")
-def warm_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that gets some problems right."""
-    folder = tmp_path_factory.mktemp("warm-data")
-    prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=32, warm_steps=60)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -62,13 +40,13 @@ def test_a_student_comes_closer_to_its_teacher(
         f"--algorithm={_HERE}/distillation.py:Distillation",
         f"--learner.roles.teacher.path={teacher}",
         "--data.eval=null",
-        "--learner.steps=80",
+        "--learner.steps=50",
     )
     assert run.finish(180) == 0, run.tail()
     audit(run)
-    first, last = trend(run, "distillation/reverse_kl")
-    assert last < 0.85 * first, (first, last)
-    assert run.summary()["steps"] == 80
+    first, last = run.trend("distillation/reverse_kl")
+    assert last < 0.9 * first, (first, last)
+    assert run.summary()["steps"] == 50
 
 
 @pytest.mark.slow
@@ -92,15 +70,15 @@ def test_the_best_of_n_becomes_more_likely(start_mesh: Callable[..., MeshRun], w
         *_COMMON,
         f"--model.path={warm_data / 'model'}",
         f"--algorithm={_HERE}/rejection_sampling.py:RejectionSampling",
-        "--learner.steps=80",
+        "--learner.steps=50",
     )
     assert run.finish(180) == 0, run.tail()
     audit(run)
-    first, last = trend(run, "rejection_sampling/log_likelihood")
+    first, last = run.trend("rejection_sampling/log_likelihood")
     assert last > first, (first, last)
-    summary = run.summary()
-    assert summary["held_out_last"] > summary["held_out_first"]
-    assert set(values(run, "rejection_sampling/chosen")) == {32.0}
-    counters = summary["ledger"]["train"]
+    first, last = run.trend("critic/score/mean")
+    assert last > first, (first, last)
+    assert set(run.metric("rejection_sampling/chosen")) == {32.0}
+    counters = run.summary()["ledger"]["train"]
     assert counters["counters"]["filtered"] > 0
     assert any("no_right_response" in reason for reason in counters["reasons"]), counters["reasons"]

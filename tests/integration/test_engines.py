@@ -11,24 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from examples.demo.prepare import prepare
 from tests import engines_here
 from tests.integration.mesh import MeshRun, alive, audit
 
 # An engine comes up in half a minute on a quiet machine, in minutes on a busy one.
 DEADLINE_S = 400.0
+_STEPS = 80
 OPTIONS = {
     "vllm": lambda: (f"--rollout.python={engines_here.python('vllm')}",),
     "sglang": lambda: (f"--rollout.sglang.python={engines_here.python('sglang')}",),
 }
-
-
-@pytest.fixture(scope="session")
-def warm_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that gets some problems right."""
-    folder = tmp_path_factory.mktemp("warm-data")
-    prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=125, warm_steps=60)
-    return folder
 
 
 @pytest.mark.slow
@@ -44,10 +36,10 @@ def test_the_demonstration_learns(start_mesh: Callable[..., MeshRun], warm_data:
         "--rollout.replicas=1",
         "--learner.optimizer.lr=6e-4",
         "--learner.optimizer.schedule=constant",
+        "--learner.optimizer.warmup_steps=5",
         "--learner.batch.groups=16",
-        "--learner.steps=240",
-        "--eval.every_steps=240",
-        "--eval.rows=125",
+        f"--learner.steps={_STEPS}",
+        f"--eval.every_steps={_STEPS}",
         "--eval.stop_at=null",
     )
     run.wait_step(1, DEADLINE_S)
@@ -56,6 +48,7 @@ def test_the_demonstration_learns(start_mesh: Callable[..., MeshRun], warm_data:
     assert run.finish(DEADLINE_S) == 0, run.tail()
     assert [pid for pid in family if alive(pid)] == [], "a process of the engine outlived its generator"
     audit(run)
-    summary = run.summary()
-    assert summary["steps"] == 240
-    assert summary["held_out_last"] > summary["held_out_first"]
+    assert run.summary()["steps"] == _STEPS
+    # Of 256 prompts each: 0.21 and 0.36 as a rule, with deviations of 0.02.
+    first, last = run.trend("critic/score/mean")
+    assert last > first, (first, last)

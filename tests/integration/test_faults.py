@@ -12,7 +12,7 @@ from tests.integration.mesh import alive, audit
 
 SHORT = ("--rollout.replicas=2", "--buffer.lease_s=4", "--buffer.reconnect_grace_s=0.5", "--checkpoint.every_steps=7")
 SERVICES = ("buffer", "reward", "generator-0", "generator-1", "learner")
-STEPS = 120
+STEPS = 70
 
 
 @pytest.mark.slow

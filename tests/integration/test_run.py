@@ -14,7 +14,7 @@ from tests.integration.mesh import audit
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_run_writes_what_it_promises(start_mesh, rollmesh: Command) -> None:
-    run = start_mesh("--learner.steps=80", "--logging.samples_per_step=2", "--eval.every_steps=40")
+    run = start_mesh("--learner.steps=40", "--logging.samples_per_step=2", "--eval.every_steps=20")
     run.wait_step(3)
     status = rollmesh("status", "--mesh", run.address())
     assert status.returncode == 0, status.stderr
@@ -38,14 +38,14 @@ def test_a_run_writes_what_it_promises(start_mesh, rollmesh: Command) -> None:
         assert summary[key] is not None, key
     assert set(summary["peak_memory_mb"]) >= {"buffer", "learner", "generator-0", "reward"}
     assert max(int(age) for age in summary["staleness"]) <= 2
-    assert [row["step"] for row in summary["held_out"]] == [0, 40, 80]
+    assert [row["step"] for row in summary["held_out"]] == [0, 20, 40]
     samples = rollmesh("samples", str(run.folder), "--worst")
     assert samples.returncode == 0, samples.stderr
     assert "reward" in samples.stdout
     assert rollmesh("report", str(run.folder)).returncode == 0
     assert (run.folder / "report.html").read_text().count("<svg") >= 4
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in steps if "critic/score/mean" in row] == list(range(1, 81))
+    assert [row["step"] for row in steps if "critic/score/mean" in row] == list(range(1, 41))
     exported = rollmesh("export", str(run.folder), str(run.folder / "hf"))
     assert exported.returncode == 0, exported.stderr
     assert (run.folder / "hf" / "model.safetensors").exists()
@@ -57,7 +57,7 @@ def test_on_policy_behind_a_token(start_mesh, rollmesh: Command, tmp_path: Path)
     """Two generators at zero staleness never hang; nobody without the token is told anything."""
     token = tmp_path / "token"
     token.write_text("a shared secret\n")
-    run = start_mesh("--learner.steps=20", "--buffer.max_staleness=0", f"--security.token_file={token}")
+    run = start_mesh("--learner.steps=12", "--buffer.max_staleness=0", f"--security.token_file={token}")
     run.wait_step(1)
     refused = rollmesh("status", "--mesh", run.address())
     assert refused.returncode == 2, refused.stdout
