@@ -6,11 +6,9 @@ methods of TRL's form may raise: the model is told what.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import logging
-import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,8 +17,9 @@ from typing import Any
 from generators.agents.chat import Chat
 from generators.agents.drivers import Answer, BrokenError, StatefulDriver, ToolTurns
 from generators.agents.parsers import Parser
-from generators.agents.toolbox import Toolbox, as_text, told
+from generators.agents.toolbox import Toolbox
 from generators.agents.user_calls import OverdueError, UserCalls
+from generators.agents.values import as_number, as_text, told
 from mesh.tools import EnvironmentSource
 from protos import trajectory_pb2
 
@@ -51,7 +50,7 @@ class Environments:
         try:
             reset = environment.reset
             observation = await self.call("reset", partial(reset, **_taken(reset, row_of(task))))
-        except (BrokenError, asyncio.CancelledError):
+        except BaseException:
             # Nobody else knows of it yet.
             await self.close(environment)
             raise
@@ -209,7 +208,7 @@ def _step(path: str, stepped: Any) -> tuple[str, float, bool]:
     observation, reward = stepped[:2]
     try:
         done = bool(stepped[2]) or (len(stepped) == 5 and bool(stepped[3]))
-    except (TypeError, ValueError) as error:  # an array of several, say
+    except Exception as error:  # an array of several, say
         raise BrokenError(f"environment {path}: step: what says whether it is over is no truth value") from error
     return "" if observation is None else as_text(observation), _number(path, "step", reward), done
 
@@ -222,9 +221,6 @@ def _rewards(path: str, reward: Any) -> dict[str, float]:
 
 def _number(path: str, what: str, value: Any) -> float:
     try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise BrokenError(f"environment {path}: {what} gave {value!r}, not a number") from error
-    if not math.isfinite(number):
-        raise BrokenError(f"environment {path}: {what} gave {value!r}")
-    return number
+        return as_number(value)
+    except ValueError as error:
+        raise BrokenError(f"environment {path}: {what} gave {error}") from error

@@ -18,12 +18,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from generators.agents.program_calls import AgentError, CommandProgram, FunctionProgram, Outcome, Program, Way
+from generators.agents.results import empty_result
 from generators.endpoint.completions import Completions
 from generators.endpoint.record import Record, Turn, branches, transcript
 from generators.endpoint.sessions import Rules, Session, Sessions
@@ -70,6 +72,21 @@ def program_of(section: AgentSection, at_once: int) -> Program:
     return CommandProgram(section.command, at_once)
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How an agent's call ended.
+
+    Attributes:
+        outcome: what it said in the end.
+        failure: why the episode says nothing about the policy; empty where all is well.
+        overdue: its time was up.
+    """
+
+    outcome: Outcome = field(default_factory=Outcome)
+    failure: str = ""
+    overdue: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class _Episode:
     """One member under way."""
@@ -77,7 +94,7 @@ class _Episode:
     request: MemberRequest
     session: Session
     started: float
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[_End] | None = None
 
 
 class ProgramRunner:
@@ -146,6 +163,7 @@ class ProgramRunner:
             episode = _Episode(request, self._sessions.train(rules), time.monotonic())
             self._episodes[request.request_id] = episode
             episode.task = self._loop.create_task(self._run(episode), name=f"episode-{request.request_id}")
+            episode.task.add_done_callback(partial(self._ended, episode))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Ends episodes early; each still gets its result."""
@@ -173,53 +191,57 @@ class ProgramRunner:
 
     # ------------------------------------------------------------------------------------------------ an episode
 
-    async def _run(self, episode: _Episode) -> None:
-        outcome, failure, overdue, aborted = Outcome(), "", False, False
+    async def _run(self, episode: _Episode) -> _End:
+        session = episode.session
         try:
-            outcome, overdue = await self._call(episode)
+            return await self._call(session, episode.request)
         except AgentError as error:
             # That an agent does not survive the end of its tokens is the policy's doing.
-            failure = "" if episode.session.counts["no_room"] and episode.session.record.turns else str(error)
-        except asyncio.CancelledError:
-            aborted = True
-        finally:
-            self._completions.abort(episode.session)
-            self._sessions.forget(episode.session)
-        try:
-            result = self._result(episode, outcome, failure, overdue=overdue, aborted=aborted)
-        finally:
-            del self._episodes[episode.request.request_id]
+            return _End(failure="" if session.counts["no_room"] and session.record.turns else str(error))
+
+    def _ended(self, episode: _Episode, task: asyncio.Task[_End]) -> None:
+        """Makes the result of an episode, also of one that was aborted before it had begun."""
+        name = episode.request.request_id
+        self._completions.abort(episode.session)
+        self._sessions.forget(episode.session)
+        del self._episodes[name]
         if self._closed:
             return
+        try:
+            end = _End() if task.cancelled() else task.result()
+            result = self._result(episode, end, aborted=task.cancelled())
+        except Exception as error:  # one that breaks leaves the others alone
+            log.exception("an episode failed")
+            result = empty_result(name, failure=f"{type(error).__name__}: {error}")
         self._figures["episodes"] += 1
-        self._figures["episodes_failed"] += bool(failure or result.failure)
-        for name in _COUNTED:
-            self._figures[name] += int(result.figures[name])
+        self._figures["episodes_failed"] += bool(result.failure)
+        for figure in _COUNTED:
+            self._figures[figure] += int(result.figures.get(figure, 0))
         self._on_results([result])
 
-    async def _call(self, episode: _Episode) -> tuple[Outcome, bool]:
-        """The agent's outcome, and whether it was overdue."""
-        session = episode.session
+    async def _call(self, session: Session, request: MemberRequest) -> _End:
         way = Way(f"{self._base_url()}/sessions/{session.name}/v1", session.key, self._model)
-        work = asyncio.ensure_future(self._program(task_of(episode.request), way, self._timeout_s + _GRACE_S))
+        work = asyncio.ensure_future(self._program(task_of(request), way, self._timeout_s + _GRACE_S))
         try:
             done, _ = await asyncio.wait({work}, timeout=self._timeout_s)
             if done:
-                return work.result(), False
+                return _End(work.result())
             # What is being sampled is recorded as far as it is; then the agent learns that it is over.
             session.over = True
             self._completions.abort(session)
-            await asyncio.wait({work})
-        except asyncio.CancelledError:
-            work.cancel()
-            raise
+            # It may have waited for its turn until now: its own time may end much later.
+            await asyncio.wait({work}, timeout=2 * _GRACE_S)
+        finally:
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
         log.info("an agent's episode was ended after %.0f s", self._timeout_s)
-        return (work.result() if work.exception() is None else Outcome()), True
+        said_in_time = not work.cancelled() and work.exception() is None
+        return _End(work.result() if said_in_time else Outcome(), overdue=True)
 
-    def _result(
-        self, episode: _Episode, outcome: Outcome, failure: str, *, overdue: bool, aborted: bool
-    ) -> EpisodeResult:
+    def _result(self, episode: _Episode, end: _End, *, aborted: bool) -> EpisodeResult:
         request, record = episode.request, episode.session.record
+        failure = end.failure
         chain = record.chain()
         found = transcript(chain, request.prompt_ids) if chain else None
         tokens = found.sampled() if found is not None else None
@@ -228,9 +250,9 @@ class ProgramRunner:
         if found is None or tokens is None:
             tokens = SampledTokens(np.zeros(0, np.int32), np.zeros(0, np.float32), VersionRuns(()))
         finish: FinishReason = chain[-1].finish if chain else "stop"
-        cut = overdue or finish == "aborted" or episode.session.counts["no_room"] > 0
+        cut = end.overdue or finish == "aborted" or episode.session.counts["no_room"] > 0
         finish = "length" if cut else finish
-        answer = outcome.answer
+        answer = end.outcome.answer
         if answer is None and chain:
             answer = self._completions.language.decode(chain[-1].sampled.response_ids.tolist())
         return EpisodeResult(
@@ -241,9 +263,9 @@ class ProgramRunner:
             finish_reason="aborted" if aborted else finish,
             mask=tokens.mask,
             side=found.side() if found is not None else {},
-            rewards=outcome.rewards,
+            rewards=end.outcome.rewards,
             failure=failure,
-            figures=_figures(episode.session, record, chain, overdue=overdue),
+            figures=_figures(episode.session, record, chain, overdue=end.overdue),
             final_text=answer,
             messages=chain[-1].messages if chain else (),
         )

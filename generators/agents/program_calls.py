@@ -10,22 +10,23 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
-from generators.agents.toolbox import told
 from generators.agents.user_calls import OverdueError, UserCalls
+from generators.agents.values import as_number, as_text, told
 from mesh.errors import ConfigError, RollmeshError
 from mesh.user_code import load_callable
 
 # Of a command's output, in bytes: what is kept of each stream.
 _OUTPUT_BYTES = 64 << 10
 _ERROR_CHARACTERS = 500
+# Seconds in which what a command has written is read once it is gone.
+_STREAMS_S = 2.0
 
 
 class AgentError(RollmeshError):
@@ -85,22 +86,19 @@ def outcome_of(value: Any) -> Outcome:
     if isinstance(value, Mapping):
         found = dict(value)
         answer = found.pop("answer", None)
-        rewards = {str(name): _number(number, str(name)) for name, number in found.items()}
-        return Outcome(rewards or None, None if answer is None else str(answer))
+        rewards = {as_text(name): _number(number, as_text(name)) for name, number in found.items()}
+        return Outcome(rewards or None, None if answer is None else as_text(answer))
     return Outcome({"reward": _number(value, "reward")})
 
 
 def _number(value: Any, name: str) -> float:
     try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
+        return as_number(value)
+    except ValueError as error:
         raise AgentError(
-            f"the agent returned {value!r} as {name}",
+            f"the agent returned as {name}: {error}",
             hint="return None, a number, a final answer as text, or numbers by name",
         ) from error
-    if not math.isfinite(number):
-        raise AgentError(f"the agent returned {number} as {name}", hint="a reward is a finite number")
-    return number
 
 
 class FunctionProgram:
@@ -170,36 +168,77 @@ class CommandProgram:
 
     async def _run(self, task: Mapping[str, Any], way: Way) -> Outcome:
         found = {"OPENAI_BASE_URL": way.base_url, "OPENAI_API_KEY": way.api_key, "OPENAI_MODEL": way.model}
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, **found},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise AgentError(f"the agent {self._command[0]} cannot be started: {error.strerror}") from error
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        streams = asyncio.gather(
-            _hand_over(process.stdin, json.dumps(task, ensure_ascii=False).encode()),
-            _tail(process.stdout),
-            _tail(process.stderr),
-        )
-        try:
-            code = await process.wait()
-        finally:
-            # Also what it has left behind, which may hold the streams open.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-            _, printed, said = await streams
+        async with _Tail() as printed, _Tail() as said:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=printed.end,
+                    stderr=said.end,
+                    env={**os.environ, **found},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise AgentError(f"the agent {self._command[0]} cannot be started: {error.strerror}") from error
+            assert process.stdin is not None
+            task_read = asyncio.ensure_future(_hand_over(process.stdin, json.dumps(task, ensure_ascii=False).encode()))
+            printed.close_end()
+            said.close_end()
+            try:
+                code = await process.wait()
+            finally:
+                # Also what it has left behind, which may hold the streams open.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+                # What has left its process group is not waited for.
+                streams = {task_read, printed.whole, said.whole}
+                await asyncio.wait(streams, timeout=_STREAMS_S)
+                for stream in streams:
+                    stream.cancel()
         if code != 0:
-            raise AgentError(f"the agent ended with code {code}: {said.strip()[-_ERROR_CHARACTERS:]}")
-        return _of_last_line(printed)
+            raise AgentError(f"the agent ended with code {code}: {said.text.strip()[-_ERROR_CHARACTERS:]}")
+        return _of_last_line(printed.text)
+
+
+class _Tail:
+    """The end of what a process writes, through a pipe that is closed with the context, whoever else holds it.
+
+    Attributes:
+        end: for the process to write to.
+        whole: done when nobody can write any more.
+    """
+
+    async def __aenter__(self) -> Self:
+        self._kept = b""
+        reading, self.end = os.pipe()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: protocol, os.fdopen(reading, "rb", 0)
+        )
+        self._open = True
+        self.whole = asyncio.ensure_future(self._read(reader))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close_end()
+        self._transport.close()
+        self.whole.cancel()
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode(errors="replace")
+
+    def close_end(self) -> None:
+        """The process has its own by now."""
+        if self._open:
+            self._open = False
+            os.close(self.end)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while part := await reader.read(_OUTPUT_BYTES):
+            self._kept = (self._kept + part)[-_OUTPUT_BYTES:]
 
 
 async def _hand_over(stdin: asyncio.StreamWriter, data: bytes) -> None:
@@ -210,19 +249,12 @@ async def _hand_over(stdin: asyncio.StreamWriter, data: bytes) -> None:
     stdin.close()
 
 
-async def _tail(stream: asyncio.StreamReader) -> str:
-    kept = b""
-    while part := await stream.read(_OUTPUT_BYTES):
-        kept = (kept + part)[-_OUTPUT_BYTES:]
-    return kept.decode(errors="replace")
-
-
 def _of_last_line(printed: str) -> Outcome:
     lines = printed.strip().splitlines()
     if not lines:
         return Outcome()
     try:
         value = json.loads(lines[-1])
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         value = None
     return outcome_of(value) if isinstance(value, dict) else Outcome(answer=lines[-1])

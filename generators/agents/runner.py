@@ -12,16 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
-import numpy as np
-
 from generators.agents.chat import Chat
 from generators.agents.drivers import Driver
 from generators.agents.episode import Episode, Limits
+from generators.agents.results import empty_result
 from generators.agents.turns import Turns
 from generators.agents.user_calls import UserCalls
 from generators.engines.base import EngineStatus, GenerationResult, InferenceEngine, PartialResponse
 from generators.responder import EpisodeResult, MemberRequest
-from mesh.versions import VersionRuns
 
 log = logging.getLogger(__name__)
 _COUNTED = ("turns", "tool_calls", "tool_errors", "tool_timeouts", "tool_seconds")
@@ -144,10 +142,10 @@ class AgentRunner:
         if self._closed:
             return
         if task.cancelled():
-            result = _nothing(name, aborted=True)
+            result = empty_result(name, aborted=True)
         elif (error := task.exception()) is not None:
             log.error("an episode failed", exc_info=error)
-            result = _nothing(name, failure=f"{type(error).__name__}: {error}")
+            result = empty_result(name, failure=f"{type(error).__name__}: {error}")
         else:
             result = task.result()
         self._figures["episodes"] += 1
@@ -162,14 +160,3 @@ class AgentRunner:
     def _hand_on(self) -> None:
         ended, self._ended = self._ended, []
         self._on_results(ended)
-
-
-def _nothing(name: str, *, failure: str = "", aborted: bool = False) -> EpisodeResult:
-    return EpisodeResult(
-        request_id=name,
-        response_ids=np.zeros(0, np.int32),
-        log_probs=np.zeros(0, np.float32),
-        versions=VersionRuns(()),
-        finish_reason="aborted" if aborted else "stop",
-        failure=failure,
-    )

@@ -6,7 +6,6 @@ Invariant: whatever a call asks for and whatever the tool does, there is an obse
 from __future__ import annotations
 
 import inspect
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing_extensions import TypedDict  # pydantic takes no other below Python 
 
 from generators.agents.calls import ToolCall, typed_arguments
 from generators.agents.user_calls import OverdueError, UserCalls
+from generators.agents.values import as_text, told
 from mesh.errors import ConfigError
 from mesh.tools import Tool
 
@@ -77,25 +77,6 @@ class Toolbox:
         except Exception as error:  # noqa: BLE001 - whatever a tool raises, the model is told
             return _error(told(error), time.perf_counter() - begin)
         return Observation(as_text(result), seconds=time.perf_counter() - begin)
-
-
-def as_text(result: Any) -> str:
-    """What a tool returned, as the model sees it: text as it is, all else as JSON where it can be."""
-    if isinstance(result, str):
-        return result
-    try:
-        return json.dumps(result, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):
-        pass
-    try:
-        return str(result)
-    except Exception as error:  # noqa: BLE001 - a user's class may raise anything
-        return f"<{type(result).__name__} that cannot be shown: {type(error).__name__}>"
-
-
-def told(error: Exception) -> str:
-    """What a user's code raised, as text."""
-    return f"{type(error).__name__}: {as_text(error)}"
 
 
 def _error(text: str, seconds: float = 0.0) -> Observation:

@@ -41,6 +41,26 @@ async def breaks(task: dict[str, Any], base_url: str, api_key: str, model: str) 
     raise KeyError("tool")
 
 
+class Odd:
+    """Neither a number nor to be shown."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("no number")
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def huge(task: dict[str, Any], base_url: str, api_key: str, model: str) -> int:
+    await one_turn(task, base_url, api_key, model)
+    return 10**400
+
+
+async def odd(task: dict[str, Any], base_url: str, api_key: str, model: str) -> Odd:
+    await one_turn(task, base_url, api_key, model)
+    return Odd()
+
+
 def talks_on(task: dict[str, Any], base_url: str, api_key: str, model: str) -> float:
     """Knows no bounds."""
     from openai import OpenAI
@@ -69,7 +89,7 @@ def endless(task: dict[str, Any], base_url: str, api_key: str, model: str) -> No
 def command() -> None:
     """A process that needs no library; leaves another one behind."""
     task = json.load(sys.stdin)
-    behind = subprocess.Popen(["sleep", "600"])
+    behind = subprocess.Popen(["sleep", "600"], start_new_session="--away" in sys.argv)
     body = {"model": os.environ["OPENAI_MODEL"], "messages": task["messages"], "max_tokens": 5}
     asked = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",

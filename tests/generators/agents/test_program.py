@@ -153,13 +153,28 @@ async def test_a_command_is_gone_with_all_it_has_started(serving: Serving) -> No
     runs.close()
 
 
+async def test_what_has_left_a_commands_process_group_is_not_waited_for(serving: Serving) -> None:
+    runs = Runs(serving, command=[sys.executable, str(AGENTS), "--away"])
+    request = runs.request("a", opening="<user>")
+    runs.submit(request)
+    result = await runs.result("a")
+    checked(serving, request, result)
+    assert result.rewards is not None
+    psutil.Process(int(result.rewards["pid"])).kill()
+    assert result.rewards["reward"] == 2.0
+    runs.close()
+
+
 @pytest.mark.parametrize(
     ("agent", "opening", "reason"),
     [
         ({"program": f"{AGENTS}:breaks"}, "<user>", "the agent raised KeyError: 'tool'"),
+        ({"program": f"{AGENTS}:huge"}, "<user>", "int), not a number"),
+        ({"program": f"{AGENTS}:odd"}, "<user>", "Odd), not a number"),
         ({"program": f"{AGENTS}:silent"}, "<user>", "the agent never called the model"),
         ({"program": f"{AGENTS}:one_turn"}, "the", "has to begin as the model's chat template does"),
         ({"command": [sys.executable, "-c", "raise SystemExit('lost')"]}, "<user>", "ended with code 1: lost"),
+        ({"command": [sys.executable, "-c", "print('[' * 60000)"]}, "<user>", "the agent never called the model"),
         ({"command": ["/no/such/agent"]}, "<user>", "cannot be started: No such file"),
     ],
 )
@@ -254,6 +269,22 @@ async def test_an_aborted_episode_still_has_a_result(serving: Serving) -> None:
     runs.abort("a")
     assert (await runs.result("a")).finish_reason == "aborted"
     await soon(lambda: serving.engine.status().active + serving.engine.status().queued == 0)
+    runs.close()
+
+
+async def test_an_episode_that_is_aborted_before_it_begins_still_has_a_result(serving: Serving) -> None:
+    runs = Runs(serving, program=f"{AGENTS}:endless")
+    request = runs.request("a", opening="<user>")
+
+    def submit_and_abort() -> None:
+        runs.runner.submit([request])
+        runs.runner.abort(["a"])
+
+    before = len(serving.endpoint.sessions)
+    runs._within(submit_and_abort)
+    result = await runs.result("a")
+    assert (result.finish_reason, len(result.response_ids)) == ("aborted", 0)
+    assert len(serving.endpoint.sessions) == before
     runs.close()
 
 
