@@ -22,6 +22,8 @@ from mesh.user_code import load_callable
 if TYPE_CHECKING:
     from mesh.config.rollout import AgentSection
 
+# Of hints that only a type checker can resolve.
+_UNRESOLVED = (NameError, AttributeError, TypeError, SyntaxError)
 _RESERVED = frozenset({"reset", "get_reward"})
 EnvironmentForm = Literal["step", "tools"]
 Schema = dict[str, Any]
@@ -90,11 +92,8 @@ def load_environment(path: str) -> EnvironmentSource:
         ConfigError: no such class, or it has neither form.
     """
     make = load_callable(path, "environment", ConfigError)
-    try:
-        # Of a class the methods are known without an instance, which may be dear.
-        kind = make if inspect.isclass(make) else type(make())
-    except Exception as error:  # a user's code may raise anything
-        raise ConfigError(f"environment {path}: making one raised {type(error).__name__}: {error}") from error
+    # Of a class the methods are known without an instance, which may be dear.
+    kind = make if inspect.isclass(make) else _kind_of(make, path)
     if not callable(getattr(kind, "reset", None)):
         raise ConfigError(f"environment {path} has no method `reset`", hint="see docs/agents.md for the two forms")
     if _has_step(kind):
@@ -128,13 +127,26 @@ def agent_schemas(agent: AgentSection) -> list[Schema]:
     return schemas
 
 
+def _kind_of(make: Callable[[], Any], path: str) -> type:
+    """The class of what a function makes; what it made for that is closed again, unless only a coroutine could."""
+    try:
+        made = make()
+        close = getattr(made, "close", None)
+        is_tool = not _has_step(type(made)) and "close" in _public_methods(type(made))
+        if callable(close) and not is_tool and not inspect.iscoroutinefunction(close):
+            close()
+    except Exception as error:  # a user's code may raise anything
+        raise ConfigError(f"environment {path}: making one raised {type(error).__name__}: {error}") from error
+    return type(made)
+
+
 def _has_step(kind: type) -> bool:
     step = getattr(kind, "step", None)
     if not callable(step):
         return False
     try:
         return get_type_hints(step).get("return") is not str
-    except NameError:  # hints that only a type checker can resolve
+    except _UNRESOLVED:
         return inspect.signature(step).return_annotation not in (str, "str")
 
 
@@ -155,7 +167,7 @@ def _schema(function: Callable[..., Any], path: str) -> Schema:
 
     try:
         schema: Schema = get_json_schema(function)
-    except (DocstringParsingException, TypeHintParsingException, NameError) as error:
+    except (DocstringParsingException, TypeHintParsingException, *_UNRESOLVED) as error:
         raise ConfigError(
             f"tool {path}: {error}",
             hint="a tool needs a type hint and, under `Args:` of its docstring, a description of every argument",
