@@ -425,8 +425,8 @@ def _open_data(
     if data.eval is None:
         return prompts, None
     held_out = open_dataset(data.eval, data.prompt_key)
-    # Images are seen in an evaluation alone.
-    images = ImageProcessor.load(Path(config.model.path))
+    # Images are seen in an evaluation alone, and not by SGLang.
+    images = None if rollout.engine == "sglang" else ImageProcessor.load(Path(config.model.path))
     encoder = PromptEncoder(
         tokenizer,
         max_prompt_tokens=rollout.max_prompt_tokens,

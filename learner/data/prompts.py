@@ -171,11 +171,12 @@ class PromptEncoder:
         if self._images is None:
             raise DataError(
                 f"row {row.index} has images, which are not taken here",
-                hint="the learner trains on text alone; data.eval may have images where the model has a processor",
+                hint="the learner trains on text alone; data.eval may have images where the model has a processor and "
+                "the engine is not sglang",
             )
         if self._agent is not None:
             raise DataError(
-                f"row {row.index} has images, and agents take text alone", hint="use rollout.agent.kind: none"
+                f"row {row.index} has images, and agents take text alone", hint="remove rollout.agent, or the images"
             )
         return load_images(row.index, row.images)
 

@@ -14,7 +14,9 @@ import pytest
 
 from learner.data import PromptEncoder, Row, open_dataset
 from learner.data.prompts import Refused, TaskShape
+from learner.leader import _open_data
 from learner.model_folder import resolve_model
+from mesh.config import load_config
 from mesh.config.models import ModelSection
 from mesh.errors import DataError
 from mesh.images import MAX_IMAGE_BYTES, ImageProcessor
@@ -118,6 +120,18 @@ def test_images_that_nobody_can_take_are_refused(tmp_path: Path, vlm: TinyVlm) -
             encoded(vlm, row)
     with pytest.raises(DataError, match="trains on text alone"):
         encoded(vlm, large, blind=True)
+
+
+def test_held_out_images_are_refused_where_the_engine_takes_none(tmp_path: Path, vlm: TinyVlm) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    train = write_jsonl(tmp_path / "train.jsonl", [record(0, prompt="the ")])
+    held_out = write_jsonl(tmp_path / "eval.jsonl", [record(0, prompt="<image>", images=["a.png"])])
+    values = {"model": {"path": str(vlm.folder)}, "data": {"train": str(train), "eval": str(held_out)}}
+    _, tasks = _open_data(load_config(values), vlm.tokenizer, greedy=0)
+    assert tasks is not None
+    assert list(tasks[0].images) == [PNG]
+    with pytest.raises(DataError, match="the engine is not sglang"):
+        _open_data(load_config(values, ["rollout.engine=sglang"]), vlm.tokenizer, greedy=0)
 
 
 def test_a_model_that_the_learner_cannot_train_is_refused(vlm: TinyVlm) -> None:
