@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
 _MAX_BODY_BYTES = 32 << 20
 _CLIENT_LEFT = 499
+# Under which a request keeps its session of training.
+_TRAINING = "rollmesh.training"
 # Seconds that connections get at the end.
 _CLOSE_S = 1.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -134,6 +136,11 @@ class EndpointServer:
             except RollmeshError as error:
                 log.warning("call to %s failed: %s", request.path, error)
                 return _refusal(ApiError(500, str(error), reason=error.code, kind="server_error"))
+            except ConnectionError:
+                raise
+            except Exception as error:
+                log.exception("call to %s failed", request.path)
+                return _refusal(ApiError(500, f"{type(error).__name__}: {error}", kind="server_error"))
 
         return guard
 
@@ -143,6 +150,9 @@ class EndpointServer:
         if agents and (session is None or session.rules is None):
             # The name is known to the session's agent alone: it is late, not wrong.
             raise session_over(name) if name else ApiError(404, "only sessions of agents are served here")
+        if session is not None and session.rules is not None:
+            # However long its body takes: no call goes to another session that comes to bear the name.
+            request[_TRAINING] = session
         expected = session.key if session is not None and session.key else token
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if expected and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode()):
@@ -164,10 +174,10 @@ class EndpointServer:
         except ApiError as error:
             status = error.status
             raise
-        except RollmeshError:
-            status = 500
+        except (ConnectionError, asyncio.CancelledError):
             raise
-        except (ConnectionResetError, asyncio.CancelledError):
+        except Exception:
+            status = 500
             raise
         finally:
             self._figures.requests.labels(form, str(status)).inc()
@@ -180,11 +190,12 @@ class EndpointServer:
         except (ValueError, LookupError, RecursionError) as error:  # LookupError: of an unknown encoding
             raise ApiError(400, f"the body is not JSON: {error}") from error
         name = request.match_info.get("session", "")
-        session = self._sessions.of(name) if name else None
-        training = session is not None and session.rules is not None
+        session = request.get(_TRAINING)
+        training = session is not None
+        if name and session is None:
+            session = self._sessions.of(name)
         call = parse(form, body, training=training)
-        if training:
-            assert session is not None
+        if session is not None and training:
             self._count_forced(session, call.forced())
         elif call.model != self._model:
             raise _no_model(call.model, self._model)

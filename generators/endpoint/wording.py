@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from generators.endpoint.completions import Answering, Finished, Piece
@@ -38,6 +39,7 @@ class Wording:
     created: int = field(default_factory=lambda: int(time.time()))
     _spoken: dict[int, str] = field(default_factory=dict)
     _begun: set[int] = field(default_factory=set)
+    _offsets: dict[int, int] = field(default_factory=dict)
 
     @property
     def is_chat(self) -> bool:
@@ -61,7 +63,7 @@ class Wording:
                 choice["message"] = {"refusal": None, **answer.message}
             else:
                 choice["text"] = answer.text
-            choice["logprobs"] = self._log_probs(ids, log_probs) if self.request.wants_log_probs else None
+            choice["logprobs"] = self._log_probs(answer.choice, ids, log_probs)
             if self.request.return_token_ids:
                 choice |= {"prompt_token_ids": list(answer.prompt_ids), "token_ids": ids}
             choices.append(choice)
@@ -120,7 +122,7 @@ class Wording:
         choice: dict[str, Any] = {"index": index, "finish_reason": None}
         choice |= {"delta": {"content": text}} if self.is_chat else {"text": text}
         if ids:
-            choice["logprobs"] = self._log_probs(ids, log_probs) if self.request.wants_log_probs else None
+            choice["logprobs"] = self._log_probs(index, ids, log_probs)
             if self.request.return_token_ids:
                 choice["token_ids"] = list(ids)
         return self._frame([choice], chunk=True)
@@ -132,11 +134,14 @@ class Wording:
         name = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.name}"
         return {"id": name, "object": kind, "created": self.created, "model": self.model, "choices": choices}
 
-    def _log_probs(self, ids: Sequence[int], log_probs: Sequence[float]) -> dict[str, Any]:
+    def _log_probs(self, choice: int, ids: Sequence[int], log_probs: Sequence[float]) -> dict[str, Any] | None:
+        """Of tokens behind those that were worded of the choice before."""
+        if not self.request.wants_log_probs:
+            return None
         tokens = [self.token(token_id) for token_id in ids]
         alternatives = self.request.lists_alternatives
         if not self.is_chat:
-            offsets = [sum(map(len, tokens[:index])) for index in range(len(tokens))]
+            *offsets, self._offsets[choice] = accumulate(map(len, tokens), initial=self._offsets.get(choice, 0))
             listed = [{token: value} for token, value in zip(tokens, log_probs, strict=True)] if alternatives else None
             return {
                 "tokens": tokens,

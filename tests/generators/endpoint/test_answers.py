@@ -150,6 +150,21 @@ def test_text_completions_take_text_and_tokens(serving: Serving, client: OpenAI)
     assert all(math.isfinite(value) for value in logprobs.token_logprobs if value is not None)
 
 
+def test_tokens_say_where_in_the_text_they_stand_streamed_or_not(serving: Serving, client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "the", "seed": 4, "logprobs": 0, "n": 2}
+    streams: dict[int, tuple[list[str], list[int]]] = {0: ([], []), 1: ([], [])}
+    for chunk in client.completions.create(**asked, stream=True):
+        for part in chunk.choices:
+            if part.logprobs is not None:
+                streams[part.index][0].extend(part.logprobs.tokens or [])
+                streams[part.index][1].extend(part.logprobs.text_offset or [])
+    for choice in client.completions.create(**asked).choices:
+        assert choice.logprobs is not None
+        tokens, offsets = choice.logprobs.tokens or [], choice.logprobs.text_offset
+        assert streams[choice.index] == (tokens, offsets)
+        assert offsets == [len("".join(tokens[:index])) for index in range(len(tokens))]
+
+
 async def test_a_client_that_leaves_aborts_its_answer(serving: Serving) -> None:
     client = AsyncOpenAI(base_url=f"{serving.url}/sessions/left/v1", api_key="none", max_retries=0)
     sessions = serving.endpoint.sessions

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import ipaddress
+import json
 import subprocess
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -20,10 +24,13 @@ from prometheus_client import CollectorRegistry
 
 from generators.endpoint.figures import EndpointFigures
 from generators.endpoint.server import EndpointServer
+from generators.endpoint.sessions import Rules
+from generators.engines.base import SamplingParams
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError
 from tests.generators.endpoint.world import TOOL, Serving, soon
 
+T = TypeVar("T")
 HELLO: Any = [{"role": "user", "content": "the"}]
 
 
@@ -171,6 +178,36 @@ def test_the_way_for_agents_serves_their_sessions_alone(serving: Serving) -> Non
     with pytest.raises(openai.APIStatusError) as over:
         OpenAI(base_url=f"{own}/sessions/unknown/v1", api_key="none").models.list()
     assert over.value.status_code == 410
+
+
+def test_a_session_that_ends_while_its_call_is_read_takes_it_no_more(serving: Serving) -> None:
+    """What comes late is answered by no session of the same name and other rules."""
+    rules = Rules((5,), SamplingParams(max_tokens=20))
+    session = serving.run(lambda: _within(lambda: serving.endpoint.sessions.train(rules)))
+    before = len(serving.endpoint.sessions)
+    at = urlsplit(serving.endpoint.server.agents_url)
+    body = json.dumps({"model": "tiny", "messages": HELLO, "max_tokens": 1}).encode()
+    connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=30)
+    reached = threading.Event()
+    known = serving.endpoint.sessions.known
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving.endpoint.sessions, "known", lambda name: (reached.set(), known(name))[1])
+        connection.putrequest("POST", f"/sessions/{session.name}/v1/chat/completions")
+        connection.putheader("Authorization", f"Bearer {session.key}")
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders()
+        assert reached.wait(30)
+        # In the event loop: behind the whole of the call's admission.
+        serving.run(lambda: _within(lambda: serving.endpoint.sessions.forget(session)))
+    connection.send(body)
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["error"]["code"]) == (410, "session_over")
+    connection.close()
+    assert len(serving.endpoint.sessions) == before - 1
+
+
+async def _within(what: Callable[[], T]) -> T:
+    return what()
 
 
 def test_tls_is_that_of_the_mesh(serving: Serving, tmp_path: Path) -> None:
