@@ -17,7 +17,10 @@ from rollmesh.launcher.errors import ServiceExitError
 app = typer.Typer(
     name="rollmesh",
     help="Asynchronous reinforcement learning for language models as a mesh of small services.",
-    epilog="With --debug, anywhere on the line, an error shows its traceback.",
+    epilog=(
+        "Generators decode with one of three engines, rollout.engine: hf, vllm or sglang; docs/engines.md says what "
+        "each needs. With --debug, anywhere on the line, an error shows its traceback."
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

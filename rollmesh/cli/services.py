@@ -118,7 +118,11 @@ def _generator(
     allow_insecure: Annotated[bool, typer.Option("--allow-insecure", help="Bind beyond loopback unprotected.")] = False,
     ready_file: ReadyFile = None,
 ) -> None:
-    """Serve a generator. It needs the mesh address alone: model, tokenizer and settings come over the mesh."""
+    """Serve a generator. It needs the mesh address alone: model, tokenizer and settings come over the mesh.
+
+    The engine too: the run's rollout.engine is hf, vllm or sglang. For vllm, call the rollmesh of vLLM's environment
+    (make vllm); for sglang, rollout.sglang names the server or its interpreter: see docs/engines.md.
+    """
     if threads is not None:
         # Read by the numerical libraries when they are loaded, which happens below.
         os.environ.update(thread_environment(threads))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -63,6 +64,16 @@ def assert_error(result: subprocess.CompletedProcess[str], status: int, message:
     assert len(errors) == 1, result.stderr
     assert message in errors[0]
     assert "Traceback" not in result.stderr + result.stdout
+
+
+@pytest.mark.parametrize("command", [(), ("run",), ("generator",)])
+def test_help_names_the_engines_and_where_to_read_on(rollmesh: Command, command: tuple[str, ...]) -> None:
+    shown = rollmesh(*command, "--help")
+    assert shown.returncode == 0
+    words = set(re.findall(r"[\w./]+", shown.stdout.replace(".\n", "\n")))
+    assert {"hf", "vllm", "sglang"} <= words
+    [page] = {word for word in words if word.startswith("docs/")}
+    assert (ROOT / page.rstrip(".")).is_file()
 
 
 def test_help_loads_nothing_heavy() -> None:
