@@ -53,7 +53,7 @@ class SamplingParams:
     """How the tokens of one request are drawn.
 
     Attributes:
-        temperature: softmax temperature; 0 is greedy.
+        temperature: softmax temperature: 0 (greedy), or 0.01 and above.
         top_p: nucleus mass in (0, 1]; 1 is off.
         top_k: number of most likely tokens kept; 0 is off. Applied before `top_p`.
         max_tokens: upper bound of response tokens, the end token included.

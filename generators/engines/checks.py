@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from generators.engines.base import GenerationRequest, SampledTokens, SamplingParams
+from mesh.config.section import LEAST_TEMPERATURE
 from mesh.errors import PayloadError
 from mesh.images import ImageProcessor
 
@@ -85,6 +86,8 @@ def _check_ids(field: str, lowest: int, highest: int, limits: Limits) -> None:
 def _check_sampling(sampling: SamplingParams, limits: Limits) -> None:
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
         raise PayloadError("sampling.temperature", f"{sampling.temperature} is not a number >= 0")
+    if 0 < sampling.temperature < LEAST_TEMPERATURE:
+        raise PayloadError("sampling.temperature", f"{sampling.temperature} is below {LEAST_TEMPERATURE}; 0 is greedy")
     if not 0 < sampling.top_p <= 1:
         raise PayloadError("sampling.top_p", f"{sampling.top_p} is not in (0, 1]")
     if sampling.top_k < 0:

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from mesh.config.redis_url import RedisOptions, parse_redis_url
 from mesh.config.rollout import RolloutSection
-from mesh.config.section import PositiveFloat, PositiveInt, Section
+from mesh.config.section import PositiveFloat, PositiveInt, Section, Temperature
 from mesh.errors import ConfigError
 
 
@@ -315,7 +315,7 @@ class EvalSection(Section):
     every_steps: PositiveInt | None = Field(None, description="Steps between evaluations; first and last are always.")
     rows: PositiveInt | None = Field(None, description="Rows of `data.eval` used; none: all.")
     n: PositiveInt = Field(1, description="Responses per held-out prompt.")
-    temperature: float = Field(0.0, ge=0, description="Temperature of held-out responses.")
+    temperature: Temperature = Field(0.0, description="Temperature of held-out responses: 0, or 0.01 and above.")
     stop_at: float | None = Field(None, description="End the run once the held-out reward reaches this.")
     metric: str = Field(
         "reward",

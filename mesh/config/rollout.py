@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from mesh.config.section import PositiveFloat, PositiveInt, Section
+from mesh.config.section import PositiveFloat, PositiveInt, Section, Temperature
 
 EngineName = Literal["hf", "vllm", "sglang"]
 ParserName = Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek", "pythonic"]
@@ -140,7 +140,7 @@ class RolloutSection(Section):
     )
     replicas: int = Field(1, ge=0, description="Generators that `rollmesh run` starts here; others may join.")
     n: PositiveInt = Field(8, description="Responses per prompt (the group size).")
-    temperature: float = Field(1.0, ge=0, description="Softmax temperature; 0 is greedy.")
+    temperature: Temperature = Field(1.0, description="Softmax temperature: 0 (greedy), or 0.01 and above.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus mass; 1 is off. Must be 1 in training for now.")
     top_k: int = Field(
         0, ge=0, description="Number of most likely tokens kept; 0 is off. Must be 0 in training for now."

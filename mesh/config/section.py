@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+# Logits over a smaller temperature overflow; vLLM draws at this one then, and SGLang greedily, without a word.
+LEAST_TEMPERATURE = 0.01
+
+
+def _drawn_at(temperature: float) -> float:
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(f"{temperature:g} is below {LEAST_TEMPERATURE:g}; 0 is greedy")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_drawn_at)]
 
 
 class Section(BaseModel):

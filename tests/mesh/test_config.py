@@ -32,6 +32,7 @@ def test_overrides_are_read_as_yaml_and_win(tmp_path: Path) -> None:
         ("--rolout.n=4", ["unknown key rolout", "did you mean rollout?"]),
         ("--learner.optimizer.lrr=1", ["unknown key learner.optimizer.lrr", "did you mean learner.optimizer.lr?"]),
         ("--rollout.n=0", ["rollout.n", "greater than 0"]),
+        ("--rollout.temperature=0.001", ["rollout.temperature", "0.001 is below 0.01", "0 is greedy"]),
         ("--buffer.max_staleness=-1", ["buffer.max_staleness"]),
         ("--rollout.top_p=0.9", ["rollout.top_p", "off in training"]),
         ("--reward.timeout_s=100", ["deadlines must nest", "reward.timeout_s"]),

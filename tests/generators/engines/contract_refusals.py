@@ -24,6 +24,7 @@ class RefusalContract:
             (request("a", [harness.vocabulary]), "prompt_ids", str(harness.vocabulary)),
             (request("a", [-1]), "prompt_ids", "-1"),
             (request("a", temperature=-1.0), "sampling.temperature", "-1"),
+            (request("a", temperature=1e-3), "sampling.temperature", "0.001"),
             (request("a", top_p=0.0), "sampling.top_p", "0"),
             (request("a", top_k=-1), "sampling.top_k", "-1"),
             (request("a", max_tokens=0), "sampling.max_tokens", "0"),
