@@ -15,8 +15,8 @@ def register(app: typer.Typer) -> None:
 def _run(context: typer.Context, config_path: ConfigPath) -> None:
     """Run the whole mesh here: buffer, reward service, generators, learner. The same run folder goes on.
 
-    Generators decode with --rollout.engine=hf, vllm or sglang. The latter two have environments of their own (make vllm,
-    make sglang), which --rollout.python and --rollout.sglang.python name: see docs/engines.md.
+    Generators decode with --rollout.engine=hf, vllm or sglang. The latter two have environments of their own
+    (make vllm, make sglang), which --rollout.python and --rollout.sglang.python name: see docs/engines.md.
     """
     config = read_config(config_path, context)
     from rollmesh.launcher.local import run_locally
