@@ -264,6 +264,18 @@ def test_a_stop_amid_anything(harness: ScriptedHarness, operation: str) -> None:
     assert harness.collector.failure is None
 
 
+def test_a_backend_that_fails_to_end_holds_nothing_up(harness: ScriptedHarness) -> None:
+    """What waits to be loaded is given back all the same, and the thread ends."""
+    harness.update(V1, harness.constant_weights(10))
+    harness.freeze([request("pinned", max_tokens=harness.long, pinned=True)])
+    swap = harness.engine.update_weights(V2, harness.constant_weights(11).items(), "")
+    harness.backend.hooks["stop"] = _raises(RuntimeError("half closed"))
+    harness.engine.stop()
+    with pytest.raises(EngineError, match="stopped"):
+        swap.result(0)
+    assert harness.collector.wait(["pinned"])[0].finish_reason == "aborted"
+
+
 def test_an_engine_that_never_ran_keeps_its_promises() -> None:
     class Idle(ScriptedHarness):
         def build(self, listener):  # type: ignore[no-untyped-def] # as its base
