@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -144,9 +145,17 @@ class CommandProgram:
     Args:
         command: program and arguments.
         at_once: processes at the same time; others wait.
+
+    Raises:
+        ConfigError: there is no such program.
     """
 
     def __init__(self, command: Sequence[str], at_once: int) -> None:
+        if shutil.which(command[0]) is None:
+            raise ConfigError(
+                f"rollout.agent.command: there is no program {command[0]!r}",
+                hint=f"it is looked for in PATH, one with a / from {os.getcwd()}, where the generator runs",
+            )
         self._command = list(command)
         self._turn = asyncio.Semaphore(at_once)
 

@@ -175,7 +175,6 @@ async def test_what_has_left_a_commands_process_group_is_not_waited_for(serving:
         ({"program": f"{AGENTS}:one_turn"}, "the", "has to begin as the model's chat template does"),
         ({"command": [sys.executable, "-c", "raise SystemExit('lost')"]}, "<user>", "ended with code 1: lost"),
         ({"command": [sys.executable, "-c", "print('[' * 60000)"]}, "<user>", "the agent never called the model"),
-        ({"command": ["/no/such/agent"]}, "<user>", "cannot be started: No such file"),
     ],
 )
 async def test_what_breaks_is_a_failure_never_a_reward(
@@ -188,9 +187,20 @@ async def test_what_breaks_is_a_failure_never_a_reward(
     runs.close()
 
 
-def test_an_agent_that_does_not_exist_is_told_of_at_the_start(serving: Serving) -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.agent\.program"):
-        Runs(serving, program=f"{AGENTS}:two_turn")
+async def test_a_command_that_cannot_be_started_is_a_failure(serving: Serving, tmp_path: Path) -> None:
+    file = tmp_path / "agent"
+    file.write_text("#!/no/such/interpreter")
+    file.chmod(0o755)
+    runs = Runs(serving, command=[str(file)])
+    runs.submit(runs.request("a", opening="<user>"))
+    assert "cannot be started: No such file" in (await runs.result("a")).failure
+    runs.close()
+
+
+@pytest.mark.parametrize("agent", [{"program": f"{AGENTS}:two_turn"}, {"command": ["no-such-agent"]}])
+def test_an_agent_that_does_not_exist_is_told_of_at_the_start(serving: Serving, agent: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"rollout\.agent\.{next(iter(agent))}"):
+        Runs(serving, **agent)
 
 
 async def test_an_overdue_episode_is_ended_as_it_is(serving: Serving) -> None:
