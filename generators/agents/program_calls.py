@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import logging
 import os
@@ -110,11 +111,18 @@ class FunctionProgram:
         at_once: calls of a plain function at the same time; others wait.
 
     Raises:
-        ConfigError: there is no such function.
+        ConfigError: there is no such function, or it does not take these arguments.
     """
 
     def __init__(self, path: str, at_once: int) -> None:
         self._function = load_callable(path, "rollout.agent.program", ConfigError)
+        try:
+            inspect.signature(self._function).bind({}, base_url="", api_key="", model="")
+        except TypeError as error:
+            raise ConfigError(
+                f"rollout.agent.program {path}: {error}",
+                hint="it is called as agent(task, base_url=..., api_key=..., model=...)",
+            ) from error
         # The package's HTTP client writes a line for every call of every agent.
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self._calls = UserCalls(at_once)

@@ -197,8 +197,11 @@ async def test_a_command_that_cannot_be_started_is_a_failure(serving: Serving, t
     runs.close()
 
 
-@pytest.mark.parametrize("agent", [{"program": f"{AGENTS}:two_turn"}, {"command": ["no-such-agent"]}])
-def test_an_agent_that_does_not_exist_is_told_of_at_the_start(serving: Serving, agent: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "agent",
+    [{"program": f"{AGENTS}:two_turn"}, {"program": f"{AGENTS}:command"}, {"command": ["no-such-agent"]}],
+)
+def test_an_agent_that_cannot_be_called_is_told_of_at_the_start(serving: Serving, agent: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"rollout\.agent\.{next(iter(agent))}"):
         Runs(serving, **agent)
 
