@@ -21,11 +21,13 @@ class ModelFacts:
         limits: what it takes.
         tokenizer: None where the folder has no tokenizer files.
         images: the processor of a model that takes images; None: it takes text alone.
+        experts: it is a mixture of experts.
     """
 
     limits: Limits
     tokenizer: PreTrainedTokenizerBase | None
     images: ImageProcessor | None = None
+    experts: bool = False
 
     def for_text(self) -> ModelFacts:
         """The same model, of which only text is asked."""
@@ -63,4 +65,4 @@ def read_folder(folder: Path, context: int | None) -> ModelFacts:
         text=tokenizer is not None,
         images=images is not None,
     )
-    return ModelFacts(limits, tokenizer, images)
+    return ModelFacts(limits, tokenizer, images, bool(getattr(text, "num_experts_per_tok", None)))

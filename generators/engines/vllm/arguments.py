@@ -60,17 +60,15 @@ def transfer_of(settings: EngineSettings) -> Transfer:
     return chosen
 
 
-def engine_arguments(folder: Path, settings: EngineSettings, *, context: int | None, tokenizer: bool) -> dict[str, Any]:
-    """Arguments by the names of vLLM's AsyncEngineArgs, `weight_transfer_config` as the name of the back end alone.
+def check_features(settings: EngineSettings, *, experts: bool) -> None:
+    """Refuses what vLLM takes and then fails of.
 
     Args:
-        folder: configuration and tokenizer files.
         settings: see there.
-        context: longest sequence in tokens; None: what the model can.
-        tokenizer: the folder has one.
+        experts: the model is a mixture of experts.
 
     Raises:
-        ConfigError: see `transfer_of`; or vLLM keeps what is asked for only beside its prefix cache.
+        ConfigError: names the key.
     """
     section = section_of(settings)
     if section.routed_experts and not section.prefix_caching:
@@ -78,6 +76,42 @@ def engine_arguments(folder: Path, settings: EngineSettings, *, context: int | N
             "rollout.vllm.routed_experts: vLLM tells the experts only with its prefix cache",
             hint="set rollout.vllm.prefix_caching: true",
         )
+    if not on_cpu(settings):
+        return
+    if section.routed_experts:
+        raise ConfigError(
+            "rollout.vllm.routed_experts: vLLM tells the experts on CUDA alone", hint="leave it out on a CPU"
+        )
+    # Its kernels would read experts that another worker has, from memory that is not theirs.
+    if experts and section.expert_parallel and workers(settings) > 1:
+        raise ConfigError(
+            "rollout.vllm.expert_parallel: vLLM does not divide experts over the workers of a CPU",
+            hint="leave it out: tensor_parallel divides each expert",
+        )
+    if experts and section.data_parallel > 1:
+        raise ConfigError(
+            "rollout.vllm.data_parallel: vLLM has no copies of a mixture of experts on a CPU",
+            hint="start more generators",
+        )
+
+
+def engine_arguments(
+    folder: Path, settings: EngineSettings, *, context: int | None, tokenizer: bool, experts: bool = False
+) -> dict[str, Any]:
+    """Arguments by the names of vLLM's AsyncEngineArgs, `weight_transfer_config` as the name of the back end alone.
+
+    Args:
+        folder: configuration and tokenizer files.
+        settings: see there.
+        context: longest sequence in tokens; None: what the model can.
+        tokenizer: the folder has one.
+        experts: the model is a mixture of experts.
+
+    Raises:
+        ConfigError: see `transfer_of` and `check_features`.
+    """
+    check_features(settings, experts=experts)
+    section = section_of(settings)
     arguments: dict[str, Any] = {
         "model": str(folder),
         "load_format": "dummy",

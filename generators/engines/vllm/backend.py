@@ -69,7 +69,10 @@ class VllmBackend(Backend):
     def __init__(self, folder: Path, model: ModelFacts, settings: EngineSettings) -> None:
         self._folder, self._model, self._settings = folder, model, settings
         self._section = section_of(settings)
-        self._arguments = engine_arguments(folder, settings, context=model.limits.context, tokenizer=model.limits.text)
+        limits, experts = model.limits, model.experts
+        self._arguments = engine_arguments(
+            folder, settings, context=limits.context, tokenizer=limits.text, experts=experts
+        )
         self._load_figures = LoadFigures()
         self._launch: Launch | None = None
         self._checkpoint: Checkpoint | None = None

@@ -7,6 +7,8 @@ of threads to cores is off: it gives every engine of a host the same cores.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,11 +30,36 @@ def prepare(*, threads: int, workers: int, eager: bool) -> None:
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
-def repack_tied(model: nn.Module) -> None:
-    """Packs the output layer anew where it is tied to the embedding; in a worker, after a reload.
+@contextmanager
+def packing(model: nn.Module) -> Iterator[None]:
+    """Around a reload, in a worker: packs what computes with packed weights and is not packed by vLLM's reload."""
+    with _packing_experts(model):
+        yield
+    _pack_tied(model)
 
-    On a CPU it computes with a packed copy, and vLLM's reload does not know that the copy is one of new weights.
+
+@contextmanager
+def _packing_experts(model: nn.Module) -> Iterator[None]:
+    """The experts of a mixture: vLLM packs them where it sets their kernel up, which a reload does not do again.
+
+    The kernel would read the new weights as if they were packed.
     """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    kernels = {module: module.moe_kernel for module in model.modules() if isinstance(module, UnquantizedFusedMoEMethod)}
+    for method in kernels:
+        method.moe_kernel = None
+    try:
+        yield
+    finally:
+        # Layers for which nothing came have the former weights, which are packed.
+        for method, kernel in kernels.items():
+            if method.moe_kernel is None:
+                method.moe_kernel = kernel
+
+
+def _pack_tied(model: nn.Module) -> None:
+    """The output layer, where it is tied to the embedding."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     embeddings = {

@@ -27,6 +27,8 @@ _PROGRESS_S = 10.0
 # For vLLM's own end; what is left then is killed.
 _END_S = 2.0
 _WORKERS_S = 0.3
+# Of the processes that vLLM starts here: engine cores, and what coordinates several of them.
+_NAMES = ("EngineCore", "VLLM_DP_Coordinator")
 
 
 class Launch:
@@ -88,6 +90,7 @@ class Launch:
             family.kill()
             await asyncio.wait({building}, timeout=_END_S)
         if building.done() and not building.cancelled() and building.exception() is None:
+            logs.silence()
             ending = asyncio.ensure_future(asyncio.to_thread(building.result().shutdown, _END_S))
             await asyncio.to_thread(family.end_workers, _WORKERS_S)
             await asyncio.wait({ending}, timeout=_END_S + 1)
@@ -120,5 +123,5 @@ class Launch:
         return [
             process.pid
             for process in multiprocessing.active_children()
-            if process.pid is not None and process.pid not in self._others and "Engine" in process.name
+            if process.pid is not None and process.pid not in self._others and process.name.startswith(_NAMES)
         ]

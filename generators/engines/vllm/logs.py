@@ -73,3 +73,8 @@ def adopt() -> None:
         handler.close()
     logger.propagate = True
     logger.setLevel(logging.DEBUG if logging.getLogger().isEnabledFor(logging.DEBUG) else logging.WARNING)
+
+
+def silence() -> None:
+    """At the end vLLM warns of calls that are cancelled and of processes that are slow to exit, as they may be then."""
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)

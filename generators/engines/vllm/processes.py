@@ -7,12 +7,15 @@ under stays behind then, until this process ends.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
 
-_SHARED = "/dev/shm/psm_"  # noqa: S108 # what Python's shared memory is called
+_PYTHONS = "/dev/shm/psm_"  # noqa: S108 # what Python's shared memory is called
+# Between the workers of a CPU; stays where they are killed.
+_WORKERS = "/dev/shm/vllm_dist_"  # noqa: S108 # where the kernel has it
 
 
 class Family:
@@ -49,16 +52,25 @@ class Family:
         psutil.wait_procs(left, timeout=1.0)
         for name in self._shared:
             file = Path(name)
-            if file.exists():
+            # Python's own is registered with the tracker of this process as long as it is there.
+            if file.exists() or name.startswith(_WORKERS):
                 file.unlink(missing_ok=True)
-                # They registered it with the tracker of this process.
                 resource_tracker.unregister(f"/{file.name}", "shared_memory")
         self._shared.clear()
+        # No zombies either.
+        for child in multiprocessing.active_children():
+            if child.pid in self._roots:
+                child.join(1.0)
 
     def _look(self) -> None:
         for member in self._members:
             with contextlib.suppress(psutil.Error):
-                self._shared |= {area.path for area in member.memory_maps() if area.path.startswith(_SHARED)}
+                areas = {area.path for area in member.memory_maps()}
+                self._shared |= {path for path in areas if path.startswith((_PYTHONS, _WORKERS))}
+        for name in self._shared:
+            if name.startswith(_WORKERS):
+                # The tracker removes it where this process is killed outright.
+                resource_tracker.register(f"/{Path(name).name}", "shared_memory")
 
 
 def _alive(member: psutil.Process) -> bool:

@@ -6,6 +6,7 @@ loaded in one call, inside vLLM's layerwise reload, because the linear layers of
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from vllm.distributed.weight_transfer.base import (
@@ -68,21 +69,26 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedInit, SharedUpdate]):
             raise RuntimeError(f"{REFUSED}: {error}") from error
         # Tied ones once, by their first name.
         expected = {name for name, _ in self.model.named_parameters()}
-        initialize_layerwise_reload(self.model)
-        try:
-            with disable_mtp_completeness_check():
-                loaded = self.model.load_weights(tensors)
-        except BaseException:
-            self._give_up()
-            raise
-        finalize_layerwise_reload(self.model, self.model_config)
-        if self.device.type == "cpu":
-            from generators.engines.vllm import cpu
-
-            cpu.repack_tied(self.model)
+        with self._packing():
+            initialize_layerwise_reload(self.model)
+            try:
+                with disable_mtp_completeness_check():
+                    loaded = self.model.load_weights(tensors)
+            except BaseException:
+                self._give_up()
+                raise
+            finalize_layerwise_reload(self.model, self.model_config)
         # Layers for which nothing came keep what they had, without a word. Quantized ones have parameters of their own.
         if loaded is not None and self.model_config.quantization is None and (missing := expected - loaded):
             raise RuntimeError(f"{len(missing)} parameters were not loaded, the first is {min(missing)!r}")
+
+    def _packing(self) -> AbstractContextManager[None]:
+        """What vLLM's reload leaves undone on a CPU."""
+        if self.device.type != "cpu":
+            return nullcontext()
+        from generators.engines.vllm import cpu
+
+        return cpu.packing(self.model)
 
     def _give_up(self) -> None:
         """Ends a reload amid it: layers that were not complete get back what they had."""

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from pydantic import ValidationError
 
 from generators.engines.base import EngineSettings
 from generators.engines.checkpoint import Checkpoint
-from generators.engines.vllm.arguments import engine_arguments, transfer_of
+from generators.engines.driven.folder import read_folder
+from generators.engines.vllm.arguments import check_features, engine_arguments, transfer_of
 from generators.engines.vllm.shared import SharedWeights, mapped
 from mesh.config.rollout import RolloutSection, VllmSection
 from mesh.errors import ConfigError, WeightsError
@@ -64,9 +67,6 @@ def test_settings_become_arguments(contract_model: ContractModel) -> None:
     assert (arguments["enable_expert_parallel"], arguments["enforce_eager"]) == (True, False)
     with pytest.raises(ValidationError, match="at 2 at most"):
         RolloutSection(engine="vllm", temperature=2.1)
-    experts = EngineSettings(vllm=VllmSection(routed_experts=True, prefix_caching=False))
-    with pytest.raises(ConfigError, match="prefix cache"):
-        engine_arguments(contract_model.folder, experts, context=64, tokenizer=True)
     assert transfer_of(EngineSettings(device="cuda")) == "ipc"
     assert transfer_of(chosen) == transfer_of(EngineSettings()) == "shm"
     for refused in (
@@ -75,6 +75,26 @@ def test_settings_become_arguments(contract_model: ContractModel) -> None:
     ):
         with pytest.raises(ConfigError):
             transfer_of(refused)
+
+
+def test_what_vllm_would_fail_of_is_refused_by_its_key(tmp_path: Path) -> None:
+    """Experts that another worker has end in a segmentation fault on a CPU, and in nothing on CUDA."""
+    mixture = tiny.save_folder(tmp_path, tiny.build_model(tiny.configs()["qwen3_moe"]), None)
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"routed_experts": True, "prefix_caching": False}, "routed_experts: .* prefix cache"),
+        ({"routed_experts": True}, "routed_experts: .* CUDA"),
+        ({"expert_parallel": True, "tensor_parallel": 2}, "expert_parallel: "),
+        ({"data_parallel": 2}, "data_parallel: "),
+    )
+    for refused, reason in cases:
+        chosen = EngineSettings(vllm=VllmSection(**refused))
+        with pytest.raises(ConfigError, match=f"rollout.vllm.{reason}"):
+            check_features(chosen, experts=read_folder(mixture, None).experts)
+    for taken in (VllmSection(expert_parallel=True), VllmSection(tensor_parallel=2)):
+        check_features(EngineSettings(vllm=taken), experts=True)
+    check_features(EngineSettings(vllm=VllmSection(data_parallel=2)), experts=False)
+    everything = VllmSection(data_parallel=2, tensor_parallel=2, expert_parallel=True, routed_experts=True)
+    check_features(EngineSettings(device="cuda", vllm=everything), experts=True)
 
 
 def test_who_belongs_to_a_generator_that_is_killed_ends() -> None:

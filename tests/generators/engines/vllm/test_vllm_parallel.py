@@ -1,0 +1,130 @@
+"""vLLM over several workers, and models of other architectures than the contract's; one engine per case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
+
+from generators.engines import create_engine
+from generators.engines.base import EngineListener, EngineSettings, InferenceEngine
+from mesh.config.rollout import VllmSection
+from tests.generators.engines import tiny
+from tests.generators.engines.harness import PROMPT, V1, V2, EngineHarness, Weights, request
+
+pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(900)]
+
+# No token ends a sequence: all of them are as long as they may be.
+_BLOCKS = {**tiny.BLOCKS, "hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "eos_token_id": None}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, how vLLM divides it, and the processes that it takes."""
+
+    config: PreTrainedConfig
+    section: dict[str, Any]
+    processes: int
+
+
+CASES = {
+    # Each worker has half of every expert, 48 rows, which vLLM widens to 64.
+    "experts over two workers": Case(
+        Qwen3MoeConfig(**_BLOCKS, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=96),
+        {"tensor_parallel": 2},
+        processes=3,
+    ),
+    "llama, two copies": Case(LlamaConfig(**_BLOCKS), {"data_parallel": 2}, processes=5),
+    "qwen2, tied": Case(Qwen2Config(**_BLOCKS, tie_word_embeddings=True), {}, processes=2),
+}
+
+
+class Served(EngineHarness):
+    """vLLM with one of these models."""
+
+    slots: ClassVar[int] = 4
+    deadline_s: ClassVar[float] = 600.0
+
+    def __init__(self, folder: Path, case: Case) -> None:
+        torch.set_num_threads(1)
+        self.folder, self.case = folder, case
+        self.model = tiny.build_model(case.config)
+        tiny.save_folder(folder, self.model, None)
+        super().__init__()
+
+    def build(self, listener: EngineListener) -> InferenceEngine:
+        section = VllmSection(kv_cache_gib=0.125, **self.case.section)
+        return create_engine("vllm", self.folder, EngineSettings(slots=self.slots, threads=2, vllm=section), listener)
+
+    def random_weights(self, seed: int) -> Weights:
+        return dict(tiny.build_model(self.case.config, seed).state_dict())
+
+    def constant_weights(self, token: int) -> Weights:
+        raise NotImplementedError
+
+    def uniform_weights(self) -> Weights:
+        raise NotImplementedError
+
+    def text(self, ids: Sequence[int]) -> str:
+        raise NotImplementedError
+
+    def logits(self, weights: Weights, ids: list[int]) -> torch.Tensor:
+        self.model.load_state_dict(weights)
+        with torch.no_grad():
+            logits: torch.Tensor = self.model(torch.tensor([ids]), use_cache=False).logits[0]
+        return logits.float()
+
+
+def engine_processes() -> set[psutil.Process]:
+    """Children of this process, theirs, and so on, without the one in which Python looks after shared memory."""
+    children = psutil.Process().children(recursive=True)
+    zombies = {child for child in children if child.status() == psutil.STATUS_ZOMBIE}
+    return {child for child in children if child in zombies or "resource_tracker" not in " ".join(child.cmdline())}
+
+
+def shared_memory(processes: set[psutil.Process]) -> set[Path]:
+    """Files in memory that they have mapped."""
+    paths = {area.path for process in processes for area in process.memory_maps()}
+    return {Path(path) for path in paths if path.startswith("/dev/shm/")}  # where the kernel has it
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_weights_reach_every_worker_amid_responses_and_nothing_is_left(name: str, tmp_path: Path) -> None:
+    others = engine_processes()
+    served = Served(tmp_path, CASES[name])
+    try:
+        old, new = served.random_weights(1), served.random_weights(2)
+        served.update(V1, old)
+        for result in served.run([request(f"old {index}", [3 + index, 4, 5], max_tokens=20) for index in range(6)]):
+            assert result.versions.versions == (V1,)
+            served.check_log_probs(result, old, [3 + int(result.request_id.split()[1]), 4, 5])
+        # As many as there are slots: each copy of the model has its share.
+        running = [request(f"across {index}", max_tokens=served.long, seed=1 + index) for index in range(4)]
+        before = served.freeze(running, known=4)
+        served.update(V2, new)
+        served.resume()
+        for result in served.collector.wait(list(before)):
+            count = list(result.versions).count(V1)
+            assert result.versions.versions == (V1, V2)
+            assert len(before[result.request_id].sampled) <= count < len(result.response_ids) == served.long
+            sampled = served.log_probs(old, [*PROMPT, *result.response_ids.tolist()[:count]])[-count:]
+            np.testing.assert_allclose(result.log_probs[:count], sampled, atol=served.tolerance)
+        for result in served.run([request(f"new {index}", max_tokens=20, seed=1 + index) for index in range(6)]):
+            assert result.versions.versions == (V2,)
+            served.check_log_probs(result, new, PROMPT)
+        probed = served.engine.probe(PROMPT).result(served.deadline_s).log_probs
+        np.testing.assert_allclose(probed, served.log_probs(new, PROMPT), atol=served.tolerance)
+        processes = engine_processes() - others
+        assert len(processes) == CASES[name].processes
+        shared = shared_memory(processes)
+    finally:
+        served.close()
+    assert engine_processes() <= others
+    assert not any(path.exists() for path in shared)
