@@ -168,6 +168,19 @@ async def test_an_update_makes_a_request_without_a_token_anew_and_keeps_the_othe
     assert [label for _, label in stage.told("young")] == ["v1"] * 10
 
 
+async def test_the_cache_is_not_shared_across_an_update_to_the_same_label() -> None:
+    stage = Stage()
+    await stage.begin("before")
+    stage.runs.begin_update(recompute=False)
+    stage.runs.end_update("v0")
+    await settled()
+    await stage.begin("behind")
+    before, again, behind = [body["extra_key"] for body in stage.server.bodies]
+    assert before != again == behind
+    await stage.sample(10)
+    await stage.ended()
+
+
 async def test_what_begins_during_an_update_waits_for_its_end() -> None:
     stage = Stage()
     stage.runs.begin_update(recompute=False)
