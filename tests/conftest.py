@@ -1,13 +1,14 @@
 """Shared by several packages' tests: which inference engines are here, the command, a reward server in a foreign
 environment.
 
-A test of a real engine bears the mark `engine("vllm")` or `engine("sglang")`, and the engine's name in its own: all
-tests of an engine run in one process, so that its server is started once. Where the engine is not installed it is
-skipped with the reason, or fails under ROLLMESH_REQUIRE_ENGINES=1.
+A test of a real engine bears the mark `engine("vllm")` or `engine("sglang")`; those that share a server run in one
+process, so that it is started once. Where the engine is not installed they are skipped with the reason, or fail under
+ROLLMESH_REQUIRE_ENGINES=1.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import venv
@@ -30,23 +31,27 @@ settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
 
-class ByEngine(LoadScopeScheduling):
-    """Gives all tests of an engine to one process, whatever else is asked for by `--dist loadgroup`.
+class ByFileAndServer(LoadScopeScheduling):
+    """`--dist loadfile`, and all files that share an engine's server in one process.
 
-    xdist 3.8 writes groups into the names of tests, which pytest does not read any more from 9.2 on.
+    Not by xdist's groups: 3.8 writes them into the names of tests, which pytest does not read any more from 9.2 on.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((name for name in engines_here.NAMES if name in nodeid), nodeid)
+        file = nodeid.split("::", 1)[0]
+        shared = re.search(r"/test_(vllm|sglang)_(contract|server|swaps)\.py$", file)
+        return shared[1] if shared else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
     """Tests of one engine share its server."""
-    return ByEngine(config, log) if config.getvalue("dist") == "loadgroup" else None
+    return ByFileAndServer(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests that need a GPU where there is none."""
+    """Brings what takes long to the front, so that no process is left alone with it; skips tests that need a GPU where
+    there is none."""
+    items.sort(key=lambda item: 0 if item.get_closest_marker("engine") else 1 if item.get_closest_marker("slow") else 2)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return

@@ -12,7 +12,6 @@ import pytest
 _ROOT = Path(__file__).resolve().parents[1]
 # Another place for an environment than that of `make vllm` and `make sglang`: its interpreter.
 _VARIABLES = {"vllm": "ROLLMESH_VLLM_PYTHON", "sglang": "ROLLMESH_SGLANG_PYTHON"}
-NAMES = tuple(_VARIABLES)
 
 
 def python(engine: str) -> Path:

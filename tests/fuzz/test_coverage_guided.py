@@ -15,7 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.timeout(120)
 def test_no_bytes_break_what_reads_payloads(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.fuzz.coverage_guided", "-runs=20000", "-seed=1"]
+    # The peak of resident memory that it looks at is inherited from the process that starts it: this one.
+    limits = ("-rss_limit_mb=0", "-malloc_limit_mb=1024")
+    command = [sys.executable, "-m", "tests.fuzz.coverage_guided", "-runs=20000", "-seed=1", *limits]
     done = subprocess.run(
         [*command, f"-artifact_prefix={tmp_path}/"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
