@@ -416,6 +416,19 @@ async def test_greedy_members_stay_greedy() -> None:
     assert [asked.sampling.temperature for asked in stage.engine.requests] == [0.0, 0.0]
 
 
+async def test_a_turn_that_the_engine_refuses_late_is_a_failure() -> None:
+    """As one that it refuses at once: given back, the episode would be granted, and refused, for ever."""
+    stage = Stage(tools=[ADD])
+    stage.runner.submit([stage.request()])
+    asked = await stage.asked(1)
+    nothing = GenerationResult(
+        asked.request_id, np.zeros(0, np.int32), np.zeros(0, np.float32), VersionRuns(()), "aborted", refusal="too odd"
+    )
+    stage.engine.deliver([nothing])
+    result = await stage.result()
+    assert (result.finish_reason, "too odd" in result.failure) == ("stop", True)
+
+
 async def test_side_data_is_of_the_turn_that_sampled() -> None:
     stage = Stage(tools=[ADD])
     stage.runner.submit([stage.request()])
