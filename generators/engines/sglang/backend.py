@@ -1,4 +1,4 @@
-"""A server of SGLang as a backend: starts or finds it, and translates.
+"""A server of SGLang as a backend: translates.
 
 Seeds: SGLang draws with a request's own seed only in its deterministic mode, which it has on CUDA with some attention
 kernels, and not on a CPU; a request's seed is not passed on, and draws are seeded for the server as a whole.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -33,10 +33,10 @@ from generators.engines.driven.backend import Backend, Chunk, Figures, Job
 from generators.engines.driven.folder import ModelFacts
 from generators.engines.sglang import launch, requests
 from generators.engines.sglang.capabilities import ask
-from generators.engines.sglang.client import Client
 from generators.engines.sglang.monitor import Monitor
-from generators.engines.sglang.process import Progress, ServerProcess, free_port
+from generators.engines.sglang.process import ServerProcess
 from generators.engines.sglang.runs import Runs
+from generators.engines.sglang.server import Server
 from generators.engines.sglang.transfers import Staged, Transfer
 from generators.engines.sglang.transfers.disk import DiskTransfer
 from generators.engines.sglang.transfers.distributed import DistributedTransfer
@@ -44,15 +44,9 @@ from generators.engines.sglang.transfers.tensor import TensorTransfer
 from mesh.config.rollout import SglangSection
 from mesh.errors import WeightsError
 
-if TYPE_CHECKING:
-    from mesh.errors import RollmeshError
-
 log = logging.getLogger(__name__)
 
-_ASK_EVERY_S = 0.25
 _IDLE_S = 30.0
-# How long a broken connection waits to be told that it broke because the server has died.
-_CAUSE_S = 5.0
 # The server's name for the memory of the weights.
 _WEIGHTS = "weights"
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -80,28 +74,22 @@ class SglangBackend(Backend):
         config = read_config(folder)
         self._experts = int(getattr(config.get_text_config(), "num_experts_per_tok", None) or 0)
         self._checkpoint = Checkpoint(config, getattr(torch, settings.dtype))
-        self._process: ServerProcess | None = None
-        self._on_death: Callable[[str], None] | None = None
-        self._death = ""
-        self._watch: asyncio.Task[None] | None = None
+        self._server: Server | None = None
         self._released: list[str] = []
-        self._stopped = False
 
     async def start(self, on_death: Callable[[str], None]) -> Limits:
         """See Backend."""
-        self._on_death = on_death
+        server = self._server = Server(self._folder, self._facts, self._settings, self._section, on_death)
         try:
-            return await self._start()
+            await server.open()
+            return await self._use(server)
         except BaseException:
             await self.stop()
             raise
 
-    async def _start(self) -> Limits:
-        address = self._section.address
-        if address is None:
-            address = await self._launch()
-        self._client = Client(address, self._cause)
-        await self._until_ready()
+    async def _use(self, server: Server) -> Limits:
+        self._client = server.client
+        address = self._client.address
         transfer = self._way(address)
         self._can = await ask(self._client, transfer)
         if self._settings.kv == "keep" and not self._can.drains:
@@ -109,13 +97,14 @@ class SglangBackend(Backend):
                 f"the SGLang server at {address} replaces weights while a step of the running sequences is under way",
                 hint="start it with --disable-overlap-schedule, or choose weights.kv: recompute",
             )
-        self._transfer = self._make_transfer(transfer)
+        self._transfer = self._make_transfer(transfer, server.process)
         limits = self._facts.limits
-        if self._process is None:
+        if server.process is None:
             limits = replace(limits, context=min(limits.context, self._can.context))
         self._runs = Runs(self._client, self._can, limits, self._facts.tokenizer, self._experts)
-        self._monitor = Monitor(self._client, self._can.load, self._died)
+        self._monitor = Monitor(self._client, self._can.load, server.died)
         self._monitor.start()
+        server.up = True
         log.info("SGLang %s at %s serves %s; weights go over %s", self._can.version, address, self._folder, transfer)
         return limits
 
@@ -213,75 +202,24 @@ class SglangBackend(Backend):
 
     async def stop(self) -> None:
         """See Backend."""
-        self._stopped = True
-        if self._watch is not None:
-            self._watch.cancel()
-        monitor, runs = getattr(self, "_monitor", None), getattr(self, "_runs", None)
-        if monitor is not None:
-            await monitor.stop()
-        if runs is not None and not self._death:
-            await runs.close()
-            if runs.paused and self._process is None:
-                # A server that stands still for long takes itself for hung.
-                with suppress(EngineError):
-                    await self.resume()
-        for part in (getattr(self, "_transfer", None), getattr(self, "_client", None)):
-            if part is not None:
-                await part.close()
-        if self._process is not None:
-            await self._process.stop()
+        server = self._server
+        if server is None:
+            return
+        server.leave()
+        if server.up:
+            await self._monitor.stop()
+            if not server.death:
+                await self._runs.close()
+                if self._runs.paused and server.process is None:
+                    # A server that stands still for long takes itself for hung.
+                    with suppress(EngineError):
+                        await self.resume()
+            await self._transfer.close()
+            # The rest may be done again.
+            server.up = False
+        await server.close()
 
-    # --- starting ---
-
-    async def _launch(self) -> str:
-        self._process = ServerProcess()
-        port = free_port()
-        command = launch.command(
-            launch.model_folder(self._folder, self._process.scratch),
-            self._settings,
-            self._section,
-            port=port,
-            context=self._facts.limits.context,
-            vocabulary=self._facts.limits.vocabulary,
-        )
-        log.info("starting an SGLang server: %s", " ".join(command))
-        await self._process.start(command, launch.environment(self._settings))
-        self._watch = asyncio.create_task(self._watch_process(self._process))
-        return f"http://127.0.0.1:{port}"
-
-    async def _until_ready(self) -> None:
-        """Until the server answers.
-
-        Raises:
-            EngineError: it has died, or the time is up.
-        """
-        progress = Progress(self._process) if self._process is not None else None
-        end = time.monotonic() + self._section.start_timeout_s
-        while not self._death:
-            said = "it does not answer"
-            try:
-                await self._client.get("/model_info", timeout_s=30.0)
-            except EngineError as error:
-                said = str(error)
-            else:
-                return
-            if time.monotonic() > end:
-                tail = f"; the end of its log:\n{self._process.tail()}" if self._process is not None else ""
-                waited = f"{self._section.start_timeout_s:g} s"
-                raise EngineError(
-                    f"no SGLang server at {self._client.address} after {waited}: {said}{tail}",
-                    hint="rollout.sglang.start_timeout_s sets how long it may take",
-                )
-            if progress is not None:
-                progress.tell()
-            await asyncio.sleep(_ASK_EVERY_S)
-        raise self._never_came_up()
-
-    def _never_came_up(self) -> RollmeshError:
-        hint = "see the log above; rollout.sglang.options are passed to the server as they are"
-        if "No module named" in self._death and "sglang" in self._death:
-            hint = "rollout.sglang.python names the interpreter of an environment with sglang in it (make sglang)"
-        return EngineError(self._death, hint=hint)
+    # --- its parts ---
 
     def _way(self, address: str) -> str:
         chosen = self._section.transfer
@@ -290,34 +228,15 @@ class SglangBackend(Backend):
         replicas = self._section.data_parallel > 1
         return "tensor" if urlsplit(address).hostname in _LOCAL and not replicas else "disk"
 
-    def _make_transfer(self, name: str) -> Transfer:
+    def _make_transfer(self, name: str, process: ServerProcess | None) -> Transfer:
         can = self._can
         if name == "tensor":
             return TensorTransfer(self._checkpoint.dtype_of, can.ranks, session=can.session)
         if name == "disk":
-            folder = self._process.scratch if self._process is not None else self._folder
+            folder = process.scratch if process is not None else self._folder
             return DiskTransfer(self._checkpoint.dtype_of, folder)
         device = torch.device(self._settings.device)
         return DistributedTransfer(self._checkpoint.dtype_of, can.ranks, session=can.session, device=device)
-
-    # --- its death ---
-
-    async def _watch_process(self, process: ServerProcess) -> None:
-        self._died(await process.until_dead())
-
-    def _died(self, cause: str) -> None:
-        if not self._stopped and not self._death:
-            self._death = cause
-            # Before it was up, its start fails.
-            if self._on_death is not None and hasattr(self, "_monitor"):
-                self._on_death(cause)
-
-    async def _cause(self) -> str:
-        """Why a connection broke; empty where nobody knows."""
-        if self._process is not None and not self._death and not self._stopped and hasattr(self, "_monitor"):
-            with suppress(TimeoutError):
-                return await asyncio.wait_for(self._process.until_dead(), _CAUSE_S)
-        return self._death
 
     async def _bytes_of(self, tags: list[str]) -> int:
         """What the server says these parts occupy, in bytes."""

@@ -1,0 +1,148 @@
+"""The server behind a backend, started here and owned, or found at an address: until it answers, and how it died."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from generators.engines.base import EngineError, EngineSettings
+from generators.engines.driven.folder import ModelFacts
+from generators.engines.sglang import launch
+from generators.engines.sglang.client import Client
+from generators.engines.sglang.process import Progress, ServerProcess, free_port
+from mesh.config.rollout import SglangSection
+
+log = logging.getLogger(__name__)
+
+_ASK_EVERY_S = 0.25
+# How long a broken connection waits to be told that it broke because the server has died.
+_CAUSE_S = 5.0
+
+
+class Server:
+    """One server; in one event loop.
+
+    Args:
+        folder: of the model.
+        facts: what it says.
+        settings, section: of the engine.
+        on_death: told the cause, once, of a death that nobody asked for, from when `up` is set.
+
+    Attributes:
+        process: None where it is somebody else's.
+        up: it is in use; before, its death is the failure of its start.
+        death: the cause; empty while it lives.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        facts: ModelFacts,
+        settings: EngineSettings,
+        section: SglangSection,
+        on_death: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._facts = facts
+        self._settings = settings
+        self._section = section
+        self._on_death = on_death
+        self._client: Client | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._leaving = False
+        self.process: ServerProcess | None = None
+        self.up = False
+        self.death = ""
+
+    @property
+    def client(self) -> Client:
+        """Speaks with it."""
+        assert self._client is not None, "open() comes first"
+        return self._client
+
+    async def open(self) -> None:
+        """Starts or finds it, and waits until it answers.
+
+        Raises:
+            EngineError: it has died, or the time is up.
+        """
+        address = self._section.address
+        if address is None:
+            address = await self._launch()
+        self._client = Client(address, self._cause)
+        await self._until_ready(self._client)
+
+    def died(self, cause: str) -> None:
+        """It has, or answers nobody any more."""
+        if not self._leaving and not self.death:
+            self.death = cause
+            if self.up:
+                self._on_death(cause)
+
+    def leave(self) -> None:
+        """From here on its end is nobody's concern."""
+        self._leaving = True
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def close(self) -> None:
+        """Ends all connections, and the server where it is ours. May be called twice, and amid `open`."""
+        self.leave()
+        if self._client is not None:
+            await self._client.close()
+        if self.process is not None:
+            await self.process.stop()
+
+    async def _launch(self) -> str:
+        self.process = ServerProcess()
+        port = free_port()
+        command = launch.command(
+            launch.model_folder(self._folder, self.process.scratch),
+            self._settings,
+            self._section,
+            port=port,
+            context=self._facts.limits.context,
+            vocabulary=self._facts.limits.vocabulary,
+        )
+        log.info("starting an SGLang server: %s", " ".join(command))
+        await self.process.start(command, launch.environment(self._settings))
+        self._watch = asyncio.create_task(self._watch_process(self.process))
+        return f"http://127.0.0.1:{port}"
+
+    async def _watch_process(self, process: ServerProcess) -> None:
+        self.died(await process.until_dead())
+
+    async def _until_ready(self, client: Client) -> None:
+        progress = Progress(self.process) if self.process is not None else None
+        end = time.monotonic() + self._section.start_timeout_s
+        while not self.death:
+            try:
+                await client.get("/model_info", timeout_s=30.0)
+            except EngineError as error:
+                said = str(error)
+            else:
+                return
+            if time.monotonic() > end:
+                tail = f"; the end of its log:\n{self.process.tail()}" if self.process is not None else ""
+                raise EngineError(
+                    f"no SGLang server at {client.address} after {self._section.start_timeout_s:g} s: {said}{tail}",
+                    hint="rollout.sglang.start_timeout_s sets how long it may take",
+                )
+            if progress is not None:
+                progress.tell()
+            await asyncio.sleep(_ASK_EVERY_S)
+        hint = "see the log above; rollout.sglang.options are passed to the server as they are"
+        if "No module named" in self.death and "sglang" in self.death:
+            hint = "rollout.sglang.python names the interpreter of an environment with sglang in it (make sglang)"
+        raise EngineError(self.death, hint=hint)
+
+    async def _cause(self) -> str:
+        """Why a connection broke; empty where nobody knows."""
+        if self.process is not None and self.up and not self.death and not self._leaving:
+            with suppress(TimeoutError):
+                return await asyncio.wait_for(self.process.until_dead(), _CAUSE_S)
+        return self.death
