@@ -67,6 +67,7 @@ class EndpointServer:
         self._completions = completions
         self._sessions = sessions
         self._figures = figures
+        figures.sessions.set_function(lambda: len(sessions))
         self._model = model
         self._security = security
         self._created = created
@@ -181,7 +182,6 @@ class EndpointServer:
             raise
         finally:
             self._figures.requests.labels(form, str(status)).inc()
-            self._figures.sessions.set(len(self._sessions))
         return response
 
     async def _answer(self, form: Form, request: web.Request) -> web.StreamResponse:

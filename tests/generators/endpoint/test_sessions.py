@@ -210,3 +210,11 @@ def test_a_clients_own_session_is_shown_and_deleted(serving: Serving) -> None:
     http.delete("/sessions/mine", cast_to=object)
     with pytest.raises(openai.NotFoundError):
         http.get("/sessions/mine", cast_to=object)
+
+
+def test_the_figure_of_sessions_is_that_of_now(serving: Serving) -> None:
+    before = serving.figure("sessions")
+    session = trained(serving)
+    assert serving.figure("sessions") == before + 1
+    serving.endpoint.sessions.forget(session)
+    assert serving.figure("sessions") == before == len(serving.endpoint.sessions)
