@@ -82,8 +82,8 @@ class Conductor:
         self.look()
 
     def look(self) -> None:
-        """Something has changed: an order may have become possible, or have been called off."""
-        called_off = [update for update in self._updates if update.done.cancelled()]
+        """Something has changed: an order may have become possible, or have been called off, or refused."""
+        called_off = [update for update in self._updates if update.done.done()]
         for update in called_off:
             self._updates.remove(update)
             self._backend.discard(update.staged)
@@ -104,7 +104,7 @@ class Conductor:
                 await self._changed.wait()
             elif isinstance(order, Probe):
                 await self._probe(order)
-            elif not order.done.set_running_or_notify_cancel():
+            elif _is_refused(order) or not order.done.set_running_or_notify_cancel():
                 if isinstance(order, Update):
                     self._backend.discard(order.staged)
                 self._notify()
@@ -240,3 +240,8 @@ class Conductor:
         if self._halted and self.state == "running" and self.serving is not None:
             await self._backend.resume()
             self._halted = False
+
+
+def _is_refused(order: Order) -> bool:
+    """Whether the engine has ended under it."""
+    return order.done.done() and not order.done.cancelled()

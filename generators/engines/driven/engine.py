@@ -190,4 +190,4 @@ class DrivenEngine(InferenceEngine):
 
     def _order(self, order: Order) -> None:
         with self._gate.open(order.done):
-            self._life.post(self._life.conductor.take, order)
+            self._life.order(order)

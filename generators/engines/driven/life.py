@@ -21,6 +21,7 @@ from generators.engines.driven.dispatcher import Dispatcher
 from generators.engines.driven.folder import ModelFacts
 from generators.engines.driven.gate import Gate
 from generators.engines.driven.labels import Labels
+from generators.engines.driven.orders import Order
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,10 @@ class Life:
     def post(self, work: Callable[..., None], *arguments: Any) -> None:
         """Has something done in the engine's thread; to be called while the gate is held open."""
         self._loop.call_soon_threadsafe(self._guarded, work, *arguments)
+
+    def order(self, order: Order) -> None:
+        """Has an order taken, as `post` does; where the engine fails before that, what it brings is given back."""
+        self._loop.call_soon_threadsafe(self.conductor.take, order)
 
     def stop(self) -> None:
         """Ends the thread; the gate is closed. Waits for it, in bounded time."""

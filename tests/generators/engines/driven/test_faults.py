@@ -264,6 +264,21 @@ def test_a_stop_amid_anything(harness: ScriptedHarness, operation: str) -> None:
     assert harness.collector.failure is None
 
 
+def test_weights_that_come_just_before_a_failure_are_given_back(harness: ScriptedHarness) -> None:
+    asked = []
+
+    def explode(_: object) -> None:
+        asked.append(harness.engine.update_weights(V2, harness.constant_weights(11).items(), ""))
+        raise RuntimeError("callback went wrong")
+
+    harness.update(V1, harness.constant_weights(10))
+    harness.collector.hook = explode
+    harness.engine.submit([request("a", max_tokens=2)])
+    _check_failed(harness, "callback went wrong")
+    with pytest.raises(EngineError, match="callback went wrong"):
+        asked[0].result(harness.deadline_s)
+
+
 def test_a_backend_that_fails_to_end_holds_nothing_up(harness: ScriptedHarness) -> None:
     """What waits to be loaded is given back all the same, and the thread ends."""
     harness.update(V1, harness.constant_weights(10))
