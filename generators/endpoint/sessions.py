@@ -160,7 +160,11 @@ class Sessions:
 
     def known(self, name: str) -> Session | None:
         """A session that is kept."""
-        return self._found.get(name)
+        session = self._found.get(name)
+        if session is not None and self._is_old(session, self._clock()):
+            self.forget(session)
+            return None
+        return session
 
     def of(self, name: str) -> Session:
         """The session of a call; it comes into being with its first one.
@@ -188,5 +192,8 @@ class Sessions:
 
     def _forget_old(self, now: float) -> None:
         for session in list(self._found.values()):
-            if session.rules is None and not session.running and now - session.used_at > self._session_s:
+            if self._is_old(session, now):
                 self.forget(session)
+
+    def _is_old(self, session: Session, now: float) -> bool:
+        return session.rules is None and not session.running and now - session.used_at > self._session_s

@@ -10,8 +10,9 @@ import openai
 import pytest
 from openai import OpenAI
 
+from generators.endpoint.failures import ApiError
 from generators.endpoint.record import transcript
-from generators.endpoint.sessions import Rules, Session
+from generators.endpoint.sessions import Rules, Running, Session, Sessions
 from generators.engines.base import SampledTokens, SamplingParams
 from mesh.versions import VersionRuns
 from tests.generators.endpoint.world import TOOL, Serving
@@ -218,3 +219,22 @@ def test_the_figure_of_sessions_is_that_of_now(serving: Serving) -> None:
     assert serving.figure("sessions") == before + 1
     serving.endpoint.sessions.forget(session)
     assert serving.figure("sessions") == before == len(serving.endpoint.sessions)
+
+
+def test_sessions_are_forgotten_in_time_but_for_those_at_work() -> None:
+    now = 0.0
+    sessions = Sessions(2, 60.0, lambda: now)
+    idle, busy = sessions.of("idle"), sessions.of("busy")
+    training = sessions.train(Rules((5,), SamplingParams()))
+    with busy.sampling({"request": Running(0, 0, (5,))}):
+        now = 60.0
+        assert (sessions.known("idle"), sessions.known("busy")) == (idle, busy)
+        with pytest.raises(ApiError, match="recorded already"):
+            sessions.of("new")
+        now = 61.0
+        assert (sessions.known("idle"), sessions.known("busy")) == (None, busy)
+        assert idle.over
+        assert sessions.of("idle") is not idle
+    assert sessions.known("busy") is None
+    assert sessions.known(training.name) is training
+    assert len(sessions) == 2
