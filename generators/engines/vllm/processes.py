@@ -52,10 +52,11 @@ class Family:
         psutil.wait_procs(left, timeout=1.0)
         for name in self._shared:
             file = Path(name)
-            # Python's own is registered with the tracker of this process as long as it is there.
-            if file.exists() or name.startswith(_WORKERS):
+            if file.exists():
                 file.unlink(missing_ok=True)
-                resource_tracker.unregister(f"/{file.name}", "shared_memory")
+                if name.startswith(_PYTHONS):
+                    # They registered it with the tracker of this process.
+                    resource_tracker.unregister(f"/{file.name}", "shared_memory")
         self._shared.clear()
         # No zombies either.
         for child in multiprocessing.active_children():
@@ -67,10 +68,6 @@ class Family:
             with contextlib.suppress(psutil.Error):
                 areas = {area.path for area in member.memory_maps()}
                 self._shared |= {path for path in areas if path.startswith((_PYTHONS, _WORKERS))}
-        for name in self._shared:
-            if name.startswith(_WORKERS):
-                # The tracker removes it where this process is killed outright.
-                resource_tracker.register(f"/{Path(name).name}", "shared_memory")
 
 
 def _alive(member: psutil.Process) -> bool:
