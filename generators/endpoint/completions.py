@@ -256,7 +256,7 @@ class Answering:
         """Pieces where the request streams, and each answer's end.
 
         Raises:
-            ApiError: the engine gave up on an answer.
+            ApiError: the engine refused an answer, or gave up on it.
         """
         for name, request in self._requests.items():
             # The engine tells of new tokens alone.
@@ -276,6 +276,8 @@ class Answering:
 
     def _finish(self, result: GenerationResult) -> Finished:
         running = self._running[result.request_id]
+        if result.refusal:
+            raise ApiError(400, result.refusal)
         if not len(result.response_ids):
             raise not_ready("the answer was given up before its first token")
         prompt = self._prompts[running.choice // self._request.choices]

@@ -10,13 +10,14 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -25,9 +26,10 @@ from prometheus_client import CollectorRegistry
 from generators.endpoint.figures import EndpointFigures
 from generators.endpoint.server import EndpointServer
 from generators.endpoint.sessions import Rules
-from generators.engines.base import SamplingParams
+from generators.engines.base import GenerationRequest, GenerationResult, SampledTokens, SamplingParams
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError
+from mesh.versions import VersionRuns
 from tests.generators.endpoint.world import TOOL, Serving, soon
 
 T = TypeVar("T")
@@ -107,6 +109,22 @@ def test_what_means_nothing_here_is_taken(client: OpenAI) -> None:
         client.embeddings.create(model="tiny", input="the")
     with pytest.raises(openai.BadRequestError, match="not JSON"):
         client.post("/chat/completions", cast_to=object, content=b"{", options={"headers": {}})
+
+
+def test_what_the_engine_refuses_late_is_the_callers_to_mend(
+    serving: Serving, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(requests: Sequence[GenerationRequest]) -> None:
+        none = SampledTokens(np.empty(0, np.int32), np.empty(0, np.float32), VersionRuns(()))
+        results = [
+            GenerationResult(item.request_id, none.response_ids, none.log_probs, none.versions, "aborted", refusal="no")
+            for item in requests
+        ]
+        asyncio.get_running_loop().call_soon(serving.endpoint.take, results)
+
+    monkeypatch.setattr(serving.engine, "submit", refuse)
+    with pytest.raises(openai.BadRequestError, match="no"):
+        client.chat.completions.create(model="tiny", messages=HELLO)
 
 
 async def test_too_much_at_once_and_too_many_sessions(serving: Serving) -> None:
