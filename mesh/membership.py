@@ -48,7 +48,8 @@ class MembershipAgent:
         learner: the learner's membership entry; None while there is none.
         policy: the version in force; None before the first.
         fenced: set when this learner's incarnation was taken over.
-        run_finished: set when the run ended in order.
+        run_finished: set when the run ends in order. Who joins a run that has ended already waits for a learner that
+            goes on with it.
         lost: set when the mesh could not be reached for `retry_s`; `lost_error` says why.
     """
 
@@ -79,6 +80,7 @@ class MembershipAgent:
         self._incarnation = 0
         self._listeners: list[Callable[[], None]] = []
         self._task: asyncio.Task[None] | None = None
+        self._seen_running: bool | None = None
         self.member_id = member_id
         self.generation = 0
         self.run_name = ""
@@ -145,9 +147,12 @@ class MembershipAgent:
         self.learner, self.policy = learner, policy
         if response.fenced:
             self.fenced.set()
-        if response.run_finished:
+        if self._seen_running is None and response.run_finished:
+            log.info("run %s has ended; waiting for a learner that goes on with it", self.run_name)
+        self._seen_running = self._seen_running or not response.run_finished
+        if response.run_finished and self._seen_running:
             self.run_finished.set()
-        if changed or response.fenced or response.run_finished:
+        if changed or response.fenced or self.run_finished.is_set():
             self._notify()
 
     async def members(self, role: membership_pb2.Role = membership_pb2.ROLE_UNSPECIFIED) -> list[membership_pb2.Member]:

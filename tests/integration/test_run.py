@@ -66,3 +66,9 @@ def test_on_policy_behind_a_token(start_mesh, rollmesh: Command, tmp_path: Path)
     assert run.finish() == 0, run.tail()
     audit(run)
     assert set(run.summary()["staleness"]) == {"0"}
+    # A run that has ended goes on where more is asked of it.
+    longer = start_mesh("--learner.steps=15", "--buffer.max_staleness=0", f"--security.token_file={token}")
+    assert longer.finish() == 0, longer.tail()
+    audit(longer)
+    assert longer.summary()["steps"] == 15
+    assert not any("restarting" in line for line in longer.lines), longer.tail()
