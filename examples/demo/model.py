@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 _PAD, _END, _UNKNOWN = "<pad>", "<end>", "<unk>"
 _CHARACTERS = string.digits + string.ascii_letters + "+-*:=,. "
 # Heads of 32: vLLM has no kernel for narrower ones on a CPU.
-_HIDDEN, _LAYERS, _HEADS, _CONTEXT = 64, 2, 2, 128
+_HIDDEN, _LAYERS, _HEADS, _WIDTH, _CONTEXT = 64, 2, 4, 32, 128
 
 
 def build_tokenizer(
@@ -56,7 +56,7 @@ def write_model(folder: Path, seed: int, tokenizer: PreTrainedTokenizerFast | No
         num_hidden_layers=_LAYERS,
         num_attention_heads=_HEADS,
         num_key_value_heads=_HEADS // 2,
-        head_dim=_HIDDEN // _HEADS,
+        head_dim=_WIDTH,
         max_position_embeddings=_CONTEXT,
         tie_word_embeddings=True,
         # So few and so narrow layers learn faster from a wider start than the usual 0.02.
