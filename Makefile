@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # Each engine has an environment of its own, for their requirements exclude one another.
 VLLM := .venv-vllm
 SGLANG := .venv-sglang
-VLLM_TESTS := tests/generators/engines/vllm
+VLLM_TESTS := tests/integration/test_engines.py tests/generators/engines/vllm
 # Without a GPU: the builds and versions that were tested, complete. With one: what PyPI has, with its own requirements.
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
@@ -59,11 +59,11 @@ demo: $(READY) ## Train the demonstration: real services, held-out reward goes u
 	$(BIN)/python -m examples.demo
 
 # An engine that cannot be installed here is skipped by its tests, with the reason; `.ci/run` lets that fail.
-# vLLM's tests run where vLLM is. Four processes for two cores: tests wait for others more often than they compute.
+# vLLM's tests run where vLLM is, and the runs with engines beside them. Four processes for two cores: tests wait for others more often than they compute.
 test: check ## Lint, types and the whole test suite, on two cores
 	-@$(MAKE) --no-print-directory vllm
 	-@$(MAKE) --no-print-directory sglang
-	$(BIN)/python -m pytest -n 4 --dist loadfile --ignore=$(VLLM_TESTS)
+	$(BIN)/python -m pytest -n 4 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))
 	@test -e $(VLLM)/.ready && python=$(VLLM)/bin/python || python=$(BIN)/python; \
 	set -x; $$python -m pytest -n 2 --dist loadfile $(VLLM_TESTS)
 

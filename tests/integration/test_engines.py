@@ -1,6 +1,6 @@
 """The demonstration with a real engine, its server or workers started by the generator, otherwise as it is.
 
-The launcher and all other services run in the core's environment, the generator where its section says.
+The launcher and all other services run in the environment of this test, the generator where its section says.
 """
 
 from __future__ import annotations

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
-from tests.generators.engines.sglang.server import SharedServer
+from tests.generators.engines.sglang.server import CONTEXT, SharedServer
 from tests.generators.engines.tiny import ContractModel
+
+
+@pytest.fixture(scope="session")
+def contract_model(tmp_path_factory: pytest.TempPathFactory) -> ContractModel:
+    """The model of the contract's tests, for longer sequences."""
+    torch.set_num_threads(1)
+    return ContractModel(tmp_path_factory.mktemp("contract-model"), CONTEXT)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,8 @@ from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel
 
 START_S = 300.0
+# A pause takes several hops: on a busy machine a response has to be long to be running still.
+CONTEXT = 640
 _ROOT = Path(__file__).resolve().parents[4]
 _SHARED = "/dev/shm/"  # where the kernel has it
 
@@ -97,6 +99,7 @@ class SharedServer:
 class SglangHarness(ModelHarness):
     """A new engine on the session's server."""
 
+    context = CONTEXT
     seeded = False
     # What it has not sent at a pause, and what it samples while it has not heard of it.
     tells_late = 24
