@@ -59,13 +59,14 @@ demo: $(READY) ## Train the demonstration: real services, held-out reward goes u
 	$(BIN)/python -m examples.demo
 
 # An engine that cannot be installed here is skipped by its tests, with the reason; `.ci/run` lets that fail.
-# vLLM's tests run where vLLM is, and the runs with engines beside them. Four processes for two cores: tests wait for others more often than they compute.
+# vLLM's tests run where vLLM is, and the runs with engines beside them. More processes than cores: tests wait for others
+# more often than they compute.
 test: check ## Lint, types and the whole test suite, on two cores
 	-@$(MAKE) --no-print-directory vllm
 	-@$(MAKE) --no-print-directory sglang
 	$(BIN)/python -m pytest -n 4 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))
 	@test -e $(VLLM)/.ready && python=$(VLLM)/bin/python || python=$(BIN)/python; \
-	set -x; $$python -m pytest -n 2 --dist loadfile $(VLLM_TESTS)
+	set -x; $$python -m pytest -n 3 --dist loadfile $(VLLM_TESTS)
 
 check: lint types ## Lint, format and types
 

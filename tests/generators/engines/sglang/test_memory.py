@@ -12,6 +12,7 @@ from generators.engines.base import EngineSettings
 from mesh.config.rollout import SglangSection
 from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.harness import V1, V2
+from tests.generators.engines.sglang.server import CONTEXT
 from tests.generators.engines.sglang.stand_in import StandIn
 from tests.generators.engines.tiny import ContractModel
 
@@ -22,7 +23,7 @@ _CACHE = ["kv_cache", "cuda_graph"]
 def test_weights_that_come_while_asleep_have_their_memory_first(keeps: bool, contract_model: ContractModel) -> None:
     """Without it they would be written where nothing is; and what is back must not be asked for again."""
     server = StandIn()
-    server.info |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
+    server.info |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True, "context_length": CONTEXT}
     server.paths += ["/release_memory_occupation", "/resume_memory_occupation"]
 
     def drive(address: str) -> None:
