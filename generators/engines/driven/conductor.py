@@ -16,7 +16,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from generators.engines.base import EngineError, EngineState, KvPolicy, ProbeResult, SleepReport, SwapTimings
+from generators.engines import orders
+from generators.engines.base import EngineError, EngineState, KvPolicy, ProbeResult, SleepReport
 from generators.engines.driven.backend import Backend
 from generators.engines.driven.dispatcher import Dispatcher
 from generators.engines.driven.labels import Labels, label_of
@@ -73,7 +74,7 @@ class Conductor:
 
     def take(self, order: Order) -> None:
         """Puts an order in its line."""
-        if isinstance(order, Update):
+        if isinstance(order, orders.Update):
             self._updates.append(order)
         elif isinstance(order, Probe):
             self._probes.append(order)
@@ -105,7 +106,7 @@ class Conductor:
             elif isinstance(order, Probe):
                 await self._probe(order)
             elif _is_refused(order) or not order.done.set_running_or_notify_cancel():
-                if isinstance(order, Update):
+                if isinstance(order, orders.Update):
                     self._backend.discard(order.staged)
                 self._notify()
             else:
@@ -134,7 +135,7 @@ class Conductor:
 
     async def _carry_out(self, order: Control | Update) -> None:
         match order:
-            case Update():
+            case orders.Update():
                 await self._swap(order)
             case Pause():
                 if self.state == "running":
@@ -178,18 +179,8 @@ class Conductor:
         self.swaps += 1
         await self._go_on()
         end = time.perf_counter()
-        update.done.set_result(
-            SwapTimings(
-                version=update.version,
-                digest=update.digest,
-                stage_us=update.staging_s * 1e6,
-                wait_us=(begin - update.staged_at) * 1e6,
-                pause_us=(end - begin) * 1e6,
-                # The engine prefills them anew in the steps that follow, among others that decode.
-                recompute_us=0.0,
-                in_flight=in_flight,
-            )
-        )
+        # The engine prefills sequences anew in the steps that follow, among others that decode.
+        update.done.set_result(update.timings(begin, end, in_flight))
 
     async def _probe(self, probe: Probe) -> None:
         if not probe.done.set_running_or_notify_cancel():

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from generators.engines import orders
 from generators.engines.base import (
     EngineError,
     EngineListener,
@@ -31,7 +32,7 @@ from generators.engines.driven.backend import Backend, Figures
 from generators.engines.driven.folder import ModelFacts, read_folder
 from generators.engines.driven.gate import Gate
 from generators.engines.driven.life import Life
-from generators.engines.driven.orders import Order, Update
+from generators.engines.driven.orders import Order
 from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
 from mesh.errors import WeightsError
 from mesh.versions import PolicyVersion
@@ -127,7 +128,7 @@ class DrivenEngine(InferenceEngine):
             return done
         staged_at = time.perf_counter()
         try:
-            self._order(Update(version, digest, staged, staged_at - asked, staged_at, done))
+            self._order(orders.Update(version, digest, staged, staged_at - asked, staged_at, done))
         except EngineError:
             self._backend.discard(staged)
             raise

@@ -7,15 +7,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from generators.engines import orders
 from generators.engines.base import (
     EngineError,
     GenerationRequest,
     PartialResponse,
-    SwapTimings,
 )
 from generators.engines.hf.weights import Staged
 from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
-from mesh.versions import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,19 +39,7 @@ class Progress:
     done: Future[list[PartialResponse]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Update:
-    """Weights to be swapped in; `staging_s` is what it took to stage them, which was done at `staged_at` (performance
-    counter)."""
-
-    version: PolicyVersion
-    weights: Staged
-    digest: str
-    staging_s: float
-    staged_at: float
-    done: Future[SwapTimings]
-
-
+Update = orders.Update[Staged]
 Command = Submit | Abort | Progress | Probe | Update | Pause | Resume | Sleep | Wake
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from generators.engines import orders
 from generators.engines.base import (
     EngineListener,
     EngineSettings,
@@ -22,7 +23,7 @@ from generators.engines.base import (
     SwapTimings,
 )
 from generators.engines.checks import check_request, check_tokens, widened
-from generators.engines.hf.commands import Progress, Update
+from generators.engines.hf.commands import Progress
 from generators.engines.hf.decoder import Decoder
 from generators.engines.hf.inbox import Inbox
 from generators.engines.hf.loading import LoadedModel, load_model
@@ -94,7 +95,7 @@ class HfEngine(InferenceEngine):
             done.set_exception(error)
             return done
         staged_at = time.perf_counter()
-        self._inbox.put(Update(version, staged, digest, staged_at - asked, staged_at, done))
+        self._inbox.put(orders.Update(version, digest, staged, staged_at - asked, staged_at, done))
         return done
 
     def pause(self) -> Future[None]:

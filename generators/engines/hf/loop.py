@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from generators.engines import orders
 from generators.engines.base import (
     EngineError,
     EngineListener,
@@ -25,7 +26,6 @@ from generators.engines.base import (
     KvPolicy,
     ProbeResult,
     SleepReport,
-    SwapTimings,
 )
 from generators.engines.hf.commands import Abort, Command, Progress, Submit, Update, answer, refuse
 from generators.engines.hf.decoder import Decoder
@@ -126,7 +126,7 @@ class DecodeLoop:
                     answer(command.done, waiting + self._decoder.table.progress(command.at_least))
                 case Probe():
                     self._probe(command)
-                case Update():
+                case orders.Update():
                     self._updates.append(command)
                 case Pause():
                     self.state = "paused" if self.state == "running" else self.state
@@ -166,7 +166,7 @@ class DecodeLoop:
         begin = time.perf_counter()
         in_flight = self._decoder.table.active
         try:
-            recompute_s = self._swapper.swap(update.weights)
+            recompute_s = self._swapper.swap(update.staged)
         except WeightsError as error:
             update.done.set_exception(error)
             return
@@ -175,17 +175,7 @@ class DecodeLoop:
         self._prepare()
         self.swaps += 1
         self.digest = update.digest
-        update.done.set_result(
-            SwapTimings(
-                version=update.version,
-                digest=update.digest,
-                stage_us=update.staging_s * 1e6,
-                wait_us=(begin - update.staged_at) * 1e6,
-                pause_us=(end - begin) * 1e6,
-                recompute_us=recompute_s * 1e6,
-                in_flight=in_flight,
-            )
-        )
+        update.done.set_result(update.timings(begin, end, in_flight, recompute_s))
 
     def _prepare(self) -> None:
         """Settles once how decode steps run, as soon as the model can."""
