@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -34,21 +35,14 @@ class Store(GeneratorVerbs, LearnerVerbs):
             ConfigError: another front is alive and goes by other rules.
         """
         await self._redis.load()
-        alone = True
-        for table, table_rules in rules.items():
-            fields = [part for pair in table_rules.to_fields().items() for part in pair]
-            answer = await self._redis.verb("bootstrap", table, front_id, member_ttl_ms, int(sole), *fields)
-            if answer[0] == b"differs":
-                raise other_rules(table, answer[2])
-            alone = alone and not answer[1]
-        if alone:
-            await self._redis.batch([("SET", self.keys.config, config_json)])
-        else:
-            (present,) = await self._redis.batch([("GET", self.keys.config)])
-            config_json = present.decode() if present else config_json
+        fields = json.dumps({table: table_rules.to_fields() for table, table_rules in rules.items()})
+        answer = await self._redis.verb("bootstrap", "", front_id, member_ttl_ms, int(sole), config_json, fields)
+        if answer[0] == b"differs":
+            raise other_rules(answer[1].decode(), answer[2])
         for table in TABLES:
             await self.refresh(table)
-        return config_json
+        in_force: bytes = answer[1]
+        return in_force.decode()
 
     async def metas(self, table: str, members: Sequence[tuple[str, int]]) -> list[bytes | None]:
         """Serialized MemberMetas; None where the group has ended or the member is not stored."""

@@ -1,25 +1,33 @@
--- A front begins: writes the rules of a table (they come from the configuration), unless another front that is alive
--- goes by different ones. ARGV: table, front, member ttl in ms, sole (1: no other can be alive), then field, value pairs
-load_table(ARGV[1])
+-- A front begins: writes the rules of all tables and the configuration that members are told, unless another front that
+-- is alive goes by different rules. All or nothing, in one step: whoever begins at the same moment sees either no rules
+-- or all of them. ARGV: '', front, member ttl in ms, sole (1: no other can be alive), configuration, rules by table as JSON
+-- Answer: ok, the configuration in force (where others are alive, theirs); or differs, table, then name, value there and
+-- value here of each rule
 load_run()
 if R.incarnation == 0 then redis.call('HSET', RUN, 'redis_run_id', redis_id()) end
-local front, fronts, now = ARGV[2], RUN .. ':fronts', now_ms()
-local others = {}
-for _, other in ipairs(redis.call('SMEMBERS', fronts)) do
+local front, now = ARGV[2], now_ms()
+local alone = true
+for _, other in ipairs(redis.call('SMEMBERS', RUN .. ':fronts')) do
   local beat = tonumber(redis.call('ZSCORE', RUN .. ':heartbeats', other) or -1)
   if other ~= front then
     -- One that lives after all hears so at its next heartbeat, and enters again: till then nobody hints to it.
-    if ARGV[4] == '1' or beat + tonumber(ARGV[3]) < now then forget(other) else others[#others + 1] = other end
+    if ARGV[4] == '1' or beat + tonumber(ARGV[3]) < now then forget(other) else alone = false end
   end
 end
-local rules, differing = {}, {}
-for i = 5, #ARGV, 2 do
-  local name, value = ARGV[i], tonumber(ARGV[i + 1])
-  rules[name] = value
-  if #others > 0 and C[name] ~= value then differing[#differing + 1] = {name, tostring(C[name]), ARGV[i + 1]} end
+local tables = cjson.decode(ARGV[6])
+if not alone then
+  for _, name in ipairs({'train', 'eval'}) do
+    load_table(name)
+    local rules, differing = tables[name], {}
+    for rule, value in pairs(rules) do
+      if C[rule] ~= value then differing[#differing + 1] = {rule, tostring(C[rule]), tostring(value)} end
+    end
+    if #differing > 0 then return {'differs', name, differing} end
+  end
 end
-if #differing > 0 then return {'differs', others, differing} end
-redis.call('HSET', T, 'rules', cmsgpack.pack(rules))
+for name, rules in pairs(tables) do redis.call('HSET', RUN .. ':' .. name, 'rules', cmsgpack.pack(rules)) end
+local present = not alone and redis.call('GET', RUN .. ':config')
+if not present then redis.call('SET', RUN .. ':config', ARGV[5]) end
 list_fronts('SADD', front)
 redis.call('ZADD', RUN .. ':heartbeats', now, front)
-return {'ok', others}
+return {'ok', present or ARGV[5]}

@@ -88,9 +88,8 @@ class BothMachines(RuleBasedStateMachine):
         self.claimed: list[tuple[int, list[tuple[str, str]]]] = []
         self.call(self.redis.client.set(f"{self.keys.run}:test_clock", self.now))
         self.call(self.redis.client.hset(f"{self.keys.run}:generations", mapping=dict.fromkeys(MEMBERS, 1)))
-        for table in ("train", "eval"):
-            flat = [part for pair in self.rules.to_fields().items() for part in pair]
-            self.verb("bootstrap", table, "front", 1000, 1, *flat)
+        rules = json.dumps(dict.fromkeys(("train", "eval"), self.rules.to_fields()))
+        self.verb("bootstrap", "", "front", 1000, 1, "{}", rules)
         self.verb("expire", "train", 100, 10_000_000)
         self.resume(0)
 

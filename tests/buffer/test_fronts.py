@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from buffer import admission, sampling
 from buffer.keys import Keys
-from buffer.policy.rules import rules_of
+from buffer.policy.rules import TABLES, rules_of
 from buffer.service import BufferService, without_secrets
 from mesh.config import load_config
 from mesh.errors import ConfigError
@@ -180,14 +181,38 @@ async def test_a_front_that_the_run_forgot_enters_again_or_ends(mesh: Mesh) -> N
         assert isinstance(await front.failed(), ConfigError)
 
 
+async def test_fronts_that_start_at_the_same_moment_all_serve(mesh: Mesh) -> None:
+    for _ in range(3):
+        config = make_config(mesh.folder, mesh.redis_url)
+        fronts = await asyncio.gather(*(mesh.front(config) for _ in range(4)))
+        learner = await mesh.learner(fronts[0])
+        members = (await learner.membership.List(membership_pb2.ListRequest(), timeout=5)).members
+        serving = {member.address for member in members if member.role == membership_pb2.ROLE_BUFFER}
+        assert serving == {front.address for front in fronts}
+
+
+async def test_fronts_that_find_redis_empty_all_enter_again(mesh: Mesh) -> None:
+    config = make_config(mesh.folder, mesh.redis_url, buffer={"lease_s": 1.0})
+    fronts = await asyncio.gather(*(mesh.front(config) for _ in range(4)))
+    keys = Keys(config.run.name)
+    listed = {front._front_id.encode() for front in fronts}
+    redis = fronts[0].access.client
+    await redis.delete(*await redis.keys(f"{keys.run}*"))
+    async with asyncio.timeout(20):
+        while not await redis.smembers(f"{keys.run}:fronts") == set(await redis.hkeys(keys.members)) == listed:
+            await asyncio.sleep(0.05)
+    for front in fronts:
+        await mesh.stop_front(front)
+
+
 async def test_a_front_taken_for_dead_that_lives_is_hinted_to_again(mesh: Mesh) -> None:
     config = make_config(mesh.folder, mesh.redis_url, buffer={"lease_s": 1.0})
     front = await mesh.front(config)
     fronts = f"{Keys(config.run.name).run}:fronts"
     alive = await front.access.client.smembers(fronts)
-    rules = [part for pair in rules_of(config, "train").to_fields().items() for part in pair]
-    answer = await front.access.verb("bootstrap", "train", "who has just started Redis", 1000, 1, *rules)
-    assert answer == [b"ok", []]
+    rules = json.dumps({table: rules_of(config, table).to_fields() for table in TABLES})
+    answer = await front.access.verb("bootstrap", "", "who has just started Redis", 1000, 1, "its own", rules)
+    assert answer == [b"ok", b"its own"]
     async with asyncio.timeout(10):
         while not alive <= await front.access.client.smembers(fronts):
             await asyncio.sleep(0.05)
