@@ -35,6 +35,7 @@ if C.bounded == 1 and version < C.u then
   for i = 4, #ARGV, 2 do refused[#refused + 1] = {ARGV[i], 'version_claimed'} end
   return {'ok', view(), 0, refused}
 end
+progressed()
 for _, pair in ipairs(groups) do
   local gid, g = pair[1], pair[2]
   local uses = g.uses or {}

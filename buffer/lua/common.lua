@@ -23,8 +23,9 @@ local RULES = [[
   groups_per_step max_staleness bounded order max_reuse samples_per_insert seed min_members lease_ms grace_ms max_bytes
   max_attempts failed_kept
 ]]
--- `C`: the table's figures, and behind them its rules. `ended` (fates by reason) and `trash` are written by `flush`.
-local TABLE, T, C, changed, ended, trash, R
+-- `C`: the table's figures, and behind them its rules. `ended` (fates by reason) and `trash` are written by `flush`, and
+-- the time, where a group has come nearer to its end (`moved`).
+local TABLE, T, C, changed, ended, trash, R, moved
 local entering, leaving, sets = {}, {}, {}
 
 -- Packed into one field each: reading and writing them one by one would cost more than most verbs do else. Where Redis
@@ -37,7 +38,7 @@ local function unpacked(packed, names)
 end
 
 local function load_table(name)
-  TABLE, T, changed, ended, trash, sets = name, RUN .. ':' .. name, false, {}, {}, {}
+  TABLE, T, changed, ended, trash, sets, moved = name, RUN .. ':' .. name, false, {}, {}, {}, false
   local packed = redis.call('HMGET', T, 'figures', 'rules')
   C = setmetatable(unpacked(packed[1], FIGURES), {__index = unpacked(packed[2], RULES)})
 end
@@ -67,6 +68,10 @@ end
 
 -- Has the waiters look again although no figure of this table changed.
 local function touch() changed = true end
+
+-- A group has come nearer to its end: the clock of a stall begins again. Only what cannot be undone and done again for
+-- ever counts: leases, releases and re-admissions do not.
+local function progressed() moved = true end
 
 -- Runs a command over many members of one key (or score, member pairs): far cheaper than a command for each.
 local function over(command, key, members)
@@ -106,11 +111,17 @@ end
 -- has it in the answer, or, where that is lost, in the next one.
 local function flush()
   settle()
-  if not changed then return end
+  local at = moved and {'moved_ms', now_ms()} or {}
+  moved = false
+  if not changed then
+    -- No other front need hear of it.
+    if at[1] then redis.call('HSET', T, unpack(at)) end
+    return
+  end
   C.rev = C.rev + 1
   for reason, count in pairs(ended) do redis.call('HINCRBY', T .. ':reasons', reason, count) end
   over('SADD', T .. ':trash', trash)
-  redis.call('HSET', T, 'figures', cmsgpack.pack(C))
+  redis.call('HSET', T, 'figures', cmsgpack.pack(C), unpack(at))
   if R.fronts > 1 then redis.call('PUBLISH', RUN .. ':wake', TABLE .. ' ' .. C.rev) end
   changed, ended, trash = false, {}, {}
 end

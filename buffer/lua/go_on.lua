@@ -8,6 +8,7 @@ local function go_on(incarnation, k, member, learner_until)
   put('u', k)
   -- The incarnation is part of what fronts see of a table: they must hear of it even where no figure changes.
   touch()
+  progressed()
 
   -- Uses at or after k are undone.
   local function undo(g)

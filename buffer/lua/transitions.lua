@@ -136,6 +136,7 @@ local function finish(gid, g, fate, reason, requeue)
   leave_holder(gid, g)
   add(g.state, -1)
   add(fate, 1)
+  progressed()
   ended[fate .. '/' .. reason] = (ended[fate .. '/' .. reason] or 0) + 1
   add('bytes', -g.bytes)
   if g.state == 'consumed' then add('consumed_bytes', -g.bytes) end

@@ -99,6 +99,7 @@ local function draft(gid, lease, attempt, ranges, member, tokens)
     return status
   end
   redis.call('HSET', group_key(gid), 'd' .. member, attempt .. ' ' .. tokens .. ' ' .. ranges)
+  if not known or tokens > known.tokens then progressed() end
   if known then remove_draft(known.name) else g.drafts = (g.drafts or 0) + 1 end
   return STORED
 end
@@ -120,6 +121,7 @@ local function write(gid, lease, attempt, ranges, member, values, bytes, detail,
     remove_draft(known.name)
   end
   g.done = string.sub(g.done, 1, position - 1) .. '1' .. string.sub(g.done, position + 1)
+  progressed()
   local fields = metas[gid] or {}
   metas[gid] = fields
   fields[#fields + 1], fields[#fields + 2] = member, meta

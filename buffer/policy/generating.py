@@ -136,6 +136,7 @@ class GeneratorVerbs(TableState):
         if group.done[member] or (known and not known.is_older_than(attempt, tokens)):
             return "duplicate"
         self.drafts[group_id][member] = Draft(attempt, tokens, ranges)
+        self.progress += not known or tokens > known.tokens
         return "stored"
 
     def write(
@@ -167,6 +168,7 @@ class GeneratorVerbs(TableState):
             self.counts["superseded_writes"] += 1
             return "superseded", False
         group.done[member] = True
+        self.progress += 1
         self.drafts[group_id].pop(member, None)
         if not scored:
             self._note_cause(group, reason)

@@ -107,6 +107,7 @@ class TableMachine(GeneratorVerbs):
             return refused
         if self.rules.bounded and version < self.u:
             return [(group_id, "version_claimed") for group_id, _ in leases]
+        self.progress += 1
         for group_id, _ in leases:
             self._use(self.groups[group_id], version)
         if self.rules.bounded:
@@ -190,6 +191,7 @@ class TableMachine(GeneratorVerbs):
         incarnation = self.lineage.incarnation + 1
         self.lineage = Lineage(incarnation, {**self.lineage.resumed_at, incarnation: k})
         self.u = self.committed = k
+        self.progress += 1
         self.streams.discard(LEARNER)
         self.holders.pop(LEARNER, None)
         trained = returned = evicted = 0

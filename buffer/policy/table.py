@@ -61,6 +61,8 @@ class TableState:
         self.end_of_data = False
         self._seq = self._leases = self._seals = self._losses = 0
         self._race = 0.0
+        self.progress = 0
+        """How often a group has come nearer to its end; what can be undone and done again for ever does not count."""
 
     # -------------------------------------------------------------------------------------------- figures
 
@@ -130,6 +132,7 @@ class TableState:
             self.dead.bury(group, reason)
         del self.groups[group.group_id]
         self.counts[fate] += 1
+        self.progress += 1
         self.reasons[f"{fate}/{reason}"] += 1
         refills = group.task.refills + 1
         if requeue and refills <= self.rules.max_attempts:

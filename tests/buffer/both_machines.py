@@ -82,6 +82,7 @@ class BothMachines(RuleBasedStateMachine):
         self.redis = RedisAccess(self.url, self.keys.run, clock=CLOCK)
         self.machine = TableMachine("train", self.rules)
         self.now = 1_000_000
+        self.progress, self.moved_ms = 0, 0
         self.version = 0
         self.old: list[tuple[str, str, int]] = []
         self.seen: set[str] = set()
@@ -116,8 +117,14 @@ class BothMachines(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([1, 150, 400, 1100]))
     def time_passes(self, ms: int) -> None:
+        self._note_progress()
         self.now += ms
         self.call(self.redis.client.set(f"{self.keys.run}:test_clock", self.now))
+
+    def _note_progress(self) -> None:
+        """The machine knows whether there was any since the clock last moved, the test when that was."""
+        if self.machine.progress > self.progress:
+            self.progress, self.moved_ms = self.machine.progress, self.now
 
     @rule(
         count=st.integers(1, 4), again=st.booleans(), end=st.booleans(), withdraw=st.sampled_from([False] * 7 + [True])
@@ -509,7 +516,9 @@ class BothMachines(RuleBasedStateMachine):
         pipe.lrange(keys.table("train", "failures"), 0, -1)
         pipe.hgetall(keys.table("train", "evicted_tokens"))
         pipe.smembers(keys.table("train", "trash"))
+        pipe.hget(keys.table("train"), "moved_ms")
         answers = iter(await pipe.execute())
+        self._note_progress()
         groups = machine.groups.values()
         for group in groups:
             stored = record_of(next(answers))
@@ -542,7 +551,9 @@ class BothMachines(RuleBasedStateMachine):
             assert next(answers) == [texts.get(0), texts.get(1)]
         for member in MEMBERS:
             assert {tuple(entry.decode().split()) for entry in next(answers)} == machine.cancels.read(member)
-        self._compare_endings(*answers)
+        *endings, moved_ms = answers
+        self._compare_endings(*endings)
+        assert int(moved_ms) == self.moved_ms
         await self._compare_ledger()
 
     def _compare_endings(

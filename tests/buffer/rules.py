@@ -61,6 +61,13 @@ COMPARED = (
     ),
     Rule("a stored member needs no draft", "write", "drop_draft(gid, g, member)\n"),
     Rule("a shorter draft replaces none", "write", "known.tokens >= tokens", "false"),
+    Rule(
+        "a stored member is progress",
+        "write",
+        "string.sub(g.done, position + 1)\n  progressed()",
+        "string.sub(g.done, position + 1)",
+    ),
+    Rule("a longer draft is progress", "write", "if not known or tokens > known.tokens then progressed() end"),
     Rule("drafts go on within the bound", "hand_out", "if deadline >= C.u then", "if true then"),
     Rule("leased groups are ready groups", "sample", "and g.state == 'ready'", ""),
     Rule("a lease is within the bound", "sample", "and g.deadline >= version", ""),
@@ -82,6 +89,9 @@ COMPARED = (
     Rule("used again only within the bound", "claim", "and g.deadline > version", ""),
     Rule("consumed bytes ask for a checkpoint", "claim", "C.consumed_bytes * 2 > C.max_bytes", "false"),
     Rule("a commit covers what lies below it", "commit", "local limit = '(' .. version", "local limit = version"),
+    Rule("a claim is progress", "claim", "progressed()\n"),
+    Rule("a fate is progress", "transitions", "progressed()\n"),
+    Rule("a takeover is progress", "go_on", "progressed()\n"),
     Rule("a takeover undoes later uses", "go_on", "if version < k then", "if true then"),
     Rule("discarded versions count the way back", "lineage", "return 2 * ancestor - version", "return version"),
     Rule(

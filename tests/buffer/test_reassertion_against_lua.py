@@ -31,7 +31,7 @@ class LosingMachines(BothMachines):
         super().__init__()
         self.log: dict[tuple[str, int], int] = {}
         self.takeovers: dict[int, int] = {}
-        self.copy: tuple[dict[bytes, bytes], TableMachine] | None = None
+        self.copy: tuple[dict[bytes, bytes], TableMachine, int] | None = None
         self.found: Counter[str] = Counter()
 
     @invariant()
@@ -50,7 +50,8 @@ class LosingMachines(BothMachines):
 
     @rule()
     def remember(self) -> None:
-        self.copy = (self.call(self._dump()), copy.deepcopy(self.machine))
+        self._note_progress()
+        self.copy = (self.call(self._dump()), copy.deepcopy(self.machine), self.moved_ms)
 
     async def _dump(self) -> dict[bytes, bytes]:
         client = self.redis.client
@@ -70,9 +71,10 @@ class LosingMachines(BothMachines):
         if self.copy is None:
             return
         incarnation = self.incarnation
-        values, machine = self.copy
+        values, machine, self.moved_ms = self.copy
         self.call(self._restore(values))
         self.machine = copy.deepcopy(machine)
+        self.progress = self.machine.progress
         self.verb("doubt", "train", 1 << 50)
         self.machine.suspect = True
         self._nobody_gets_anything(incarnation)
