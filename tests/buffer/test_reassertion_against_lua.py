@@ -21,7 +21,8 @@ from buffer.policy.reassertion import AssertedUse, Assertion
 from buffer.policy.rules import Order
 from buffer.policy.table import Suspect
 from mesh.versions import PolicyVersion
-from tests.buffer.both_machines import MEMBERS, BothMachines
+from tests.buffer.both_machines import BothMachines
+from tests.buffer.comparison import MEMBERS
 
 
 class LosingMachines(BothMachines):

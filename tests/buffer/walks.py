@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 
 from buffer.policy.rules import Order
-from tests.buffer.both_machines import FIGURES, HOLDERS, MEMBERS, BothMachines
+from tests.buffer.both_machines import BothMachines
+from tests.buffer.comparison import FIGURES, HOLDERS, MEMBERS
 
 WEIGHTS = {
     "fill": 4,

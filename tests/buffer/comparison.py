@@ -1,0 +1,147 @@
+"""What of the state machine and of Redis must be equal, after each command: read from both, and compared.
+
+Compared are every group with all its fields, the state sets, the counters, the pending tasks, the leases, the drafts,
+what generators are told to stop, the notes of failed groups, and the ledger's recount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any
+
+import msgpack
+from hypothesis.stateful import RuleBasedStateMachine, invariant
+
+from buffer.keys import Keys
+from buffer.ledger import discrepancies
+from buffer.policy.machine import TableMachine
+from buffer.policy.states import Fate, State
+from buffer.policy.table import LEARNER
+from buffer.redis_access import RedisAccess
+from buffer.view import TableView
+from tests.buffer.groups_as_stored import fields_of
+from tests.buffer.packed import record_of
+
+MEMBERS = ("m1", "m2")
+HOLDERS = (*MEMBERS, LEARNER)
+FIGURES = (
+    *Fate, "readmissions", "superseded_writes", "duplicate_writes", "withdrawn", "seeded_tasks", "admitted",
+    "cancelled", "redriven",
+)  # fmt: skip
+
+
+class ComparedMachines(RuleBasedStateMachine):
+    """Both machines side by side."""
+
+    machine: TableMachine
+    redis: RedisAccess
+    keys: Keys
+    loop: asyncio.AbstractEventLoop
+
+    def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(coroutine)
+
+    @invariant()
+    def agree(self) -> None:
+        if not hasattr(self, "machine"):
+            return
+        self.machine.check()
+        self.call(self._compare())
+
+    async def _compare(self) -> None:
+        machine, keys = self.machine, self.keys
+        names = ("deadline", "reuse", "holders", *State)
+        pipe = self.redis.client.pipeline(transaction=False)
+        for gid in machine.groups:
+            pipe.hget(keys.table("train", f"g:{gid}"), "group")
+        for name in names:
+            pipe.zrange(keys.table("train", name), 0, -1, withscores=True)
+        for holder in HOLDERS:
+            pipe.zrange(keys.table("train", "leased" if holder == LEARNER else f"held:{holder}"), 0, -1)
+        pipe.zrange(keys.table("train", "pending:"), 0, -1)
+        for gid in machine.groups:
+            pipe.hmget(keys.table("train", f"g:{gid}"), "d0", "d1")
+        for member in MEMBERS:
+            pipe.smembers(keys.table("train", f"cancels:{member}"))
+        pipe.hgetall(keys.table("train", "dead"))
+        pipe.lrange(keys.table("train", "failures"), 0, -1)
+        pipe.hgetall(keys.table("train", "evicted_tokens"))
+        pipe.smembers(keys.table("train", "trash"))
+        pipe.hget(keys.table("train"), "moved_ms")
+        answers = iter(await pipe.execute())
+        self._note_progress()
+        groups = machine.groups.values()
+        for group in groups:
+            stored = record_of(next(answers))
+            expected = fields_of(group)
+            assert {name: stored[name] for name in expected} == expected
+            assert (stored["uses"] or []) == group.uses
+            assert (stored["drafts"] or 0) == len(machine.drafts[group.group_id])
+            assert (stored["former"] or "", stored["causes"] or []) == (group.former, group.causes)
+            assert stored["tokens"] == group.tokens
+            assert (stored["state"] == "generating" and not stored["holder"]) == group.orphan
+            assert len(list(filter(None, stored["payloads"].split(",")))) == group.scored
+        scored = {name: {m.decode(): score for m, score in next(answers)} for name in names}
+        for state in State:
+            assert set(scored[state]) == {g.group_id for g in groups if g.state is state}
+        unleased = (State.GENERATING, State.READY)
+        waiting = [g for g in groups if g.state in unleased]
+        assert scored["deadline"] == {g.group_id: g.deadline for g in waiting if not g.uses}
+        assert scored["reuse"] == {g.group_id: g.deadline for g in waiting if g.uses}
+        assert scored[State.READY] == {g.group_id: g.order for g in groups if g.state is State.READY}
+        assert scored["holders"] == machine.holders
+        for holder in HOLDERS:
+            assert {m.decode() for m in next(answers)} == {g.group_id for g in machine.held(holder)}
+        pending = [msgpack.unpackb(entry) for entry in next(answers)]
+        assert [(p[0], p[5], p[6]) for p in pending] == [
+            (t.ordinal, t.parent, t.refills) for t in sorted(machine.pending, key=lambda t: t.ordinal)
+        ]
+        for group in groups:
+            drafts = machine.drafts[group.group_id]
+            texts = {m: f"{d.attempt} {d.tokens} {d.ranges}".encode() for m, d in drafts.items()}
+            assert next(answers) == [texts.get(0), texts.get(1)]
+        for member in MEMBERS:
+            assert {tuple(entry.decode().split()) for entry in next(answers)} == machine.cancels.read(member)
+        *endings, moved_ms = answers
+        self._compare_endings(*endings)
+        assert int(moved_ms) == self.moved_ms
+        await self._compare_ledger()
+
+    def _compare_endings(
+        self, dead: dict[bytes, bytes], failures: list[bytes], evicted: dict[bytes, bytes], trash: set[bytes]
+    ) -> None:
+        """Notes of failed groups, evictions by length, and that no prompt is thrown away that somebody needs."""
+        machine = self.machine
+        notes = {gid.decode(): json.loads(note) for gid, note in dead.items()}
+        assert [gid.decode() for gid in reversed(failures)] == list(machine.dead.notes)
+        assert {
+            gid: (n["ordinal"], n["reason"], n["attempts"], tuple(n.get("causes", ())), n["kept"], n["redriven"])
+            for gid, n in notes.items()
+        } == {
+            gid: (n.task.ordinal, n.reason, n.attempts, n.causes, n.kept, n.redriven)
+            for gid, n in machine.dead.notes.items()
+        }
+        assert {int(bound): int(count) for bound, count in evicted.items()} == dict(machine.evicted_tokens)
+        thrown = {int(ordinal) for entry in trash if (ordinal := entry.decode().split("|")[1])}
+        needed = [t.ordinal for t in machine.pending] + [n.task.ordinal for n in machine.dead.notes.values() if n.kept]
+        needed += [g.task.ordinal for g in machine.groups.values()]
+        assert len(needed) == len(set(needed)), "a prompt has one owner"
+        assert thrown.isdisjoint(needed)
+
+    async def _compare_ledger(self) -> None:
+        machine = self.machine
+        _, view, *flat, _ = await self.redis.verb("ledger", "train", 0)
+        counters, recount, reasons = (
+            {name.decode(): int(value) for name, value in zip(part[::2], part[1::2], strict=True)} for part in flat
+        )
+        assert discrepancies(counters, recount) == []
+        assert {name: counters[name] for name in FIGURES} == {name: machine.counts[name] for name in FIGURES}
+        assert reasons == dict(machine.reasons)
+        figures = TableView.from_reply(view)
+        assert (figures.u, figures.end_of_data, figures.demand) == (
+            machine.u, int(machine.end_of_data), machine.demand,
+        )  # fmt: skip
+        assert (figures.bytes, figures.reserved) == (machine.bytes, machine.reserved)
+        assert figures.orphaned == sum(g.orphan for g in machine.groups.values())
