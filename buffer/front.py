@@ -166,7 +166,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             self._front.checked_table(request.table), request.incarnation,
             checked_version("train_version", request.train_version), _pairs(request.leases),
         )  # fmt: skip
-        refusals = [pb.Refusal(group_id=group_id, reason=why) for group_id, why in refused]
+        refusals = [pb.Refusal(group_id=group_id, reason=why, lease_id=lease) for group_id, why, lease in refused]
         return pb.ClaimResponse(claimed=claimed, refused=refusals, checkpoint_wanted=wanted)
 
     async def Commit(self, request: pb.CommitRequest, _context: Any) -> pb.CommitResponse:

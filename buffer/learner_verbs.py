@@ -82,10 +82,10 @@ class LearnerVerbs(Verbs):
 
     async def claim(
         self, table: str, incarnation: int, train_version: int, leases: Sequence[tuple[str, str]]
-    ) -> tuple[bool, list[tuple[str, str]], bool]:
-        """(claimed, refusals as (group id, reason), whether a checkpoint is wanted)."""
+    ) -> tuple[bool, list[tuple[str, str, str]], bool]:
+        """(claimed, refusals as (group id, reason, lease id), whether a checkpoint is wanted)."""
         answer = await self._table_verb("claim", table, incarnation, train_version, *flat(leases))
-        refused = [(gid.decode(), reason.decode()) for gid, reason in answer[3]]
+        refused = [(gid.decode(), reason.decode(), lease.decode()) for gid, reason, lease in answer[3]]
         return bool(answer[2]), refused, bool(answer[2] and answer[4])
 
     async def commit(self, table: str, incarnation: int, version: int, checkpoint: str) -> int:

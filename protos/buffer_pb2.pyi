@@ -59,7 +59,7 @@ class SeedResponse(_message.Message):
     def __init__(self, added: _Optional[int] = ..., seeded: _Optional[int] = ..., pending: _Optional[int] = ..., withdrawn: _Optional[int] = ...) -> None: ...
 
 class AdmitRequest(_message.Message):
-    __slots__ = ("table", "member_id", "generation", "credits", "serving", "outstanding", "received")
+    __slots__ = ("table", "member_id", "generation", "credits", "serving", "outstanding", "received", "inventory")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,7 @@ class AdmitRequest(_message.Message):
     SERVING_FIELD_NUMBER: _ClassVar[int]
     OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
     table: str
     member_id: str
     generation: int
@@ -74,17 +75,26 @@ class AdmitRequest(_message.Message):
     serving: _trajectory_pb2.PolicyVersion
     outstanding: int
     received: int
-    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., credits: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., outstanding: _Optional[int] = ..., received: _Optional[int] = ...) -> None: ...
+    inventory: Inventory
+    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., credits: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., outstanding: _Optional[int] = ..., received: _Optional[int] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ...) -> None: ...
+
+class Inventory(_message.Message):
+    __slots__ = ("leases",)
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseRef]
+    def __init__(self, leases: _Optional[_Iterable[_Union[LeaseRef, _Mapping]]] = ...) -> None: ...
 
 class AdmitResponse(_message.Message):
-    __slots__ = ("grants", "waiting_reason", "cancelled")
+    __slots__ = ("grants", "waiting_reason", "cancelled", "inventory_within_ms")
     GRANTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_WITHIN_MS_FIELD_NUMBER: _ClassVar[int]
     grants: _containers.RepeatedCompositeFieldContainer[GroupGrant]
     waiting_reason: str
     cancelled: _containers.RepeatedCompositeFieldContainer[LeaseRef]
-    def __init__(self, grants: _Optional[_Iterable[_Union[GroupGrant, _Mapping]]] = ..., waiting_reason: _Optional[str] = ..., cancelled: _Optional[_Iterable[_Union[LeaseRef, _Mapping]]] = ...) -> None: ...
+    inventory_within_ms: int
+    def __init__(self, grants: _Optional[_Iterable[_Union[GroupGrant, _Mapping]]] = ..., waiting_reason: _Optional[str] = ..., cancelled: _Optional[_Iterable[_Union[LeaseRef, _Mapping]]] = ..., inventory_within_ms: _Optional[int] = ...) -> None: ...
 
 class GroupGrant(_message.Message):
     __slots__ = ("group_id", "lease_id", "attempt", "lease_term_ms", "task", "members_done", "version_floor", "parent_group_id", "drafts")
@@ -203,30 +213,38 @@ class WriteResponse(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., statuses: _Optional[_Iterable[_Union[WriteStatus, str]]] = ..., results: _Optional[_Iterable[_Union[WriteResult, _Mapping]]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("table", "incarnation", "credits", "for_version", "with_payloads")
+    __slots__ = ("table", "incarnation", "credits", "for_version", "with_payloads", "received", "inventory")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     FOR_VERSION_FIELD_NUMBER: _ClassVar[int]
     WITH_PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
     table: str
     incarnation: int
     credits: int
     for_version: int
     with_payloads: bool
-    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., credits: _Optional[int] = ..., for_version: _Optional[int] = ..., with_payloads: _Optional[bool] = ...) -> None: ...
+    received: int
+    inventory: Inventory
+    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., credits: _Optional[int] = ..., for_version: _Optional[int] = ..., with_payloads: _Optional[bool] = ..., received: _Optional[int] = ..., inventory: _Optional[_Union[Inventory, _Mapping]] = ...) -> None: ...
 
 class SampleResponse(_message.Message):
-    __slots__ = ("groups", "waiting_reason", "exhausted", "payloads")
+    __slots__ = ("groups", "waiting_reason", "exhausted", "payloads", "lost", "inventory_within_ms")
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
     EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_WITHIN_MS_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[LeasedGroup]
     waiting_reason: str
     exhausted: bool
     payloads: bytes
-    def __init__(self, groups: _Optional[_Iterable[_Union[LeasedGroup, _Mapping]]] = ..., waiting_reason: _Optional[str] = ..., exhausted: _Optional[bool] = ..., payloads: _Optional[bytes] = ...) -> None: ...
+    lost: _containers.RepeatedCompositeFieldContainer[LeaseRef]
+    inventory_within_ms: int
+    def __init__(self, groups: _Optional[_Iterable[_Union[LeasedGroup, _Mapping]]] = ..., waiting_reason: _Optional[str] = ..., exhausted: _Optional[bool] = ..., payloads: _Optional[bytes] = ..., lost: _Optional[_Iterable[_Union[LeaseRef, _Mapping]]] = ..., inventory_within_ms: _Optional[int] = ...) -> None: ...
 
 class LeasedGroup(_message.Message):
     __slots__ = ("group_id", "lease_id", "for_version", "task", "members", "payload_bytes", "attempt", "generating_ms", "queued_ms", "use", "probability", "priority", "pieces")
@@ -305,12 +323,14 @@ class LeaseRef(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
 
 class Refusal(_message.Message):
-    __slots__ = ("group_id", "reason")
+    __slots__ = ("group_id", "reason", "lease_id")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     reason: str
-    def __init__(self, group_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    lease_id: str
+    def __init__(self, group_id: _Optional[str] = ..., reason: _Optional[str] = ..., lease_id: _Optional[str] = ...) -> None: ...
 
 class ClaimResponse(_message.Message):
     __slots__ = ("claimed", "refused", "checkpoint_wanted")

@@ -1,6 +1,6 @@
 -- Turns leased groups into consumed ones before the optimizer step that uses them: all or none.
 -- Those that may be used again are ready again at once. ARGV: incarnation, train_version, then gid, lease per group.
--- Repeating a claim that succeeded succeeds. Answer: claimed, refusals, whether a checkpoint is wanted
+-- Repeating a claim that succeeded succeeds. Answer: claimed, refusals (gid, why, lease), whether a checkpoint is wanted
 load_table(ARGV[1])
 load_run()
 free_first()
@@ -15,24 +15,26 @@ for i = 4, #ARGV, 2 do
   local g = read_group(gid)
   local why = nil
   local claimed = g and g.uses and g.claimed == lease
-  if seen[gid] then
+  local alive = g and g.lease == lease and g.state == 'leased'
+  if not claimed and not alive then
+    why = 'lease_lost'
+  elseif seen[gid] then
     why = 'listed_twice'
   elseif claimed then
     if last_use(g) ~= version then why = 'claimed_at_' .. last_use(g) end
-  elseif not g or g.lease ~= lease or g.state ~= 'leased' then
-    why = 'lease_lost'
   elseif g.deadline < version then
     why = 'over_bound'
   end
-  if why then refused[#refused + 1] = {gid, why} end
+  if why then refused[#refused + 1] = {gid, why, lease} end
   if not claimed then repeated = false end
-  seen[gid] = true
+  -- A lease that is dead says nothing against one of the same group that is alive.
+  if claimed or alive then seen[gid] = true end
   groups[#groups + 1] = {gid, g}
 end
 if #refused > 0 then return {'ok', view(), 0, refused} end
 if repeated then return {'ok', view(), 1, {}, much()} end
 if C.bounded == 1 and version < C.u then
-  for i = 4, #ARGV, 2 do refused[#refused + 1] = {ARGV[i], 'version_claimed'} end
+  for i = 4, #ARGV, 2 do refused[#refused + 1] = {ARGV[i], 'version_claimed', ARGV[i + 1]} end
   return {'ok', view(), 0, refused}
 end
 progressed()

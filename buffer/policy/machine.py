@@ -92,21 +92,23 @@ class TableMachine(GeneratorVerbs):
             self.holders.setdefault(LEARNER, now + self.rules.lease_ms)
         return leased
 
-    def claim(self, incarnation: int, version: int, leases: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-        """All or none become consumed; returns the refusals."""
+    def claim(self, incarnation: int, version: int, leases: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+        """All or none become consumed; returns the refusals, each of one lease: (group id, reason, lease)."""
         self._fence(incarnation)
-        refused, repeated, seen = [], bool(leases), set[str]()
+        refused, repeated, living = [], bool(leases), set[str]()
         for group_id, lease in leases:
-            why = "listed_twice" if group_id in seen else self._refusal(group_id, lease, version)
-            seen.add(group_id)
+            why = self._refusal(group_id, lease, version)
+            if why != "lease_lost":
+                why = "listed_twice" if group_id in living else why
+                living.add(group_id)
             if why:
-                refused.append((group_id, why))
+                refused.append((group_id, why, lease))
             group = self.groups.get(group_id)
             repeated = repeated and group is not None and bool(group.uses) and group.claimed == lease
         if refused or repeated:
             return refused
         if self.rules.bounded and version < self.u:
-            return [(group_id, "version_claimed") for group_id, _ in leases]
+            return [(group_id, "version_claimed", lease) for group_id, lease in leases]
         self.progress += 1
         for group_id, _ in leases:
             self._use(self.groups[group_id], version)

@@ -305,7 +305,7 @@ class BothMachines(ComparedMachines):
         flat = [part for pair in leases for part in pair]
         answer = self.verb("claim", "train", self.incarnation, version, *flat)
         refused = self.machine.claim(self.incarnation, version, leases)
-        assert [(g.decode(), why.decode()) for g, why in answer[3]] == refused
+        assert [tuple(part.decode() for part in refusal) for refusal in answer[3]] == refused
         assert bool(answer[2]) == (not refused)
         if not refused:
             assert bool(answer[4]) == self.machine.checkpoint_wanted
@@ -335,7 +335,7 @@ class BothMachines(ComparedMachines):
             leases = [(group.group_id, group.lease)] * 2
             answer = self.verb("claim", "train", self.incarnation, self.machine.u, *leases[0], *leases[1])
             refused = self.machine.claim(self.incarnation, self.machine.u, leases)
-            assert [(g.decode(), why.decode()) for g, why in answer[3]] == refused
+            assert [tuple(part.decode() for part in refusal) for refusal in answer[3]] == refused
 
     @precondition(lambda self: self.claimed)
     @rule(at=index, later=st.integers(0, 1))
@@ -345,7 +345,7 @@ class BothMachines(ComparedMachines):
         flat = [part for pair in leases for part in pair]
         answer = self.verb("claim", "train", self.incarnation, version + later, *flat)
         refused = self.machine.claim(self.incarnation, version + later, leases)
-        assert [(g.decode(), why.decode()) for g, why in answer[3]] == refused
+        assert [tuple(part.decode() for part in refusal) for refusal in answer[3]] == refused
 
     @rule(at=index, priority=st.sampled_from([0.01, 0.5, 1.0, 30.0]))
     def prioritize(self, at: int, priority: float) -> None:
