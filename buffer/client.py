@@ -215,6 +215,12 @@ class BufferClient:
         response: pb.LedgerResponse = await self._call(self._stub.Ledger, request, "reading the ledger")
         return response
 
+    async def holders(self, table: str, limit: int = 0) -> pb.HoldersResponse:
+        """Who holds groups and since when, longest first; at most `limit` of them, unless that is 0."""
+        request = pb.HoldersRequest(table=table, limit=limit)
+        response: pb.HoldersResponse = await self._call(self._stub.Holders, request, "reading who holds groups")
+        return response
+
     async def redrive(self, table: str, group_ids: Sequence[str] = ()) -> pb.RedriveResponse:
         """Queues prompts of failed groups again, as new groups; no ids: all that are kept."""
         request = pb.RedriveRequest(table=table, group_ids=group_ids)

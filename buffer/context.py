@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from buffer.ages import QueueAges
 from buffer.bell import Bell
+from buffer.fleet import Fleet
 from buffer.policy.rules import TABLES, TableRules
 from buffer.routing import Wish
 from buffer.scoring import Score
@@ -35,7 +36,7 @@ class FrontContext:
         member_ttl_ms: silence after which a member counts as lost.
         score: the user's, where it ranks the ready groups.
         priority_exponent: weight of a draw = priority to this power.
-        generators: members with that role as of the last sweep, and the reason one of them waits or fails.
+        fleet: the generators as of the last sweep.
         ages: how long groups took and waited that this front has leased.
         fronts: addresses of the fronts that are alive, as of the last sweep.
         wishes: by table, those of the generators whose streams are open here, in the order in which they came.
@@ -50,8 +51,7 @@ class FrontContext:
     priority_exponent: float = 1.0
     bell: Bell = field(default_factory=Bell)
     waits: dict[str, Waits] = field(default_factory=lambda: {table: Waits() for table in TABLES})
-    generators: int = 0
-    generator_reason: str = ""
+    fleet: Fleet = field(default_factory=Fleet)
     ages: QueueAges = field(default_factory=QueueAges)
     fronts: list[str] = field(default_factory=list)
     wishes: dict[str, list[Wish]] = field(default_factory=lambda: {table: [] for table in TABLES})

@@ -14,6 +14,7 @@ from buffer.bounds import check_id, check_reassertion, check_tasks
 from buffer.context import FrontContext
 from buffer.failures import redrive
 from buffer.fetch_stream import fetch_stream
+from buffer.holders import holders
 from buffer.in_turn import in_turn
 from buffer.ledger import describe, ledger
 from buffer.limits import group_bytes
@@ -279,6 +280,10 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
         return await describe(self._front, self._access, table, now_s=time.time())
+
+    async def Holders(self, request: pb.HoldersRequest, _context: Any) -> pb.HoldersResponse:
+        """See buffer.proto."""
+        return await holders(self._front, self._access, self._front.checked_table(request.table), request.limit)
 
     async def Ledger(self, request: pb.LedgerRequest, _context: Any) -> pb.LedgerResponse:
         """See buffer.proto."""

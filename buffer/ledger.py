@@ -8,6 +8,7 @@ from typing import Any
 
 from buffer.context import FrontContext
 from buffer.failures import failed_group
+from buffer.policy.rules import TABLES
 from buffer.redis_access import RedisAccess
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
@@ -74,7 +75,7 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
     view = front.store.views[table]
     keys = front.store.keys
     _, generating_age, ready_age, leases, dead, consumed_bytes, reserved, seeded = await access.verb("ages", table)
-    (latest, committed, until), flat, swept, lengths, (seconds, micros), memory = await access.batch(
+    (latest, committed, until), flat, swept, lengths, (seconds, micros), memory, *moved = await access.batch(
         [
             ("HMGET", keys.run, "latest", "committed", "learner_until"),
             ("HGETALL", keys.table(table, "waits")),
@@ -82,6 +83,7 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
             ("HGETALL", keys.table(table, "evicted_tokens")),
             ("TIME",),
             ("INFO", "memory"),
+            *(("HGET", keys.table(name), "moved_ms") for name in TABLES),
         ]
     )
     waits: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=True))
@@ -90,7 +92,9 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
         at, _, text = waits.get(kind + b"_reason", b"0 ").decode().partition(" ")
         return text if now_s - int(at) <= _REASON_AGE_S else ""
 
-    rules = front.rules[table]
+    rules, fleet = front.rules[table], front.fleet
+    now_ms = int(seconds) * 1000 + int(micros) // 1000
+    moved_ms = max(int(at or 0) for at in moved)
     return pb.DescribeResponse(
         table=table,
         policy=trajectory.PolicyVersion(incarnation=view.incarnation, version=view.version),
@@ -104,7 +108,7 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
         bytes=view.bytes,
         learner_waits=reason(b"inserts"),
         generators_wait=reason(b"samples"),
-        learner_lease_ms=max(0, int(float(until or 0)) - (int(seconds) * 1000 + int(micros) // 1000)),
+        learner_lease_ms=max(0, int(float(until or 0)) - now_ms),
         committed_version=int(committed or 0),
         seeded=seeded,
         end_of_data=bool(view.end_of_data),
@@ -120,6 +124,13 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
         redis_max_bytes=_info(memory, "maxmemory"),
         max_reuse=rules.max_reuse,
         order=rules.order.name.lower(),
+        unmoved_ms=max(0, now_ms - moved_ms) if moved_ms else 0,
+        moved_unix_ms=moved_ms,
+        generators=fleet.alive,
+        generators_serving=fleet.serving,
+        generators_loading=fleet.loading,
+        sampled_tokens=fleet.tokens,
+        unheld=view.orphaned,
     )
 
 

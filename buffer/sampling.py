@@ -244,12 +244,12 @@ class SampleSession:
         return choice, "what is ready is over the staleness bound"
 
     def _waiting(self, view: TableView) -> str:
-        front = self._front
+        fleet = self._front.fleet
         text = (
             f"learner waits for groups: {view.generating} being generated, {view.pending} tasks pending, "
-            f"{front.generators} generators alive"
+            f"{fleet.alive} generators alive"
         )
-        return f"{text}; a generator says: {front.generator_reason}" if front.generator_reason else text
+        return f"{text}; a generator says: {fleet.reason}" if fleet.reason else text
 
     async def _responses(self, leased: Sequence[Leased]) -> AsyncIterator[bytes]:
         """Messages of bounded size, serialized; groups whose payload is gone end as failed instead."""

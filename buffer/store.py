@@ -104,6 +104,11 @@ class Store(GeneratorVerbs, LearnerVerbs):
         answer = await self._table_verb("redrive", table, *group_ids)
         return int(answer[2]), [gid.decode() for gid in answer[3]]
 
+    async def holders(self, table: str) -> tuple[list[list[Any]], str]:
+        """Who holds groups, as the verb returns them, and the learner's member id (empty where there is none)."""
+        answer = await self._table_verb("holders", table)
+        return answer[2], answer[3].decode()
+
     async def ledger(self, table: str, failed_limit: int) -> list[Any]:
         """Counters, recount, reasons and failed groups, as the verb returns them."""
         return await self._table_verb("ledger", table, failed_limit)

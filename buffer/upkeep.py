@@ -12,13 +12,13 @@ from functools import partial
 
 from buffer.bell import wait_for
 from buffer.context import FrontContext
+from buffer.fleet import fleet_of
 from buffer.members import fronts_of, read_members
 from buffer.orphans import sweep_orphans
 from buffer.policy.rules import TABLES
 from buffer.redis_access import RedisAccess
 from buffer.waits import INSERTS, SAMPLES
 from mesh.errors import StoreError
-from protos import membership_pb2
 
 log = logging.getLogger(__name__)
 # Leases are at least a second; their end is noticed within this time.
@@ -54,10 +54,8 @@ async def sweep(front: FrontContext, access: RedisAccess) -> None:
 
 async def _look_at_generators(front: FrontContext, access: RedisAccess) -> None:
     members, _ = await read_members(access, front.store.keys)
-    generators = [m for m in members if m.role == membership_pb2.ROLE_GENERATOR]
-    front.generators = len(generators)
+    front.fleet = fleet_of(members)
     front.fronts = fronts_of(members)
-    front.generator_reason = next((m.waiting_reason for m in generators if m.waiting_reason), "")
 
 
 async def _report_waits(front: FrontContext, access: RedisAccess, table: str) -> None:

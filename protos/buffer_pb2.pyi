@@ -535,7 +535,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, table: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("table", "policy", "next_train_version", "groups_per_step", "max_staleness", "counts", "waiting_for_inserts_ms", "waiting_for_samples_ms", "latest_checkpoint", "bytes", "learner_waits", "generators_wait", "learner_lease_ms", "committed_version", "seeded", "end_of_data", "oldest_ready_ms", "oldest_generating_ms", "consumed_bytes", "reserved_bytes", "evicted_by_tokens", "orphans_swept", "max_reuse", "order", "leases", "dead_letters", "redis_used_bytes", "redis_max_bytes")
+    __slots__ = ("table", "policy", "next_train_version", "groups_per_step", "max_staleness", "counts", "waiting_for_inserts_ms", "waiting_for_samples_ms", "latest_checkpoint", "bytes", "learner_waits", "generators_wait", "learner_lease_ms", "committed_version", "seeded", "end_of_data", "oldest_ready_ms", "oldest_generating_ms", "consumed_bytes", "reserved_bytes", "evicted_by_tokens", "orphans_swept", "max_reuse", "order", "leases", "dead_letters", "redis_used_bytes", "redis_max_bytes", "unmoved_ms", "moved_unix_ms", "generators", "generators_serving", "generators_loading", "sampled_tokens", "unheld")
     class EvictedByTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -571,6 +571,13 @@ class DescribeResponse(_message.Message):
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
     REDIS_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     REDIS_MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UNMOVED_MS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_UNIX_MS_FIELD_NUMBER: _ClassVar[int]
+    GENERATORS_FIELD_NUMBER: _ClassVar[int]
+    GENERATORS_SERVING_FIELD_NUMBER: _ClassVar[int]
+    GENERATORS_LOADING_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    UNHELD_FIELD_NUMBER: _ClassVar[int]
     table: str
     policy: _trajectory_pb2.PolicyVersion
     next_train_version: int
@@ -599,7 +606,54 @@ class DescribeResponse(_message.Message):
     dead_letters: int
     redis_used_bytes: int
     redis_max_bytes: int
-    def __init__(self, table: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., next_train_version: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., counts: _Optional[_Union[LedgerCounts, _Mapping]] = ..., waiting_for_inserts_ms: _Optional[int] = ..., waiting_for_samples_ms: _Optional[int] = ..., latest_checkpoint: _Optional[str] = ..., bytes: _Optional[int] = ..., learner_waits: _Optional[str] = ..., generators_wait: _Optional[str] = ..., learner_lease_ms: _Optional[int] = ..., committed_version: _Optional[int] = ..., seeded: _Optional[int] = ..., end_of_data: _Optional[bool] = ..., oldest_ready_ms: _Optional[int] = ..., oldest_generating_ms: _Optional[int] = ..., consumed_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., evicted_by_tokens: _Optional[_Mapping[int, int]] = ..., orphans_swept: _Optional[int] = ..., max_reuse: _Optional[int] = ..., order: _Optional[str] = ..., leases: _Optional[int] = ..., dead_letters: _Optional[int] = ..., redis_used_bytes: _Optional[int] = ..., redis_max_bytes: _Optional[int] = ...) -> None: ...
+    unmoved_ms: int
+    moved_unix_ms: int
+    generators: int
+    generators_serving: int
+    generators_loading: int
+    sampled_tokens: int
+    unheld: int
+    def __init__(self, table: _Optional[str] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., next_train_version: _Optional[int] = ..., groups_per_step: _Optional[int] = ..., max_staleness: _Optional[int] = ..., counts: _Optional[_Union[LedgerCounts, _Mapping]] = ..., waiting_for_inserts_ms: _Optional[int] = ..., waiting_for_samples_ms: _Optional[int] = ..., latest_checkpoint: _Optional[str] = ..., bytes: _Optional[int] = ..., learner_waits: _Optional[str] = ..., generators_wait: _Optional[str] = ..., learner_lease_ms: _Optional[int] = ..., committed_version: _Optional[int] = ..., seeded: _Optional[int] = ..., end_of_data: _Optional[bool] = ..., oldest_ready_ms: _Optional[int] = ..., oldest_generating_ms: _Optional[int] = ..., consumed_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., evicted_by_tokens: _Optional[_Mapping[int, int]] = ..., orphans_swept: _Optional[int] = ..., max_reuse: _Optional[int] = ..., order: _Optional[str] = ..., leases: _Optional[int] = ..., dead_letters: _Optional[int] = ..., redis_used_bytes: _Optional[int] = ..., redis_max_bytes: _Optional[int] = ..., unmoved_ms: _Optional[int] = ..., moved_unix_ms: _Optional[int] = ..., generators: _Optional[int] = ..., generators_serving: _Optional[int] = ..., generators_loading: _Optional[int] = ..., sampled_tokens: _Optional[int] = ..., unheld: _Optional[int] = ...) -> None: ...
+
+class HoldersRequest(_message.Message):
+    __slots__ = ("table", "limit")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    limit: int
+    def __init__(self, table: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class HoldersResponse(_message.Message):
+    __slots__ = ("holders", "total")
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    holders: _containers.RepeatedCompositeFieldContainer[Holder]
+    total: int
+    def __init__(self, holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., total: _Optional[int] = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ("member_id", "role", "address", "groups", "oldest_group_id", "held_ms", "heartbeat_age_ms", "lease_ms", "stream_open", "waiting_reason")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    HELD_MS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_OPEN_FIELD_NUMBER: _ClassVar[int]
+    WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    role: str
+    address: str
+    groups: int
+    oldest_group_id: str
+    held_ms: int
+    heartbeat_age_ms: int
+    lease_ms: int
+    stream_open: bool
+    waiting_reason: str
+    def __init__(self, member_id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., groups: _Optional[int] = ..., oldest_group_id: _Optional[str] = ..., held_ms: _Optional[int] = ..., heartbeat_age_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., stream_open: _Optional[bool] = ..., waiting_reason: _Optional[str] = ...) -> None: ...
 
 class LedgerCounts(_message.Message):
     __slots__ = ("admitted", "trained", "evicted_stale", "filtered", "failed", "generating", "ready", "leased", "consumed", "seeded_tasks", "pending", "withdrawn", "first_admissions", "readmissions", "superseded_writes", "duplicate_writes", "reasons", "uses", "redriven", "cancelled")

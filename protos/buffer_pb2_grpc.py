@@ -114,6 +114,11 @@ class BufferStub:
                 request_serializer=protos_dot_buffer__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=protos_dot_buffer__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.Holders = channel.unary_unary(
+                '/rollmesh.v1.Buffer/Holders',
+                request_serializer=protos_dot_buffer__pb2.HoldersRequest.SerializeToString,
+                response_deserializer=protos_dot_buffer__pb2.HoldersResponse.FromString,
+                _registered_method=True)
         self.Ledger = channel.unary_unary(
                 '/rollmesh.v1.Buffer/Ledger',
                 request_serializer=protos_dot_buffer__pb2.LedgerRequest.SerializeToString,
@@ -238,6 +243,13 @@ class BufferServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Holders(self, request, context):
+        """Anyone: who holds groups, and since when.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Ledger(self, request, context):
         """Anyone: recounts the state sets and compares them with the counters.
         """
@@ -327,6 +339,11 @@ def add_BufferServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=protos_dot_buffer__pb2.DescribeRequest.FromString,
                     response_serializer=protos_dot_buffer__pb2.DescribeResponse.SerializeToString,
+            ),
+            'Holders': grpc.unary_unary_rpc_method_handler(
+                    servicer.Holders,
+                    request_deserializer=protos_dot_buffer__pb2.HoldersRequest.FromString,
+                    response_serializer=protos_dot_buffer__pb2.HoldersResponse.SerializeToString,
             ),
             'Ledger': grpc.unary_unary_rpc_method_handler(
                     servicer.Ledger,
@@ -766,6 +783,33 @@ class Buffer:
             '/rollmesh.v1.Buffer/Describe',
             protos_dot_buffer__pb2.DescribeRequest.SerializeToString,
             protos_dot_buffer__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Holders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollmesh.v1.Buffer/Holders',
+            protos_dot_buffer__pb2.HoldersRequest.SerializeToString,
+            protos_dot_buffer__pb2.HoldersResponse.FromString,
             options,
             channel_credentials,
             insecure,

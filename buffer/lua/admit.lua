@@ -19,7 +19,7 @@ local function grant(gid, g, number)
   if g.attempt > 0 then cancel(gid, g) end
   add('leases', 1)
   g.lease, g.former = 'a' .. C.leases, nil
-  g.attempt, g.holder = g.attempt + 1, member
+  g.attempt, g.holder, g.leased_ms = g.attempt + 1, member, now
   local drafts = hand_out(gid, g)
   enter(held_by(member), gid, number)
   enter(set_of('deadline'), gid, g.deadline)

@@ -1,0 +1,39 @@
+"""The generators of a mesh as a whole, as their heartbeats have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protos import membership_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The generators that are alive, as of their last heartbeats.
+
+    Attributes:
+        alive: how many there are.
+        serving: of those, with weights in service.
+        loading: of those, still without an engine: they load or compile the model.
+        tokens: sampled by all of them since they started.
+        reason: why one of them waits or fails; empty where none does.
+    """
+
+    alive: int = 0
+    serving: int = 0
+    loading: int = 0
+    tokens: int = 0
+    reason: str = ""
+
+
+def fleet_of(members: Iterable[membership_pb2.Member]) -> Fleet:
+    """The generators among the members. One reports figures from the moment on at which it has an engine."""
+    generators = [member for member in members if member.role == membership_pb2.ROLE_GENERATOR]
+    return Fleet(
+        alive=len(generators),
+        serving=sum(member.serving.incarnation > 0 for member in generators),
+        loading=sum("tokens_generated" not in member.gauges for member in generators),
+        tokens=int(sum(member.gauges.get("tokens_generated", 0.0) for member in generators)),
+        reason=next((member.waiting_reason for member in generators if member.waiting_reason), ""),
+    )

@@ -1,0 +1,91 @@
+"""What counts as progress, who holds what since when, and what the generators are as a whole."""
+
+from __future__ import annotations
+
+from buffer.fleet import Fleet, fleet_of
+from mesh.versions import PolicyVersion
+from protos import buffer_pb2 as pb
+from protos import membership_pb2
+from tests.buffer.mesh_fixture import Learner, Mesh, make_write, refs
+
+V0 = PolicyVersion(1, 0)
+
+
+def _draft(grant: pb.GroupGrant, tokens: int) -> pb.MemberWrite:
+    write = make_write(grant, 1, [V0] * tokens)
+    write.head.draft = True
+    return write
+
+
+async def _moved(learner: Learner) -> int:
+    described = await learner.client.describe("train")
+    assert described.unmoved_ms < 60_000
+    return described.moved_unix_ms
+
+
+async def test_progress_is_what_cannot_be_undone_and_done_again_for_ever(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    begun = await _moved(learner)
+    assert begun, "a takeover is the first progress of a run"
+    await learner.seed(1, 1)
+    for generator in (first, second):
+        admission = generator.admission()
+        admission.update(1, V0)
+        (grant,) = await generator.grants(admission, 1)
+        me = generator.agent
+        await generator.client.release("train", me.member_id, me.generation, refs([grant]))
+    admission = first.admission()
+    admission.update(1, V0)
+    (grant,) = await first.grants(admission, 1)
+    assert grant.attempt == 3
+    assert await _moved(learner) == begun, "neither seeding, nor grants that are released and granted again for ever"
+    writer = first.writer()
+    stamps = [begun]
+    for write in (_draft(grant, 5), _draft(grant, 9), make_write(grant, 0, [V0])):
+        await writer.write([write])
+        stamps.append(await _moved(learner))
+    assert stamps == sorted(set(stamps)), "a draft, a longer one, and a finished member"
+    await writer.write([_draft(grant, 5)])
+    await writer.write([make_write(grant, 0, [V0])])
+    assert await _moved(learner) == stamps[-1], "what is there already is none"
+
+
+async def test_holders_are_named_with_what_they_have_held_longest_first(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, slow, quick = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    await learner.seed(1, 4)
+    slow.agent.set_status(waiting_reason="its tools do not answer")
+    await slow.agent.beat()
+    stream = slow.admission()
+    stream.update(2, V0)
+    held = await slow.grants(stream, 2)
+    stream, writer = quick.admission(), quick.writer()
+    stream.update(2, V0)
+    await quick.finish(writer, await quick.grants(stream, 2), V0)
+    leased = await learner.batch(learner.sampler(), 1, 0)
+    answer = await learner.client.holders("train")
+    assert [(h.member_id, h.role, h.groups, h.oldest_group_id) for h in answer.holders] == [
+        (slow.agent.member_id, "generator", 2, held[0].group_id),
+        (learner.agent.member_id, "learner", 1, leased[0].group_id),
+    ]
+    first, second = answer.holders
+    assert first.held_ms >= second.held_ms
+    assert (first.stream_open, first.waiting_reason) == (True, "its tools do not answer")
+    assert first.address
+    assert 0 < first.lease_ms <= 15_000
+    assert first.heartbeat_age_ms < 60_000
+    shortened = await learner.client.holders("train", limit=1)
+    assert (len(shortened.holders), shortened.total) == (1, 2)
+
+
+def test_a_generator_loads_until_it_reports_figures_and_serves_once_it_has_weights() -> None:
+    def generator(incarnation: int, **gauges: float) -> membership_pb2.Member:
+        member = membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR, gauges=gauges)
+        member.serving.incarnation = incarnation
+        return member
+
+    loading, waiting, serving = generator(0), generator(0, tokens_generated=0), generator(1, tokens_generated=70)
+    loading.waiting_reason = "loads the model"
+    learner = membership_pb2.Member(role=membership_pb2.ROLE_LEARNER)
+    assert fleet_of([learner, loading, waiting, serving, serving]) == Fleet(4, 2, 1, 140, "loads the model")
