@@ -13,6 +13,7 @@ import signal
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import torch
 
 from buffer.client import BufferClient
@@ -28,7 +29,14 @@ from mesh.config import Config
 from mesh.errors import RollmeshError
 from mesh.fronts import MeshChannel, open_mesh
 from mesh.heap import TENSOR_BYTES, keep_freed_memory, settle_heap
-from mesh.service import AsyncBridge
+from mesh.rpc import bind, new_server
+from mesh.service import (
+    AsyncBridge,
+    add_health_and_reflection,
+    advertised_address,
+    set_serving,
+    write_ready_file,
+)
 from mesh.telemetry import setup_logging
 from mesh.threads import available_cores, plan_threads
 
@@ -54,7 +62,8 @@ def run(
         force: resume from a checkpoint below the last commit.
         start_from: checkpoint of this run to go on from; None: the last one.
         port: to bind on rank 0, from which generators fetch the weights; 0 picks a free one.
-        ready_file: written by rank 0 when the learner answers.
+        ready_file: written by rank 0 when the learner answers; rank r writes `NAME-r` beside it when it answers the
+            health check.
 
     Returns:
         The process exit code.
@@ -97,10 +106,12 @@ def _run(
     set_learner_threads(config)
     config = config.model_copy(update={"model": resolve_model(config.model)})
     algorithm = build_algorithm(config)
-    engines = build_engines(config, algorithm)
     with ExitStack() as closers:
         bridge = AsyncBridge()
         closers.callback(bridge.close)
+        if rank > 0 and ready_file is not None:
+            _answer_health(config, bridge, closers, ready_file.with_stem(f"{ready_file.stem}-{rank}"))
+        engines = build_engines(config, algorithm)
         link = Link() if engines[ACTOR].world_size > 1 else None
         held = HeldPayloads()
         payloads: Payloads = held
@@ -128,6 +139,23 @@ def set_learner_threads(config: Config) -> None:
             learner=config.resources.learner_threads,
         )
         torch.set_num_threads(plan.learner)
+
+
+def _answer_health(config: Config, bridge: AsyncBridge, closers: ExitStack, ready_file: Path) -> None:
+    """Lets whoever has started this rank see whether it is well; before any rank can wait for another."""
+    network, security = config.network, config.security
+
+    async def serve() -> tuple[grpc.aio.Server, str]:
+        server = new_server(security)
+        health = add_health_and_reflection(server, ())
+        port = bind(server, network.host, 0, security)
+        await server.start()
+        await set_serving(health, ())
+        return server, advertised_address(network.host, port, network.advertise)
+
+    server, address = bridge.call(serve(), network.rpc_timeout_s)
+    closers.callback(lambda: bridge.call(server.stop(None), network.rpc_timeout_s))
+    write_ready_file(ready_file, address)
 
 
 def _fetch_client(config: Config, mesh: str, bridge: AsyncBridge, closers: ExitStack) -> BufferClient:

@@ -377,6 +377,13 @@ class ResourcesSection(Section):
     learner_threads: PositiveInt | None = Field(None, description="Compute threads of a learner rank; none: derived.")
     generator_threads: PositiveInt | None = Field(None, description="Compute threads of a generator; none: derived.")
     max_restarts: int = Field(5, ge=0, description="Restarts of one service within ten minutes before the run ends.")
+    frozen_after_s: float = Field(
+        20.0,
+        ge=0.0,
+        description="Seconds after which `rollmesh run` kills and restarts a service that is stopped by a signal, or "
+        "that received so much processor time without answering its health check; three times as long for one that "
+        "sleeps. A service that waits for a processor is busy, and never killed. 0: never.",
+    )
 
 
 class Config(Section):

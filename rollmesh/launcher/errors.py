@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 from mesh.errors import RollmeshError
+from mesh.liveness.verdict import Frozen
 
 
 class ServiceExitError(RollmeshError):
@@ -17,6 +20,17 @@ class ServiceExitError(RollmeshError):
         self.service = service
         self.status = exit_code
         self.log_tail = tuple(log_tail)
+
+
+class FrozenServiceError(ServiceExitError):
+    """A service lived and did not answer, and was killed."""
+
+    code = "service_frozen"
+
+    def __init__(self, service: str, process: str, verdict: Frozen, log_tail: Sequence[str], *, log: Path) -> None:
+        which = "" if process == service else f"{process} "
+        hint = f"see {log}; resources.frozen_after_s says when silence is a failure"
+        super().__init__(service, -signal.SIGKILL, f"{which}frozen ({verdict}), killed", log_tail, hint=hint)
 
 
 class RunBusyError(RollmeshError):

@@ -64,6 +64,7 @@ class LocalRun:
             self._folder,
             security=config.security,
             max_restarts=config.resources.max_restarts,
+            frozen_after_s=config.resources.frozen_after_s,
             observer=Observer(event=view.event, tail=view.tail),
             before_last=self._collect,
         )
@@ -114,7 +115,7 @@ class LocalRun:
                     await asyncio.gather(*watching, return_exceptions=True)
                     folders.remove_mesh(self._folder)
                     self._final.peak_memory_bytes = self._memory.peaks
-                    self._final.starts = self._supervisor.starts()
+                    self._final.restarts = self._supervisor.restarts()
                     self._final.wall_s = time.time() - started
                     summary = write_summary(self._folder, self._config, self._final)
             for line in summary.lines():

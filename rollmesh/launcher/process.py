@@ -2,7 +2,8 @@
 
 Invariants: the process leads a session of its own, so a Ctrl-C in the terminal reaches the launcher alone and the
 whole process tree can be ended at once; it dies with the launcher (`mesh.supervised`); its output is appended to one
-log file; once it has exited, nothing of its process group remains.
+log file; once it has exited, nothing of its process group remains; what it has started in groups of their own is
+never left stopped, so that it gets the signal that its parent's death sends it.
 """
 
 from __future__ import annotations
@@ -15,20 +16,19 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+import psutil
 
 from mesh.config.models import SecuritySection
 from mesh.errors import UnreachableError
-from mesh.rpc import open_channel
+from mesh.liveness.verdict import Bounds, Frozen
+from mesh.liveness.watch import until_frozen
 from mesh.supervised import wrapped
 from rollmesh.launcher import exit_status
-from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
+from rollmesh.launcher.health import HealthProbe
 from rollmesh.launcher.logs import explain_exit, tail
 
-_HEALTH_DEADLINE_S = 10.0
 # The ready file has no event a parent could wait for; this is how often it is looked for.
 _READY_POLL_S = 0.05
 
@@ -44,6 +44,8 @@ class ServiceSpec:
         start_deadline_s: seconds within which it must be healthy.
         drain_s: seconds it gets to end in order after SIGTERM.
         completes_run: a clean exit of this service ends the run (the learner).
+        parts: names of further processes of this service that answer the health check and write ready files of their
+            own (further ranks of the learner).
     """
 
     name: str
@@ -52,6 +54,15 @@ class ServiceSpec:
     start_deadline_s: float = 180.0
     drain_s: float = 15.0
     completes_run: bool = False
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What a ready file says."""
+
+    address: str
+    pid: int
 
 
 class ServiceProcess:
@@ -72,10 +83,11 @@ class ServiceProcess:
             restart: whether the service ran before in this run.
             address: where it answered then.
         """
-        log_path, ready = log_file(folder, spec.name), ready_file(folder, spec.name)
-        for path in (log_path, ready):
+        log_path = log_file(folder, spec.name)
+        for path in (log_path, ready_file(folder, spec.name)):
             path.parent.mkdir(parents=True, exist_ok=True)
-        ready.unlink(missing_ok=True)
+        for name in (spec.name, *spec.parts):
+            ready_file(folder, name).unlink(missing_ok=True)
         exit_file(folder, spec.name).unlink(missing_ok=True)
         environment = {
             **os.environ,
@@ -102,15 +114,14 @@ class ServiceProcess:
         return self._process.returncode is None
 
     async def wait_ready(self, security: SecuritySection) -> str:
-        """Waits for the ready file and for gRPC health; returns the service's address.
+        """Waits for the ready files and for gRPC health; returns the service's address.
 
         Raises:
             ServiceExitError: the process ended first.
             UnreachableError: not healthy within the deadline.
         """
-        path = ready_file(self._folder, self.spec.name)
         deadline = asyncio.get_running_loop().time() + self.spec.start_deadline_s
-        while not path.exists():
+        while not all(ready_file(self._folder, name).exists() for name in (self.spec.name, *self.spec.parts)):
             if not self.running:
                 raise self.failure()
             if asyncio.get_running_loop().time() > deadline:
@@ -119,10 +130,40 @@ class ServiceProcess:
                     hint=f"see {log_file(self._folder, self.spec.name)}",
                 )
             await asyncio.sleep(_READY_POLL_S)
-        address = str(json.loads(path.read_text(encoding="utf-8"))["address"])
-        await check_health(address, security)
+        address = self._ready(self.spec.name).address
+        async with HealthProbe(address, security) as probe:
+            await probe.until_serving(max(_READY_POLL_S, deadline - asyncio.get_running_loop().time()))
         self.address = address
         return address
+
+    async def until_frozen(self, security: SecuritySection, frozen_after_s: float) -> FrozenServiceError:
+        """Watches the service, once it is ready, and its parts; returns when one of them is frozen.
+
+        Args:
+            frozen_after_s: see `resources.frozen_after_s`.
+        """
+        bounds = Bounds.of(frozen_after_s, leaving_s=max(self.spec.drain_s, frozen_after_s))
+        watches = [
+            asyncio.create_task(self._watch(name, security, bounds), name=f"watch {name}")
+            for name in (self.spec.name, *self.spec.parts)
+        ]
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            name, verdict = done.pop().result()
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+        log = log_file(self._folder, self.spec.name)
+        return FrozenServiceError(self.spec.name, name, verdict, tail(log), log=log)
+
+    async def _watch(self, name: str, security: SecuritySection, bounds: Bounds) -> tuple[str, Frozen]:
+        ready = self._ready(name)
+        async with HealthProbe(ready.address, security) as probe:
+            return name, await until_frozen(ready.pid, probe.ask, bounds)
+
+    def _ready(self, name: str) -> _Ready:
+        return _Ready(**json.loads(ready_file(self._folder, name).read_text(encoding="utf-8")))
 
     async def wait(self) -> int:
         """Waits for the end and returns the exit status; what is left of the process group is killed."""
@@ -166,26 +207,18 @@ class ServiceProcess:
         self._kill_group()
 
     def _kill_group(self) -> None:
+        family = self._descendants()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        for process in family:
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGCONT)
 
-
-async def check_health(address: str, security: SecuritySection) -> None:
-    """Asks the standard health service.
-
-    Raises:
-        UnreachableError: no answer within the deadline, or not serving.
-    """
-    async with open_channel(address, security) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
+    def _descendants(self) -> list[psutil.Process]:
         try:
-            answer: health_pb2.HealthCheckResponse = await stub.Check(
-                health_pb2.HealthCheckRequest(), timeout=_HEALTH_DEADLINE_S, wait_for_ready=True
-            )
-        except grpc.aio.AioRpcError as error:
-            raise UnreachableError(f"{address} does not answer the health check: {error.details()}") from error
-    if answer.status != health_pb2.HealthCheckResponse.SERVING:
-        raise UnreachableError(f"{address} is up but not serving")
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.Error:
+            return []
 
 
 def log_file(folder: Path, service: str) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mesh.config.models import Config
+from mesh.supervised import supervised_by_starter
 from mesh.threads import ThreadPlan, available_cores, plan_threads, thread_environment
 from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
 from rollmesh.launcher.process import ServiceSpec, ready_file
@@ -161,9 +162,9 @@ class ServiceCatalogue:
             ranks = self._config.learner.ranks
             runner = command_of(self._config.learner.python)
             if ranks > 1:
-                # Starts its ranks with the interpreter that runs it.
+                # torchrun starts its ranks in sessions of their own: only the kernel can end them with it.
                 torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-                runner = (runner[0], *torchrun, *runner[1:])
+                runner = (runner[0], *torchrun, "--no-python", *supervised_by_starter(runner))
             takeover = ("--takeover",) if restart or self._resumed else ()
             return (*runner, "learner", self._config_path, "--mesh", mesh, *takeover, *self._ready(LEARNER))
 
@@ -174,6 +175,7 @@ class ServiceCatalogue:
             start_deadline_s=_TORCH_START_S,
             drain_s=_LEARNER_DRAIN_S,
             completes_run=True,
+            parts=tuple(f"{LEARNER}-{rank}" for rank in range(1, self._config.learner.ranks)),
         )
 
     def _ready(self, name: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 Invariants:
 - services are started in the given stages, a stage only when the one before it is healthy;
+- a service that has stopped answering is killed (`mesh.liveness` says when), and then treated like one that died;
 - a service that leaves in order (status 0: it was drained, or the run has finished) is not started again; one that
   dies is restarted with backoff while its budget lasts; a failure that a restart cannot mend (a wrong
   configuration, missing data, a learner that was fenced) ends the run at once and is the run's error;
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +30,9 @@ from mesh.errors import (
     StarvedError,
     TakeoverRefusedError,
 )
+from mesh.liveness.sight import can_look
 from rollmesh.launcher.backoff import RestartBudget
-from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.process import ServiceProcess, ServiceSpec
 
 log = logging.getLogger(__name__)
@@ -57,6 +60,7 @@ class _Service:
     task: asyncio.Task[None] | None = None
     address: str | None = None
     starts: int = 0
+    restarts: Counter[str] = field(default_factory=Counter)
 
 
 class Supervisor:
@@ -66,6 +70,7 @@ class Supervisor:
         folder: run folder (logs, ready files).
         security: how to reach the services' health.
         max_restarts: restarts of one service within ten minutes.
+        frozen_after_s: see `resources.frozen_after_s`; 0: silence is never a failure.
         observer: told of starts, deaths and restarts.
         before_last: awaited once, when all but the services that end last have ended (to read final figures).
     """
@@ -76,12 +81,14 @@ class Supervisor:
         *,
         security: SecuritySection,
         max_restarts: int,
+        frozen_after_s: float,
         observer: Observer,
         before_last: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._folder = folder
         self._security = security
         self._max_restarts = max_restarts
+        self._frozen_after_s = frozen_after_s
         self._observer = observer
         self._before_last = before_last
         self._services: dict[str, _Service] = {}
@@ -111,9 +118,9 @@ class Supervisor:
             if service.process is not None and service.process.running
         }
 
-    def starts(self) -> dict[str, int]:
-        """How often each service was started."""
-        return {name: service.starts for name, service in self._services.items()}
+    def restarts(self) -> dict[str, dict[str, int]]:
+        """How often services were started again, by name and reason: `exit` or `frozen`; only those that were."""
+        return {name: dict(service.restarts) for name, service in self._services.items() if service.restarts}
 
     def address(self, name: str) -> str:
         """Where a service answers; empty before it was first healthy."""
@@ -181,6 +188,7 @@ class Supervisor:
             if delay is None:
                 self._fail(_exhausted(error, name, self._max_restarts))
                 return
+            service.restarts["frozen" if isinstance(error, FrozenServiceError) else "exit"] += 1
             self._observer.event(f"{error.message}; restarting in {delay:.2g} s")
             await self._pause(delay)
 
@@ -200,14 +208,32 @@ class Supervisor:
             service.address = await process.wait_ready(self._security)
             self._observer.event(f"{spec.name} {'is back' if restart else 'is up'} at {service.address}")
             service.healthy.set()
-            status = await process.wait()
+            status, frozen = await self._until_end(process)
         except RollmeshError as error:
             # A service that runs but never became healthy must not stay beside its successor.
             process.kill()
             status = await process.wait()
             if status != 0 or not spec.completes_run:
                 return error
-        return None if status == 0 else process.failure()
+        return frozen or (None if status == 0 else process.failure())
+
+    async def _until_end(self, process: ServiceProcess) -> tuple[int, FrozenServiceError | None]:
+        """The status of the process's end, and what it was killed for where it was frozen."""
+        if not self._frozen_after_s or not can_look():
+            return await process.wait(), None
+        ending = asyncio.create_task(process.wait())
+        watching = asyncio.create_task(process.until_frozen(self._security, self._frozen_after_s))
+        try:
+            await asyncio.wait({ending, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return ending.result(), None
+            frozen = watching.result()
+            log.error("%s", frozen)
+            process.kill()
+            return await ending, frozen
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
     def _is_permanent(self, error: RollmeshError, service: _Service) -> bool:
         status = error.status if isinstance(error, ServiceExitError) else error.exit_code

@@ -86,7 +86,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
             yield f"reasons in {table}", _pairs(ledger["reasons"], "d")
     yield "waited, in seconds", _pairs(summary.waiting_s, ".1f")
     yield "peak memory, MiB", _pairs(summary.peak_memory_mb, ".0f")
-    yield "restarts", _pairs(summary.restarts, "d") or "none"
+    yield "restarts", summary.restarts_text() or "none"
 
 
 def _pairs(values: dict[str, int] | dict[str, float], form: str) -> str:

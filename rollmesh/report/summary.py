@@ -30,14 +30,14 @@ class FinalState:
     Attributes:
         tables, ledgers: last answers of the buffer by table name.
         peak_memory_bytes: by service.
-        starts: how often each service was started.
+        restarts: of each service that was started again: how often, by reason (`exit` or `frozen`).
         wall_s: seconds from the launcher's start to its end, start-up of the services included.
     """
 
     tables: dict[str, buffer_pb2.DescribeResponse] = field(default_factory=dict)
     ledgers: dict[str, buffer_pb2.LedgerResponse] = field(default_factory=dict)
     peak_memory_bytes: dict[str, int] = field(default_factory=dict)
-    starts: dict[str, int] = field(default_factory=dict)
+    restarts: dict[str, dict[str, int]] = field(default_factory=dict)
     wall_s: float = 0.0
 
 
@@ -61,7 +61,7 @@ class Summary:
         weight_push_ms: p50 and p99 from announcement to service, to the first byte, to the last one, to the report
             (`ack`), and of the pause in decoding.
         peak_memory_mb: by service.
-        restarts: by service, those above zero.
+        restarts: by service and reason (`exit`: it ended; `frozen`: it did not answer), those above zero.
     """
 
     run: str
@@ -80,7 +80,7 @@ class Summary:
     waiting_s: dict[str, float]
     weight_push_ms: dict[str, float | None]
     peak_memory_mb: dict[str, float]
-    restarts: dict[str, int]
+    restarts: dict[str, dict[str, int]]
 
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
@@ -93,7 +93,17 @@ class Summary:
         for table, state in self.ledger.items():
             found = state["discrepancies"]
             yield f"ledger of {table}: {'balances' if not found else '; '.join(found)}"
+        if self.restarts:
+            yield f"restarts: {self.restarts_text()}"
         yield f"summary: {Path(self.folder) / _FILE}"
+
+    def restarts_text(self) -> str:
+        """Who was started again, and why, in words; empty where nobody was."""
+        return ", ".join(
+            f"{service} {count} ({reason})"
+            for service, reasons in self.restarts.items()
+            for reason, count in reasons.items()
+        )
 
 
 def build_summary(config: Config, records: Sequence[Record], looks: Sequence[Record], final: FinalState) -> Summary:
@@ -139,7 +149,7 @@ def build_summary(config: Config, records: Sequence[Record], looks: Sequence[Rec
             },
         },
         peak_memory_mb={name: round(size / 2**20, 1) for name, size in sorted(final.peak_memory_bytes.items())},
-        restarts={name: starts - 1 for name, starts in final.starts.items() if starts > 1},
+        restarts=final.restarts,
     )
 
 

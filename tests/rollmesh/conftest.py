@@ -47,7 +47,13 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def make_supervisor(tmp_path: Path, recorder: Recorder) -> Callable[..., Supervisor]:
-    def make(max_restarts: int = 3) -> Supervisor:
-        return Supervisor(tmp_path, security=SecuritySection(), max_restarts=max_restarts, observer=recorder.observer())
+    def make(max_restarts: int = 3, frozen_after_s: float = 0.0) -> Supervisor:
+        return Supervisor(
+            tmp_path,
+            security=SecuritySection(),
+            max_restarts=max_restarts,
+            frozen_after_s=frozen_after_s,
+            observer=recorder.observer(),
+        )
 
     return make

@@ -1,12 +1,15 @@
 """A service as the launcher sees one: a process with a ready file and a health answer. Behaviour by arguments.
 
 python fake_service.py READY_FILE [--exit STATUS] [--log LINE] [--die-after-ready STATUS] [--complete-on FILE]
-                       [--child PIDFILE] [--ignore-term] [--drained FILE NAME]
+                       [--child PIDFILE] [--own-session] [--ignore-term] [--drained FILE NAME] [--spin THREADS]
+
+SIGUSR1: holds its interpreter and computes. SIGUSR2: holds its interpreter and sleeps.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -19,6 +22,22 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from mesh.supervised import wrapped
+
+
+def hold_and_compute(*_: object) -> None:
+    """One call into C that takes hours and lets nobody else run."""
+    _ = 3 ** (10**10)
+
+
+def hold_and_sleep(*_: object) -> None:
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def spin() -> None:
+    while True:
+        pass
+
 
 def main() -> int:
     parser = argparse.ArgumentParser()
@@ -29,6 +48,8 @@ def main() -> int:
     parser.add_argument("--die-times", type=int, default=10**6, help="with --die-after-ready: only so many times")
     parser.add_argument("--counter", type=Path, help="file that counts the starts")
     parser.add_argument("--child", type=Path, help="start a child and write its process id here")
+    parser.add_argument("--own-session", action="store_true", help="the child ends by SIGTERM when this process dies")
+    parser.add_argument("--spin", type=int, default=0, help="threads that compute all the time, once ready")
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--drained", type=Path, help="append the name to this file on SIGTERM")
     parser.add_argument("--name", default="fake")
@@ -52,8 +73,13 @@ def main() -> int:
             over.set()
 
     signal.signal(signal.SIGTERM, on_term)
+    signal.signal(signal.SIGUSR1, hold_and_compute)
+    signal.signal(signal.SIGUSR2, hold_and_sleep)
     if options.child:
-        child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+        command = [sys.executable, "-c", "import signal; signal.pause()"]
+        if options.own_session:
+            command = wrapped(command, signal.SIGTERM)
+        child = subprocess.Popen(command, start_new_session=options.own_session)
         options.child.write_text(str(child.pid))
     server = grpc.server(futures.ThreadPoolExecutor(2))
     servicer = health.HealthServicer()
@@ -64,6 +90,8 @@ def main() -> int:
     scratch = options.ready.with_suffix(".tmp")
     scratch.write_text(json.dumps({"address": f"127.0.0.1:{port}", "pid": os.getpid()}))
     scratch.replace(options.ready)
+    for _ in range(options.spin):
+        threading.Thread(target=spin, daemon=True).start()
     if options.die_after_ready is not None and starts <= options.die_times:
         # Long enough for the health check, and no more.
         over.wait(0.3)

@@ -75,7 +75,7 @@ def final_state() -> FinalState:
         tables={"train": buffer_pb2.DescribeResponse(waiting_for_inserts_ms=1500, waiting_for_samples_ms=2500)},
         ledgers={"train": buffer_pb2.LedgerResponse(counters=counts, recounted=counts)},
         peak_memory_bytes={"learner": 300 << 20},
-        starts={"learner": 2, "buffer": 1},
+        restarts={"learner": {"exit": 1, "frozen": 2}},
         wall_s=12.0,
     )
 
@@ -92,7 +92,8 @@ def test_summary_has_the_runs_figures(run_folder: Path) -> None:
     assert summary.waiting_s == {"learner_for_groups": 1.5, "generators_at_the_gate": 2.5}
     assert summary.weight_push_ms["p99"] == 9.0
     assert summary.peak_memory_mb == {"learner": 300.0}
-    assert summary.restarts == {"learner": 1}
+    assert summary.restarts == {"learner": {"exit": 1, "frozen": 2}}
+    assert "restarts: learner 1 (exit), learner 2 (frozen)" in list(summary.lines())
     assert read_summary(run_folder) == summary
     assert "balances" in "\n".join(summary.lines())
 

@@ -64,7 +64,7 @@ async def test_killed_service_is_restarted(tmp_path: Path, make_supervisor: Make
     await until(lambda: recorder.starts_of("generator-0") == 2)
     assert supervisor.pids()["generator-0"] != first
     assert any("killed by SIGKILL" in event and "restarting" in event for event in recorder.events)
-    assert supervisor.starts() == {"generator-0": 2}
+    assert supervisor.restarts() == {"generator-0": {"exit": 1}}
     supervisor.interrupt()
     await asyncio.wait_for(running, DEADLINE_S)
 
@@ -74,7 +74,7 @@ async def test_restarts_are_bounded(tmp_path: Path, make_supervisor: MakeSupervi
     specs = [fake_spec(tmp_path, "generator-0", "--exit", "1", "--log", "boom"), fake_spec(tmp_path, "reward")]
     with pytest.raises(ServiceExitError, match="generator-0: died more than 2 times"):
         await asyncio.wait_for(supervisor.run([lambda: specs], same_rank), DEADLINE_S)
-    assert supervisor.starts()["generator-0"] == 3
+    assert supervisor.restarts() == {"generator-0": {"exit": 2}}
     assert recorder.tails["generator-0"][-1] == "boom"
 
 
@@ -88,7 +88,7 @@ async def test_failures_that_a_restart_cannot_mend_end_the_run(
     with pytest.raises(ServiceExitError, match=r"learner: data\.train: row 3 has no prompt") as caught:
         await asyncio.wait_for(supervisor.run([lambda: [spec]], same_rank), DEADLINE_S)
     assert caught.value.status == status
-    assert supervisor.starts() == {"learner": 1}
+    assert supervisor.restarts() == {}
 
 
 async def test_drains_in_order_and_kills_what_does_not_end(
@@ -187,7 +187,8 @@ LAUNCHER = """
 
     folder = Path(sys.argv[1])
     specs = [fake_spec(folder, name, "--ignore-term") for name in ("buffer", "generator-0")]
-    supervisor = Supervisor(folder, security=SecuritySection(), max_restarts=3, observer=Observer(event=print))
+    supervisor = Supervisor(folder, security=SecuritySection(), max_restarts=3, frozen_after_s=0,
+                            observer=Observer(event=print))
     async def main():
         running = asyncio.create_task(supervisor.run([lambda: specs], lambda name: 0))
         while not all(supervisor.address(name) for name in ("buffer", "generator-0")):

@@ -1,0 +1,73 @@
+"""The health of a service, as the standard gRPC health service tells it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from mesh.config.models import SecuritySection
+from mesh.errors import UnreachableError
+from mesh.liveness.watch import Answer
+from mesh.rpc import open_channel
+
+# A connection that died without a word is replaced within half a minute; one to a service that is merely slow stays.
+_KEEPALIVE_S = 15.0
+
+
+class HealthProbe:
+    """Asks one service, over one connection.
+
+    Args:
+        address: of the service.
+        security: how to reach it.
+    """
+
+    def __init__(self, address: str, security: SecuritySection) -> None:
+        self._address = address
+        self._channel = open_channel(address, security, keepalive_s=_KEEPALIVE_S)
+        self._stub: Any = health_pb2_grpc.HealthStub(self._channel)
+
+    async def __aenter__(self) -> HealthProbe:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._channel.close()
+
+    async def until_serving(self, deadline_s: float) -> None:
+        """Waits for the first answer.
+
+        Raises:
+            UnreachableError: no answer within the deadline, or not serving.
+        """
+        try:
+            answer: health_pb2.HealthCheckResponse = await self._stub.Check(
+                health_pb2.HealthCheckRequest(), timeout=deadline_s, wait_for_ready=True
+            )
+        except grpc.aio.AioRpcError as error:
+            text = f"{self._address} does not answer the health check: {error.details()}"
+            raise UnreachableError(text) from error
+        if answer.status != health_pb2.HealthCheckResponse.SERVING:
+            raise UnreachableError(f"{self._address} is up but not serving")
+
+    async def ask(self) -> Answer:
+        """Asks once, without a deadline; whatever the service says is an answer."""
+        try:
+            await self._stub.Check(health_pb2.HealthCheckRequest())
+        except grpc.aio.AioRpcError:
+            return Answer.PORT_CLOSED if await self._refuses() else Answer.NONE
+        return Answer.WELL
+
+    async def _refuses(self) -> bool:
+        """Whether nobody listens at the address."""
+        host, _, port = self._address.rpartition(":")
+        try:
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        writer.close()
+        return False

@@ -1,0 +1,149 @@
+"""Services that live and do not answer are killed and started again; services that are busy never."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.launcher.supervisor import Supervisor
+from tests.rollmesh.conftest import Recorder, fake_spec
+from tests.rollmesh.test_supervisor import gone, same_rank, until
+
+MakeSupervisor = Callable[..., Supervisor]
+DEADLINE_S = 60.0
+NAME = "reward"
+
+
+@pytest.fixture
+def busy_machine() -> Iterator[None]:
+    """More busy loops than this machine has cores, by far."""
+    loops = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(16)]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+async def started(supervisor: Supervisor, recorder: Recorder, *specs: object) -> asyncio.Task[None]:
+    running = asyncio.create_task(supervisor.run([lambda: list(specs)], same_rank))  # type: ignore[arg-type]
+    await until(lambda: recorder.starts_of(NAME) == 1)
+    return running
+
+
+async def ended(supervisor: Supervisor, running: asyncio.Task[None]) -> None:
+    supervisor.interrupt()
+    await asyncio.wait_for(running, DEADLINE_S)
+    assert supervisor.pids() == {}
+
+
+@pytest.mark.parametrize(
+    ("number", "seen"),
+    [
+        (signal.SIGSTOP, r"reward: frozen (stopped by a signal for 2 s), killed"),
+        (signal.SIGUSR1, r"reward: frozen (ran for 2 s of processor time and answered nothing"),
+        (signal.SIGUSR2, r"reward: frozen (asleep, and answered nothing"),
+    ],
+    ids=["stopped", "holds-its-interpreter", "deadlocked"],
+)
+async def test_a_frozen_service_is_killed_and_started_again(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder, number: signal.Signals, seen: str
+) -> None:
+    supervisor = make_supervisor(frozen_after_s=2.0)
+    running = await started(supervisor, recorder, fake_spec(tmp_path, NAME))
+    first = supervisor.pids()[NAME]
+    os.kill(first, number)
+    await until(lambda: recorder.starts_of(NAME) == 2)
+    assert gone(first)
+    assert [event for event in recorder.events if event.startswith(seen)], recorder.events
+    assert supervisor.restarts() == {NAME: {"frozen": 1}}
+    await ended(supervisor, running)
+
+
+async def test_freezing_again_and_again_ends_the_run(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    supervisor = make_supervisor(frozen_after_s=1.0, max_restarts=0)
+    running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, "--log", "boom"))
+    os.kill(supervisor.pids()[NAME], signal.SIGSTOP)
+    with pytest.raises(ServiceExitError, match=r"reward: died more than 0 times .*; last: frozen \(stopped"):
+        await asyncio.wait_for(running, DEADLINE_S)
+    assert recorder.tails[NAME] == ["boom"]
+
+
+async def test_a_service_that_goes_on_in_time_is_left_alone(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    """Stopped for longer than the bound in all, but never at a time."""
+    supervisor = make_supervisor(frozen_after_s=2.0)
+    running = await started(supervisor, recorder, fake_spec(tmp_path, NAME))
+    service = psutil.Process(supervisor.pids()[NAME])
+    for _ in range(4):
+        service.suspend()
+        await asyncio.sleep(0.7)
+        service.resume()
+        await asyncio.sleep(0.3)
+    assert supervisor.pids() == {NAME: service.pid}
+    await ended(supervisor, running)
+    assert supervisor.restarts() == {}
+
+
+async def test_a_busy_service_on_a_busy_machine_is_never_killed(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder, busy_machine: None
+) -> None:
+    """Threads that compute under one interpreter lock, sixteen busy loops beside them, and next to no share."""
+    supervisor = make_supervisor(frozen_after_s=2.0)
+    running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, "--spin", "4"))
+    service = psutil.Process(supervisor.pids()[NAME])
+    for nice in (5, 19):
+        service.nice(nice)
+        await asyncio.sleep(6.0)
+        assert supervisor.pids() == {NAME: service.pid}, recorder.events
+    assert supervisor.restarts() == {}
+    supervisor.interrupt()
+    supervisor.interrupt()
+    await asyncio.wait_for(running, DEADLINE_S)
+
+
+async def test_what_a_stopped_service_has_started_does_not_stay_stopped(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    """A child in a session of its own (Redis) is asked to end when its parent dies, and can hear it."""
+    note = tmp_path / "child.pid"
+    supervisor = make_supervisor(frozen_after_s=1.0)
+    spec = fake_spec(tmp_path, NAME, "--child", str(note), "--own-session")
+    running = await started(supervisor, recorder, spec)
+    child = psutil.Process(int(note.read_text()))
+    child.suspend()
+    os.kill(supervisor.pids()[NAME], signal.SIGSTOP)
+    await until(lambda: recorder.starts_of(NAME) == 2)
+    await until(lambda: gone(child.pid))
+    await ended(supervisor, running)
+
+
+async def test_a_frozen_service_does_not_hold_up_the_end(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    """Long before its time to end in order is over."""
+    supervisor = make_supervisor(frozen_after_s=1.0)
+    running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, drain_s=3600.0))
+    os.kill(supervisor.pids()[NAME], signal.SIGSTOP)
+    await ended(supervisor, running)
+
+
+async def test_silence_is_no_failure_where_it_is_said_so(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    supervisor = make_supervisor(frozen_after_s=0.0)
+    running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, drain_s=0.5))
+    os.kill(supervisor.pids()[NAME], signal.SIGSTOP)
+    await ended(supervisor, running)
+    assert supervisor.restarts() == {}
