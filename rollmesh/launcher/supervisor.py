@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,8 +33,6 @@ from mesh.liveness.sight import can_look
 from rollmesh.launcher.backoff import RestartBudget
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.process import ServiceProcess, ServiceSpec
-
-log = logging.getLogger(__name__)
 
 # A restart would end the same way.
 _PERMANENT = frozenset({error.exit_code for error in (ConfigError, DataError, FencedError, StarvedError)})
@@ -228,7 +225,6 @@ class Supervisor:
             if ending.done():
                 return ending.result(), None
             frozen = watching.result()
-            log.error("%s", frozen)
             process.kill()
             return await ending, frozen
         finally:
