@@ -1,21 +1,41 @@
-"""What numbers of a request may be: exact in Redis' scripts, where they are doubles, and small enough to work on."""
+"""What numbers and names of a request may be.
+
+Numbers are exact in Redis' scripts, where they are doubles, and small enough to work on. Names become parts of keys, so
+that no name leads to what belongs to another one; they and all other texts of members are short, since each front
+and tool reads those of all members.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from mesh.errors import PayloadError
 from mesh.images import MAX_IMAGE_BYTES
+from mesh.text import WAITING_CHARACTERS
 from mesh.versions import checked_version
 from protos import buffer_pb2 as pb
+from protos import membership_pb2 as membership
 from protos import trajectory_pb2 as trajectory
 
 # Members of a group: its script touches each of them.
 MAX_MEMBERS = 4096
 # Numbers of prompts and groups: scripts write them into texts, with 14 digits, and groups leap ahead of them.
 MAX_ORDINAL = 10**13
-# Names that become parts of keys and of packed lists.
-_ID_BYTES = 256
+# A prompt task, serialized: grants and leased groups carry it. With the metadata of the most members
+# (`buffer.limits.META_BYTES` each) it stays below the largest message, unless that is configured to be smaller.
+MAX_TASK_BYTES = 16 << 20
+# Names that become parts of keys and of packed lists; also addresses and the like.
+_ID_CHARACTERS = 256
+# What may not stand in such a name: it separates, in keys and in lists.
+_SEPARATORS = frozenset("|:,{} \t\r\n\x00")
+# The name by which verbs know whoever trains.
+_LEARNER = "learner"
+_GROUP_ID = re.compile(r"(?:train|eval)-[0-9]{1,14}")
+# Members of a run at a time, and what the heartbeat of one may carry: an answer of List has all of it.
+MAX_RUN_MEMBERS = 2048
+_MAX_GAUGES = 64
+_GAUGE_CHARACTERS = 64
 
 
 def check_tasks(
@@ -44,6 +64,10 @@ def check_tasks(
                 f"{where}.images",
                 f"{size} bytes, a prompt's images may have {MAX_IMAGE_BYTES}",
                 hint="scale them down, or store them as JPEG",
+            )
+        if (size := task.ByteSize()) > MAX_TASK_BYTES:
+            raise PayloadError(
+                where, f"{size} bytes, a prompt task may have {MAX_TASK_BYTES}", hint="shorten its texts"
             )
         if not 1 <= task.ordinal <= MAX_ORDINAL:
             raise PayloadError(f"{where}.ordinal", f"counts from 1 to {MAX_ORDINAL}, got {task.ordinal}")
@@ -80,19 +104,57 @@ def check_reassertion(request: pb.ReassertRequest) -> None:
         checked_version(f"takeovers[{index}].incarnation", takeover.incarnation)
         checked_version(f"takeovers[{index}].resumed_at", takeover.resumed_at)
     for index, use in enumerate(request.uses):
-        number = use.group_id.rpartition("-")[2]
-        if not (number.isascii() and number.isdecimal() and int(number) <= MAX_ORDINAL):
-            raise PayloadError(f"uses[{index}].group_id", f"{use.group_id[:40]!r} is no group id")
+        check_group_id(f"uses[{index}].group_id", use.group_id)
+        if int(use.group_id.rpartition("-")[2]) > MAX_ORDINAL:
+            raise PayloadError(f"uses[{index}].group_id", f"{use.group_id}: counts to {MAX_ORDINAL}")
         checked_version(f"uses[{index}].train_version", use.train_version)
         if use.ordinal > MAX_ORDINAL:
             raise PayloadError(f"uses[{index}].ordinal", f"counts to {MAX_ORDINAL}, got {use.ordinal}")
 
 
 def check_id(field: str, value: str) -> None:
-    """Refuses a name that cannot be part of a key.
+    """Refuses a member's name that cannot be part of a key, or that means somebody else.
 
     Raises:
-        PayloadError: empty, too long, or with characters that separate.
+        PayloadError: empty, too long, with characters that separate, or the learner's.
     """
-    if not value or len(value) > _ID_BYTES or any(c in value for c in "| ,\n\x00"):
-        raise PayloadError(field, f"not a name: {value[:40]!r}")
+    if not 0 < len(value) <= _ID_CHARACTERS or not _SEPARATORS.isdisjoint(value) or value == _LEARNER:
+        raise PayloadError(
+            field,
+            f"not a name: {value[:40]!r}",
+            hint=f"1 to {_ID_CHARACTERS} characters without blanks and any of | : , {{ }}; `{_LEARNER}` is taken",
+        )
+
+
+def check_group_id(field: str, value: str) -> None:
+    """Refuses what no group is called.
+
+    Raises:
+        PayloadError: anything but a table's name and a number.
+    """
+    if not _GROUP_ID.fullmatch(value):
+        raise PayloadError(field, f"not a group id: {value[:40]!r}", hint="as a grant or a lease says it")
+
+
+def check_text(field: str, value: str, limit: int = _ID_CHARACTERS) -> None:
+    """Refuses a text that is too long.
+
+    Raises:
+        PayloadError: it has more than `limit` characters.
+    """
+    if len(value) > limit:
+        raise PayloadError(field, f"{len(value)} characters, it may have {limit}")
+
+
+def check_status(request: membership.HeartbeatRequest) -> None:
+    """Refuses a heartbeat that says more than all members together could.
+
+    Raises:
+        PayloadError: naming the field.
+    """
+    check_text("waiting_reason", request.waiting_reason, WAITING_CHARACTERS)
+    check_text("endpoint", request.endpoint)
+    if len(request.gauges) > _MAX_GAUGES:
+        raise PayloadError("gauges", f"{len(request.gauges)} of them, a member may have {_MAX_GAUGES}")
+    for name in request.gauges:
+        check_text("gauges", name, _GAUGE_CHARACTERS)

@@ -8,6 +8,7 @@ Invariants
   * Redirections are followed a bounded number of times: MOVED corrects the map of slots, ASK holds for one command.
     A script is never sent after an ASK: on a slot that is half moved it would see half of the metadata. `GUARD` makes
     it fail there before its first write, so while the home slot moves verbs are refused, and clients repeat them.
+  * Connections are kept to nodes of the map alone, and to those of the address.
   * A node that is gone, a slot without a node, or a map that never settles is an error of the whole batch; the next
     batch reads the map anew. Nothing is repeated by itself after it may have been executed.
 
@@ -206,6 +207,7 @@ class ClusterWire:
                     try:
                         self._owners = await finished
                         self._stale = False
+                        self._forget_others()
                         return
                     except OSError as error:
                         problem = problem or error
@@ -214,6 +216,13 @@ class ClusterWire:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _forget_others(self) -> None:
+        """Closes connections to nodes that hold nothing any more; those in use are left for the next map."""
+        held = {*self._owners, *self._address.hosts}
+        for node, wire in list(self._wires.items()):
+            if node not in held and wire.idle:
+                self._wires.pop(node).close()
 
     async def _read_map(self, node: Node) -> list[Node | None]:
         (reply,) = await self._wire(node).send([("CLUSTER", "SLOTS")])

@@ -34,6 +34,7 @@ class FrontContext:
         rules: by table.
         run_name, config_json: as Join hands them out.
         member_ttl_ms: silence after which a member counts as lost.
+        max_message_bytes: of a message that clients take.
         score: the user's, where it ranks the ready groups.
         priority_exponent: weight of a draw = priority to this power.
         fleet: the generators as of the last sweep.
@@ -47,6 +48,7 @@ class FrontContext:
     run_name: str
     config_json: str
     member_ttl_ms: int
+    max_message_bytes: int
     score: Score | None = None
     priority_exponent: float = 1.0
     bell: Bell = field(default_factory=Bell)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Sequence
 
+from buffer.bounds import check_group_id
 from buffer.context import FrontContext
 from buffer.payloads import PayloadMissing, Place
 from mesh.errors import DataError
@@ -22,6 +23,8 @@ async def fetch_stream(front: FrontContext, request: pb.FetchRequest) -> AsyncIt
         DataError: a group has ended, or has no such data.
     """
     table = front.checked_table(request.table)
+    for index, ref in enumerate(request.members):
+        check_group_id(f"members[{index}].group_id", ref.group_id)
     response, size = pb.FetchResponse(), 0
     for side, run in itertools.groupby(request.members, key=lambda ref: bool(ref.side)):
         refs = list(run)

@@ -10,7 +10,7 @@ from typing import Any
 
 from buffer.admission import admit_stream
 from buffer.beside import Apart, cut, taking_apart
-from buffer.bounds import check_id, check_reassertion, check_tasks
+from buffer.bounds import check_group_id, check_id, check_reassertion, check_tasks
 from buffer.context import FrontContext
 from buffer.failures import redrive
 from buffer.fetch_stream import fetch_stream
@@ -24,8 +24,9 @@ from buffer.redis_access import RedisAccess
 from buffer.refusals import lost_state
 from buffer.sampling import sample_stream
 from buffer.upload import Uploads
-from buffer.validation import REASON_CHARACTERS, check_write
+from buffer.validation import check_message, check_write
 from mesh.errors import FencedError, PayloadError, TakeoverRefusedError
+from mesh.text import REASON_CHARACTERS, bounded
 from mesh.versions import checked_version
 from protos import buffer_pb2 as pb
 from protos import buffer_pb2_grpc
@@ -68,6 +69,8 @@ def _stored(request: pb.WriteRequest, response: pb.WriteResponse) -> dict[str, o
 
 
 def _pairs(leases: Sequence[pb.LeaseRef]) -> list[tuple[str, str]]:
+    for index, lease in enumerate(leases):
+        check_group_id(f"leases[{index}].group_id", lease.group_id)
     return [(lease.group_id, lease.lease_id) for lease in leases]
 
 
@@ -116,6 +119,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         """One message is one round trip to Redis, however many members it carries."""
         request = parts.message
         table = self._front.checked_table(request.table)
+        check_message(len(request.writes), len(parts.payloads))
         response = pb.WriteResponse(sequence=request.sequence)
         statuses = [pb.WRITE_STATUS_REJECTED] * len(request.writes)
         good: list[Write] = []
@@ -237,7 +241,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             raise PayloadError("disposition", "expected release, filter or fail")
         changed = await self._front.store.nack(
             self._front.checked_table(request.table), request.incarnation, _pairs(request.leases),
-            _DISPOSITIONS[request.disposition], request.reason[:REASON_CHARACTERS] or "unspecified",
+            _DISPOSITIONS[request.disposition], bounded(request.reason, REASON_CHARACTERS) or "unspecified",
         )  # fmt: skip
         return pb.NackResponse(changed=changed)
 
@@ -252,6 +256,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         """See buffer.proto."""
         front = self._front
         for index, item in enumerate(request.priorities):
+            check_group_id(f"priorities[{index}].group_id", item.group_id)
             if not (math.isfinite(item.priority) and item.priority > 0):
                 raise PayloadError(f"priorities[{index}].priority", f"must be positive and finite, got {item.priority}")
         weighted = [
@@ -274,6 +279,8 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
     async def Redrive(self, request: pb.RedriveRequest, _context: Any) -> pb.RedriveResponse:
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
+        for index, group_id in enumerate(request.group_ids):
+            check_group_id(f"group_ids[{index}]", group_id)
         return await redrive(self._front.store, self._access, table, request.group_ids)
 
     async def Describe(self, request: pb.DescribeRequest, _context: Any) -> pb.DescribeResponse:

@@ -30,6 +30,11 @@ class Keys:
         return f"{self.run}:members"
 
     @property
+    def fronts(self) -> str:
+        """Member ids of the fronts that may be alive."""
+        return f"{self.run}:fronts"
+
+    @property
     def heartbeats(self) -> str:
         return f"{self.run}:heartbeats"
 

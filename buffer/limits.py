@@ -1,4 +1,7 @@
-"""Sizes of payloads that both ends of the wire agree on. All messages stay well below gRPC's default limit of 4 MiB."""
+"""Sizes that both ends of the wire agree on. All messages stay well below gRPC's default limit of 4 MiB.
+
+The limits that a user may meet are listed in docs/operations.md.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,12 @@ MAX_WHOLE_BYTES = 2 * PIECE_BYTES
 MAX_PIECES = 4096
 # A group with more payload bytes than this is leased without payloads: they are fetched.
 INLINE_BYTES = 2 << 20
+# Members of one Write message, and bytes of their payloads: checked and stored in one turn, they keep others waiting
+# for a few milliseconds at most.
+MESSAGE_MEMBERS = 128
+MESSAGE_PAYLOAD_BYTES = 4 << 20
+# A serialized MemberMeta: a leased group carries that of each member.
+META_BYTES = 8 << 10
 
 
 def group_bytes(members: int, max_tokens: int) -> int:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from buffer.bounds import check_id, check_policy
+from buffer.bounds import MAX_RUN_MEMBERS, check_id, check_policy, check_status, check_text
 from buffer.context import FrontContext
 from buffer.keys import Keys
 from buffer.policy.rules import TABLES
 from buffer.redis_access import RedisAccess
-from mesh.errors import ConfigError, PayloadError
+from mesh.errors import ConfigError, PayloadError, StoreError
 from mesh.versions import checked_version
 from protos import membership_pb2 as pb
 from protos import membership_pb2_grpc
@@ -61,6 +61,15 @@ def fronts_of(members: Iterable[pb.Member]) -> list[str]:
     return sorted({member.address for member in members if member.role == pb.ROLE_BUFFER})
 
 
+async def read_fronts(access: RedisAccess, keys: Keys) -> list[str]:
+    """Addresses of the fronts that are listed; costs nothing for all the other members."""
+    (names,) = await access.batch([("SMEMBERS", keys.fronts)])
+    if not names:
+        return []
+    (found,) = await access.batch([("HMGET", keys.members, *names)])
+    return fronts_of(pb.Member.FromString(description) for description in found if description)
+
+
 class MembershipServicer(membership_pb2_grpc.MembershipServicer):
     """The gRPC side.
 
@@ -81,6 +90,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
                 hint="install the same release everywhere",
             )
         check_id("member_id", request.member_id)
+        check_text("address", request.address)
+        check_text("host_id", request.host_id)
         if request.role not in (pb.ROLE_LEARNER, pb.ROLE_GENERATOR, pb.ROLE_REWARD):
             raise PayloadError("role", f"expected learner, generator or reward, got {request.role}")
         member = pb.Member(
@@ -91,19 +102,25 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             pid=request.pid,
             joined_unix_ms=int(time.time() * 1000),
         )
-        answer = await self._access.verb("join", "", request.member_id, request.role, member.SerializeToString())
+        answer = await self._access.verb("join", "", member.member_id, MAX_RUN_MEMBERS, member.SerializeToString())
+        if answer[0] == b"full":
+            raise StoreError(
+                f"the run has {MAX_RUN_MEMBERS} members, and takes no more",
+                hint="members that fell silent are forgotten within a lease term; does something join again and again?",
+            )
         return pb.JoinResponse(
             generation=answer[1],
             run_config_json=self._front.config_json,
             heartbeat_interval_ms=max(50, self._front.member_ttl_ms // _BEATS_PER_TERM),
             member_ttl_ms=self._front.member_ttl_ms,
             run_name=self._front.run_name,
-            fronts=fronts_of((await read_members(self._access, self._front.store.keys))[0]),
+            fronts=await read_fronts(self._access, self._front.store.keys),
         )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, _context: Any) -> pb.HeartbeatResponse:
         """See membership.proto."""
         check_policy("serving", request.serving)
+        check_status(request)
         checked_version("incarnation", request.incarnation)
         answer = await self._access.verb(
             "heartbeat", "", request.member_id, request.generation, request.SerializeToString(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +23,13 @@ from mesh.errors import StoreError
 from mesh.versions import checked_version
 from protos import buffer_pb2 as pb
 
+_log = logging.getLogger(__name__)
 _RECHECK_S = 1.0
 # Ready groups wait for this long at most for what is being written at the same moment.
 _GATHER_S = 0.005
 _MESSAGE_BYTES = 1 << 20
+# What stands around groups and payloads.
+_FRAME_BYTES = 1 << 10
 _LEARNER = "learner"
 _GROUPS, _PAYLOADS = (pb.SampleResponse.DESCRIPTOR.fields_by_name[name].number for name in ("groups", "payloads"))
 _TASK, _MEMBERS = (pb.LeasedGroup.DESCRIPTOR.fields_by_name[name].number for name in ("task", "members"))
@@ -252,13 +256,15 @@ class SampleSession:
         return f"{text}; a generator says: {fleet.reason}" if fleet.reason else text
 
     async def _responses(self, leased: Sequence[Leased]) -> AsyncIterator[bytes]:
-        """Messages of bounded size, serialized; groups whose payload is gone end as failed instead."""
+        """Messages of bounded size, serialized; groups that are too large for one, or whose payload is gone, end as
+        failed instead."""
         store = self._front.store
         if not leased:
             return
         prompts = await store.prompts(self._table, [group.ordinal for group in leased])
         values = store.payloads.of_groups(self._table, leased, inline=self._with_payloads)
         lost: list[tuple[str, str]] = []
+        too_large: list[tuple[str, str]] = []
         parts: list[bytes] = []
         payloads: list[bytes] = []
         size = 0
@@ -270,18 +276,25 @@ class SampleSession:
             of_members = _by_member(group, stored) if self._with_payloads else None
             message = _spliced(group, prompts[group.ordinal], of_members)
             length = sum(map(len, message))
-            parts += (opening(_GROUPS, length), *message)
+            if length + _FRAME_BYTES > self._front.max_message_bytes:
+                _log.error("group %s has %d bytes without its payloads: no message takes it", group.group_id, length)
+                too_large.append((group.group_id, group.lease_id))
+                continue
+            length += sum(map(len, of_members or ()))
+            if parts and size + length + _FRAME_BYTES > self._front.max_message_bytes:
+                yield joined(_PAYLOADS, payloads, parts)
+                parts, payloads, size = [], [], 0
+            parts += (opening(_GROUPS, sum(map(len, message))), *message)
+            payloads += of_members or ()
             size += length
-            if of_members is not None:
-                payloads += of_members
-                size += sum(map(len, of_members))
             if size >= _MESSAGE_BYTES:
                 yield joined(_PAYLOADS, payloads, parts)
                 parts, payloads, size = [], [], 0
-        if lost:
-            await store.lose(self._table, lost)
-            # Others are to come in their place.
-            self._wishes.appendleft(_Wish(leased[0].for_version, len(lost)))
+        for ended, reason in ((lost, "payload_lost"), (too_large, "too_large")):
+            if ended:
+                await store.lose(self._table, ended, reason)
+                # Others are to come in their place.
+                self._wishes.appendleft(_Wish(leased[0].for_version, len(ended)))
         if parts:
             yield joined(_PAYLOADS, payloads, parts)
 

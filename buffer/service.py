@@ -207,6 +207,7 @@ class BufferService:
             run_name=config.run.name,
             config_json=config_json,
             member_ttl_ms=rules["train"].lease_ms,
+            max_message_bytes=config.network.max_message_mb << 20,
             score=load_score(config.buffer.order) if rules["train"].order is Order.SCORE else None,
             priority_exponent=config.buffer.priority_exponent,
         )

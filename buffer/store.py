@@ -95,9 +95,9 @@ class Store(GeneratorVerbs, LearnerVerbs):
             await self._redis.batch_behind([("UNLINK", *keys)] if keys else [], [("SREM", trash, *entries)])
             collected += len(entries)
 
-    async def lose(self, table: str, leases: Sequence[tuple[str, str]]) -> None:
-        """Ends groups whose prompt or payload is gone: failed(payload_lost)."""
-        await self._table_verb("lose", table, *flat(leases))
+    async def lose(self, table: str, leases: Sequence[tuple[str, str]], reason: str = "payload_lost") -> None:
+        """Ends groups that nobody can be given: as a rule, their prompt or payload is gone."""
+        await self._table_verb("lose", table, reason, *flat(leases))
 
     async def redrive(self, table: str, group_ids: Sequence[str]) -> tuple[int, list[str]]:
         """Queues prompts of failed groups again: (how many, those whose prompt is not kept any more)."""

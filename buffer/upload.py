@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from buffer.bounds import check_group_id
 from buffer.context import FrontContext
 from buffer.limits import MAX_PIECES, PIECE_BYTES
 from buffer.payloads import Place
@@ -46,6 +47,7 @@ class Uploads:
         if first is None:
             return pb.UploadResponse()
         table = self._front.checked_table(first.table)
+        check_group_id("group_id", first.group_id)
         status = await self._state(table, first)
         if status == _NO_SUCH_MEMBER:
             raise PayloadError("member", "the group has not so many members")

@@ -5,19 +5,43 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from buffer.limits import MAX_PIECES, MAX_WHOLE_BYTES
+from buffer.bounds import check_group_id
+from buffer.limits import (
+    MAX_PIECES,
+    MAX_WHOLE_BYTES,
+    MESSAGE_MEMBERS,
+    MESSAGE_PAYLOAD_BYTES,
+    META_BYTES,
+)
 from buffer.policy.lineage import VersionRanges
 from buffer.records import Write
 from buffer.side_data import check_side
 from mesh.errors import PayloadError
+from mesh.text import REASON_CHARACTERS, bounded
 from mesh.trajectory import PayloadInfo, inspect
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 
-# A reason is kept, with a failed group or among the counted ones, up to this length.
-REASON_CHARACTERS = 300
 _OUTCOMES = frozenset({trajectory.OUTCOME_SCORED, trajectory.OUTCOME_UNSCORABLE, trajectory.OUTCOME_ERROR})
+
+
+def check_message(members: int, payload_bytes: int) -> None:
+    """Refuses a message that would keep others waiting.
+
+    Raises:
+        PayloadError: it has too many members, or too many bytes of payloads.
+    """
+    if members > MESSAGE_MEMBERS:
+        raise PayloadError(
+            "writes", f"{members} members, a message may have {MESSAGE_MEMBERS}", hint="send them in several messages"
+        )
+    if payload_bytes > MESSAGE_PAYLOAD_BYTES:
+        raise PayloadError(
+            "payloads",
+            f"{payload_bytes} bytes, a message may have {MESSAGE_PAYLOAD_BYTES}",
+            hint="send the members in several messages, and large payloads by Upload",
+        )
 
 
 def check_write(write: pb.MemberWrite, payload: bytes) -> Write:
@@ -27,8 +51,7 @@ def check_write(write: pb.MemberWrite, payload: bytes) -> Write:
         PayloadError: naming the field that is wrong.
     """
     group_id, meta = write.group_id, write.meta  # once: every look at a field costs as much as a check
-    if not group_id or "|" in group_id:
-        raise PayloadError("group_id", f"not a group id: {group_id!r}")
+    check_group_id("group_id", group_id)
     if write.draft:
         return _draft(write, payload)
     outcome = meta.outcome
@@ -42,12 +65,19 @@ def check_write(write: pb.MemberWrite, payload: bytes) -> Write:
         tokens, ranges = _check_scored(meta, payload, pieces, size)
     else:
         _check_unscored(payload, pieces)
-        reason = meta.reason[:REASON_CHARACTERS]
+        reason = meta.reason = bounded(meta.reason, REASON_CHARACTERS)
     if side := meta.side:
         check_side(side)
+    serialized = meta.SerializeToString()
+    if len(serialized) > META_BYTES:
+        raise PayloadError(
+            "meta",
+            f"{len(serialized)} bytes, a member may have {META_BYTES}",
+            hint="return fewer reward components and figures, under shorter names",
+        )
     return Write(
         group_id, write.lease_id, write.attempt, meta.member, scored, payload, ranges,
-        meta.SerializeToString(), size, pieces, tokens, reason, side=side,
+        serialized, size, pieces, tokens, reason, side=side,
     )  # fmt: skip
 
 
@@ -107,10 +137,10 @@ def _check_scored(meta: trajectory.MemberMeta, payload: bytes, pieces: int, size
         raise PayloadError("meta.prompt_tokens", "must be at least 1")
     if not math.isfinite(meta.reward):
         raise PayloadError("meta.reward", f"must be finite, got {meta.reward}")
-    if components := meta.components:
-        for name, value in components.items():
+    for field, numbers in (("components", meta.components), ("figures", meta.figures)):
+        for name, value in numbers.items():
             if not math.isfinite(value):
-                raise PayloadError(f"meta.components.{name}", f"must be finite, got {value}")
+                raise PayloadError(f"meta.{field}.{bounded(name, 80)}", f"must be finite, got {value}")
     ranges, oldest, newest = _span(versions.versions)
     _check_version("oldest", meta.oldest, oldest)
     _check_version("newest", meta.newest, newest)

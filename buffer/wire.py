@@ -146,6 +146,10 @@ class _Connection(asyncio.Protocol):
             if not batch.future.done():
                 batch.future.set_exception(type(error)(str(error)))
 
+    @property
+    def idle(self) -> bool:
+        return not self._waiting
+
     def abort(self) -> None:
         self.lost = True
         if self._transport is not None:
@@ -249,11 +253,19 @@ class Wire:
             greeting.append(("CLIENT", "SETNAME", address.client_name))
         if address.db:
             greeting.append(("SELECT", address.db))
-        for reply in await connection.send(greeting) if greeting else ():
-            if isinstance(reply, hiredis.ReplyError):
-                connection.abort()
-                raise reply
+        try:
+            for reply in await connection.send(greeting) if greeting else ():
+                if isinstance(reply, hiredis.ReplyError):
+                    raise reply
+        except BaseException:  # also where the caller has no more time, or does not want it any more
+            connection.abort()
+            raise
         return connection
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits for it, so that it may be closed."""
+        return not self._opening.locked() and (self._connection is None or self._connection.idle)
 
     def close(self) -> None:
         """Drops the connection."""

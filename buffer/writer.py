@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from buffer.beside import joined
-from buffer.limits import MAX_WHOLE_BYTES, PIECE_BYTES
+from buffer.limits import MAX_WHOLE_BYTES, MESSAGE_MEMBERS, PIECE_BYTES
 from buffer.outgoing import Outgoing
 from buffer.splice import fields
 from buffer.streams import StandingStream
@@ -22,7 +22,6 @@ from protos import buffer_pb2 as pb
 # Of one message. Larger ones cost a little less, but then writer, front and Redis work in turns: short members are so
 # many in a megabyte that a generator's whole window would be one message.
 _MESSAGE_BYTES = 1 << 20
-_MESSAGE_MEMBERS = 128
 _METHOD = "/rollmesh.v1.Buffer/Write"
 _WRITES, _PAYLOADS = (pb.WriteRequest.DESCRIPTOR.fields_by_name[name].number for name in ("writes", "payloads"))
 # Messages sent and not answered yet; more are gathered meanwhile.
@@ -143,7 +142,7 @@ class Writer(StandingStream):
         while self._gathered and len(self._unanswered) < _IN_FLIGHT and self._error is None:
             items: list[_Item] = []
             size = 0
-            while self._gathered and size < _MESSAGE_BYTES and len(items) < _MESSAGE_MEMBERS:
+            while self._gathered and size < _MESSAGE_BYTES and len(items) < MESSAGE_MEMBERS:
                 item = self._gathered.popleft()
                 items.append(item)
                 size += len(item.head) + len(item.payload)

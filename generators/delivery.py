@@ -25,6 +25,7 @@ from generators.responder import EpisodeResult
 from generators.rollout import Batch
 from generators.text import TextCodec
 from mesh.errors import RollmeshError, UnreachableError
+from mesh.text import REASON_CHARACTERS, bounded
 from protos import buffer_pb2, reward_pb2, trajectory_pb2
 from reward_service.client import RewardScorer
 
@@ -189,11 +190,12 @@ class Delivery:
         elif kind == "unscorable":
             self.unscorable += 1
             meta.outcome = trajectory_pb2.OUTCOME_UNSCORABLE
-            meta.reason = result.unscorable.reason or "unscorable"
+            meta.reason = bounded(result.unscorable.reason, REASON_CHARACTERS) or "unscorable"
         else:
             self.failed += 1
             meta.outcome = trajectory_pb2.OUTCOME_ERROR
-            meta.reason = f"reward {result.error.code or 'missing'}: {result.error.message}"
+            why = f"reward {result.error.code or 'missing'}: {result.error.message}"
+            meta.reason = bounded(why, REASON_CHARACTERS)
             log.warning(
                 "member %d of group %s could not be scored: %s",
                 finished.member,
@@ -222,7 +224,7 @@ class Delivery:
         meta = trajectory_pb2.MemberMeta(
             member=member,
             outcome=trajectory_pb2.OUTCOME_ERROR,
-            reason=reason,
+            reason=bounded(reason, REASON_CHARACTERS),
             finish_reason=trajectory_pb2.FINISH_REASON_ABORTED,
             prompt_tokens=len(group.prompt_ids),
             generator=self._member_id,

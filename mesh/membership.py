@@ -20,6 +20,7 @@ import grpc
 from mesh.errors import RollmeshError, UnreachableError
 from mesh.fronts import MeshChannel
 from mesh.rpc import call_with_retry, to_rollmesh_error
+from mesh.text import WAITING_CHARACTERS, bounded
 from mesh.versions import PolicyVersion
 from protos import membership_pb2, membership_pb2_grpc
 
@@ -117,7 +118,8 @@ class MembershipAgent:
     ) -> None:
         """What the next heartbeats report; arguments left out stay as they were."""
         self._serving = serving or self._serving
-        self._waiting_reason = self._waiting_reason if waiting_reason is None else waiting_reason
+        if waiting_reason is not None:
+            self._waiting_reason = bounded(waiting_reason, WAITING_CHARACTERS)
         self._incarnation = incarnation or self._incarnation
         self._endpoint = endpoint or self._endpoint
         self._gauges.update(gauges or {})

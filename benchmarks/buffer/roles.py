@@ -257,7 +257,7 @@ def learner(conn: Connection, address: str, plan: Plan, claims: Any) -> None:
     keep_freed_memory()  # as learners do
 
     async def main() -> None:
-        client, agent = await _join(address, membership_pb2.ROLE_LEARNER, "learner")
+        client, agent = await _join(address, membership_pb2.ROLE_LEARNER, "trainer")
         settle_heap()
         resumed = await client.resume(TABLE, agent.member_id, 0)
         agent.set_status(incarnation=resumed.incarnation)

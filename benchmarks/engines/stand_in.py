@@ -51,7 +51,7 @@ async def _learner(pipe: Connection, plan: Plan, address: str) -> None:
     agent = MembershipAgent(
         channel,
         membership_pb2.ROLE_LEARNER,
-        member_id="learner",
+        member_id="stand-in",
         address=f"127.0.0.1:{port}",
         host_id=host_id(),
     )

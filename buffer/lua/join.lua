@@ -1,6 +1,11 @@
 -- A member enters under a new connection generation; what it still holds gets a full term.
--- ARGV: '', member, role, description (serialized Member)
+-- ARGV: '', member, members that the run may have (0: any number, for fronts), description (serialized Member)
 load_run()
+local most = tonumber(ARGV[3])
+if most > 0 and redis.call('HLEN', RUN .. ':members') >= most
+    and redis.call('HEXISTS', RUN .. ':members', ARGV[2]) == 0 then
+  return {'full'}
+end
 local now = now_ms()
 local generation = redis.call('HINCRBY', RUN, 'generation', 1)
 redis.call('HSET', RUN .. ':generations', ARGV[2], generation)

@@ -5,6 +5,12 @@ free_first()
 local no = refusal(tonumber(ARGV[2]))
 if no then return {no, view()} end
 local disposition, reason = ARGV[3], ARGV[4]
+-- Reasons are free, their number is not: each is read whenever the figures are.
+local MAX_REASONS = 64
+local counted = (disposition == 'filter' and 'filtered/' or 'failed/') .. reason
+if redis.call('HLEN', T .. ':reasons') >= MAX_REASONS and redis.call('HEXISTS', T .. ':reasons', counted) == 0 then
+  reason = 'other'
+end
 local changed = 0
 for i = 5, #ARGV, 2 do
   local gid = ARGV[i]

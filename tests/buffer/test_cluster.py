@@ -103,6 +103,17 @@ async def test_metadata_shares_a_slot_and_payloads_lie_on_all_nodes(mesh: Mesh, 
     await balanced(learner)
 
 
+async def test_connections_to_nodes_that_hold_nothing_are_closed(cluster: LocalCluster) -> None:
+    wire = ClusterWire(parse_redis_url(cluster.url), "{r}", TIMEOUT_S)
+    await wire.send([("SET", await key_on(cluster, node), "1", "EX", 60) for node in cluster.nodes])
+    gone = ("127.0.0.1", cluster.nodes[0].port + 20_000)
+    wire._wire(gone)
+    wire._stale = True
+    await wire.send([("PING",)])
+    assert set(wire._wires) == {("127.0.0.1", node.port) for node in cluster.nodes}
+    wire.close()
+
+
 async def test_commands_of_many_keys_are_split_and_put_together(cluster: LocalCluster, access: RedisAccess) -> None:
     keys = [await key_on(cluster, node) for node in cluster.nodes for _ in range(3)]
     await access.batch([("SET", key, f"value {i}") for i, key in enumerate(keys)])

@@ -374,8 +374,11 @@ async def test_malformed_uploads_are_refused_by_name(mesh: Mesh) -> None:
     assert (await generator.client.describe("train")).bytes == 0
     for other in ("no-such-group", ""):
         good[0].table, good[0].member, good[0].group_id = "train", 0, other
-        assert (await upload(generator, good[:1])).pieces == 0
-    assert not await front.access.client.keys(keys_of(front, "no-such-group"))
+        with pytest.raises(Exception, match="not a group id"):
+            await upload(generator, good[:1])
+    good[0].group_id = "train-99"
+    assert (await upload(generator, good[:1])).pieces == 0
+    assert not await front.access.client.keys(keys_of(front, "train-99"))
 
 
 @pytest.mark.parametrize("mesh", ["cluster"], indirect=True)

@@ -20,6 +20,7 @@ import redis.asyncio
 from buffer.redis_access import RedisAccess
 from buffer.redis_server import find_redis_server
 from buffer.scripts import commands_of, load_scripts
+from buffer.wire import Wire
 from mesh.config.redis_url import RedisOptions, parse_redis_url
 from mesh.errors import ConfigError, StoreError
 from mesh.versions import PolicyVersion
@@ -229,6 +230,26 @@ async def test_a_wrong_password_is_named(redis_url: str, open_access: Opener) ->
     async with user(redis_url, "w", "right"):
         with pytest.raises(StoreError, match="refuses us"):
             await open_access(redis_url.replace("://", "://u-w:wrong@")).load()
+
+
+async def test_who_gives_up_during_the_greeting_leaves_no_connection() -> None:
+    greeted, closed = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1 << 16):
+            greeted.set()
+        closed.set()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        wire = Wire(parse_redis_url(f"redis://:password@127.0.0.1:{port}/0"), TIMEOUT_S)
+        sending = asyncio.create_task(wire.send([("PING",)]))
+        async with asyncio.timeout(TIMEOUT_S):
+            await greeted.wait()
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            await closed.wait()
 
 
 # ------------------------------------------------------------------------------------------------------------- TLS

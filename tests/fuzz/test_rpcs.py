@@ -72,10 +72,10 @@ class Target:
         self.known.update(
             {
                 "table": ["train", "eval"],
-                "group_id": [g.group_id for g in (*grants, *leased)],
+                "group_id": [*(g.group_id for g in (*grants, *leased)), f"{grants[0].group_id}:0"],
                 "group_ids": [g.group_id for g in grants],
                 "lease_id": [g.lease_id for g in (*grants, *leased)],
-                "member_id": [generator.agent.member_id, learner.agent.member_id],
+                "member_id": [generator.agent.member_id, learner.agent.member_id, "learner"],
                 "generation": [generator.agent.generation, learner.agent.generation],
                 "incarnation": [learner.incarnation, learner.incarnation, learner.incarnation - 1],
                 "attempt": [1, 2],
