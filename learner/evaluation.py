@@ -279,7 +279,7 @@ class Evaluator:
 
     async def _collect(self, policy: PolicyVersion) -> list[Arrived]:
         stream = self._client.sample("eval", self._incarnation)
-        groups: list[Arrived] = []
+        groups: dict[str, Arrived] = {}
         try:
             stream.request(len(self._tasks), policy.version)
             while len(groups) < len(self._tasks):
@@ -287,12 +287,16 @@ class Evaluator:
                 if response is None:
                     await self._look(policy)
                     continue
-                groups.extend(response.groups)
+                before = len(groups)
+                groups.update((group.leased.group_id, group) for group in response.groups)
+                # A group whose lease was lost comes again, and takes the place of another one.
+                if again := before + len(response.groups) - len(groups):
+                    stream.request(again, policy.version)
                 if response.exhausted:
                     break
         finally:
             await stream.close()
-        return groups
+        return list(groups.values())
 
     async def _look(self, policy: PolicyVersion) -> None:
         """Ends the round where its version has passed and tasks are left that nobody has begun."""

@@ -15,11 +15,13 @@ from buffer.client import BufferClient, Outgoing
 from buffer.service import BufferService
 from learner.evaluation import EvalResult, Evaluator
 from mesh.config import load_config
+from mesh.config.models import SecuritySection
 from mesh.membership import MembershipAgent
 from mesh.rpc import open_channel
 from mesh.trajectory import Trajectory, encode
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2, membership_pb2, trajectory_pb2
+from tests.faults.proxy import Conditions, ProxyLoop
 
 V0, V1, V2 = (PolicyVersion(1, version) for version in range(3))
 
@@ -27,9 +29,10 @@ V0, V1, V2 = (PolicyVersion(1, version) for version in range(3))
 class Mesh:
     """A buffer, its client, and a generator that answers with the task's row as reward."""
 
-    def __init__(self, client: BufferClient, agent: MembershipAgent) -> None:
+    def __init__(self, client: BufferClient, agent: MembershipAgent, address: str) -> None:
         self.client = client
         self._agent = agent
+        self.address = address
 
     async def answer(self, serving: PolicyVersion, count: int) -> None:
         """Takes `count` evaluation groups and writes their members; odd members end in error."""
@@ -71,7 +74,13 @@ def _member(grant: buffer_pb2.GroupGrant, index: int, serving: PolicyVersion) ->
 @asynccontextmanager
 async def mesh(folder: Path) -> AsyncIterator[Mesh]:
     config = load_config(
-        {"model": {"path": "m"}, "data": {"train": "t"}, "run": {"dir": str(folder)}, "rollout": {"n": 2}}
+        {
+            "model": {"path": "m"},
+            "data": {"train": "t"},
+            "run": {"dir": str(folder)},
+            "rollout": {"n": 2},
+            "buffer": {"reconnect_grace_s": 0.2},
+        }
     )
     service = BufferService(config, host="127.0.0.1", port=0)
     await service.start()
@@ -82,8 +91,8 @@ async def mesh(folder: Path) -> AsyncIterator[Mesh]:
     try:
         await agent.start()
         client = BufferClient(channel, timeout_s=5, retry_s=5)
-        await client.resume("train", "learner", 0)
-        yield Mesh(client, agent)
+        await client.resume("train", "learner-1", 0)
+        yield Mesh(client, agent, service.address)
     finally:
         await agent.leave()
         await channel.close()
@@ -199,3 +208,37 @@ async def test_a_round_that_takes_too_long_is_given_up(tmp_path: Path, caplog: p
         evaluator = evaluator_of(found.client, tasks(2), timeout_s=0.2)
         assert await evaluator.last(V0, attempts=1) is None
     assert "took too long" in caplog.text
+
+
+async def test_a_round_whose_stream_was_away_counts_every_prompt_once(tmp_path: Path) -> None:
+    proxies = ProxyLoop()
+    async with mesh(tmp_path) as found:
+        link = proxies.link(int(found.address.rpartition(":")[2]))
+        channel = open_channel(link.address, SecuritySection())
+        try:
+            client = BufferClient(channel, timeout_s=5, retry_s=20)
+
+            async def until(leased: int, ready: int) -> None:
+                async with asyncio.timeout(20):
+                    counts = None
+                    while counts is None or (counts.leased, counts.ready) != (leased, ready):
+                        counts = (await found.client.describe("eval")).counts
+                        await asyncio.sleep(0.02)
+
+            evaluator = evaluator_of(client, tasks(4))
+            await evaluator.begin(V0)
+            await found.answer(V0, 2)
+            await until(leased=2, ready=0)
+            await asyncio.to_thread(link.apply, "*", Conditions("cut"))
+            await until(leased=0, ready=2)
+            await asyncio.to_thread(link.apply, "*", Conditions())
+            await found.answer(V0, 2)
+            result = await evaluator.last(V0, attempts=0)
+            ledger = await found.client.ledger("eval")
+        finally:
+            await channel.close()
+            await asyncio.to_thread(link.close)
+            proxies.close()
+    assert result is not None
+    assert [row["row"] for row in result.rows] == [0, 1, 2, 3]
+    assert (ledger.recounted.trained, list(ledger.discrepancies)) == (4, [])
