@@ -87,6 +87,7 @@ METRICS = (
     _gauge("tasks_pending", "Prompt tasks not admitted yet", "table"),
     _gauge("oldest_ready_seconds", "Age since sealing of the oldest of the groups next in order", "table"),
     _gauge("oldest_generating_seconds", "Age since admission of the oldest group being generated", "table"),
+    _gauge("unmoved_seconds", "Time since a group of any table last came nearer to its end"),
     _gauge("payload_bytes", "Payload bytes stored", "table"),
     _gauge("consumed_bytes", "Payload bytes of consumed groups, their commit pending", "table"),
     _gauge("reserved_bytes", "Payload bytes set aside for groups being generated", "table"),
@@ -166,6 +167,7 @@ def samples_of(readings: Readings) -> dict[str, dict[tuple[str, ...], float]]:
         found["policy_version"][()] = train.policy.version
         found["policy_incarnation"][()] = train.policy.incarnation
         found["committed_version"][()] = train.committed_version
+        found["unmoved_seconds"][()] = train.unmoved_ms / 1e3
         found["redis_used_memory_bytes"][()] = train.redis_used_bytes
         found["redis_max_memory_bytes"][()] = train.redis_max_bytes
     found["members"] = {(role,): count for role, count in readings.members.items()}

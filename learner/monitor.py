@@ -16,6 +16,7 @@ from buffer.client import BufferClient
 from learner.claims import MAX_DROPPED_BATCHES
 from learner.controls import Controls
 from learner.source import fenced_error
+from learner.stalls import StallReporter
 from learner.state import LearnerState
 from mesh.errors import RollmeshError, StarvedError
 from mesh.membership import MembershipAgent
@@ -37,16 +38,25 @@ class Monitor:
         client: of the buffer.
         agent: this learner's membership.
         state, controls: of this learner.
+        stalls: tells where nothing moves.
         batch: groups per batch.
     """
 
     def __init__(
-        self, client: BufferClient, agent: MembershipAgent, state: LearnerState, controls: Controls, *, batch: int
+        self,
+        client: BufferClient,
+        agent: MembershipAgent,
+        state: LearnerState,
+        controls: Controls,
+        stalls: StallReporter,
+        *,
+        batch: int,
     ) -> None:
         self._client = client
         self._agent = agent
         self._state = state
         self._controls = controls
+        self._stalls = stalls
         self._batch = batch
         self._process = psutil.Process()
         self.board = GaugeBoard("learner")
@@ -68,6 +78,7 @@ class Monitor:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self._stalls.close()
 
     async def refresh(self) -> buffer_pb2.DescribeResponse:
         """Describes the table now."""
@@ -76,10 +87,13 @@ class Monitor:
         return self.described
 
     def clocks(self) -> dict[str, float]:
-        """The buffer's cumulative waiting clocks, in seconds."""
+        """The buffer's cumulative waiting clocks and this learner's of stalls, in seconds, and how many stalls."""
+        stalls = self._stalls.figures()
         return {
-            "inserts_s": self.described.waiting_for_inserts_ms / 1e3,
-            "samples_s": self.described.waiting_for_samples_ms / 1e3,
+            "waiting_for_inserts_s": self.described.waiting_for_inserts_ms / 1e3,
+            "waiting_for_samples_s": self.described.waiting_for_samples_ms / 1e3,
+            "stalled_s": stalls["stalled_seconds_total"],
+            "stalls": stalls["stalls_total"],
         }
 
     async def _run(self) -> None:
@@ -96,6 +110,7 @@ class Monitor:
             try:
                 await self.refresh()
                 await self._check_starved()
+                await self._stalls.look(self.described)
             except RollmeshError as error:
                 self._controls.fail(error)
                 return
@@ -147,7 +162,7 @@ class Monitor:
         gauges["rss_bytes"] = float(self._process.memory_info().rss)
         gauges[f"phase/{state.phase}"] = 1.0
         stale_phases = {f"phase/{name}": 0.0 for name in _PHASES if name != state.phase}
-        figures = {**gauges, **stale_phases}
+        figures = {**gauges, **stale_phases, **self._stalls.figures()}
         self.board.set(figures)
         self._agent.set_status(serving=state.published, gauges=figures, waiting_reason=reason)
 

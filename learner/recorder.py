@@ -97,7 +97,7 @@ class Recorder:
         state: told the last metrics.
         lineage: of this learner.
         pushes: what generators report of the weights.
-        clocks: the buffer's waiting clocks, in seconds.
+        clocks: of waiting and of stalls.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Recorder:
             # Behind the algorithm's, which do not see responses that were left out for want of a signal.
             **staleness_metrics(histogram),
             **finished.timings,
-            **{f"clock/waiting_for_{name}": value for name, value in self._clocks().items()},
+            **{f"clock/{name}": value for name, value in self._clocks().items()},
             "push/count": pushes.count,
             "push/errors": pushes.errors,
             **pushes.figures("push/"),

@@ -21,6 +21,7 @@ from learner.reassertion import LOG_NAME, History, Reasserter, assert_history
 from learner.recording import FOLDER, BatchRecorder
 from learner.seeding import TaskFeeder
 from learner.source import GroupSource
+from learner.stalls import StallReporter
 from learner.state import LearnerState
 from learner.weights import WeightPublisher, WeightsService
 from learner.weights.push_metrics import PushCollector
@@ -113,8 +114,17 @@ class Session:
         await self.agent.start()
         self._closers.push_async_callback(self._leave)
         write_ready_file(ready_file, address)
+        buffer = self._config.buffer
+        stalls = StallReporter(
+            self.client,
+            self._state,
+            self._controls,
+            self._config.run.folder,
+            stall_s=buffer.stall_s,
+            limit_s=buffer.stall_limit_s,
+        )
         self.monitor = Monitor(
-            self.client, self.agent, self._state, self._controls, batch=self._config.learner.batch.groups
+            self.client, self.agent, self._state, self._controls, stalls, batch=self._config.learner.batch.groups
         )
         registry = self.monitor.board.registry
         registry.register(PushCollector(self._publisher.pushes))

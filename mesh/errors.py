@@ -103,6 +103,13 @@ class StarvedError(RollmeshError):
     exit_code = 11
 
 
+class StalledError(RollmeshError):
+    """Nothing has moved for longer than a run may stand still; the message names who holds what since when."""
+
+    code = "stalled"
+    exit_code = 12
+
+
 class FencedError(RollmeshError):
     """A newer incarnation has taken the run over; this learner must stop and is not restarted."""
 

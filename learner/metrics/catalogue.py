@@ -221,6 +221,8 @@ MESH = [
     Metric("delay/queued_s", "Mean time that a complete group waited to be trained.", "s"),
     Metric("clock/waiting_for_inserts_s", "Cumulative: the learner waited, and no group was ready.", "s"),
     Metric("clock/waiting_for_samples_s", "Cumulative: generators had free slots, and the gate was shut.", "s"),
+    Metric("clock/stalled_s", "Cumulative, of this learner: it waited, and nothing moved.", "s"),
+    Metric("clock/stalls", "How many such stalls there were."),
     Metric("push/count", "Weights taken into service by generators so far."),
     Metric("push/errors", "Failed transfers so far."),
     Metric("push/first_byte_ms_{p50,p99}", "From the announcement of a version to its first byte.", "ms"),

@@ -203,6 +203,17 @@ class BufferSection(Section):
     max_bytes: PositiveInt = Field(1 << 30, description="Payload bytes above which nothing more is admitted.")
     lease_s: PositiveFloat = Field(15.0, description="Lease term in seconds; heartbeats renew it.")
     reconnect_grace_s: PositiveFloat = Field(3.0, description="What is left of a lease when its stream breaks.")
+    stall_s: PositiveFloat = Field(
+        60.0,
+        description="Seconds for which the learner waits and nothing moves until the log, `rollmesh status` and the "
+        "report name who holds what since when.",
+    )
+    stall_limit_s: float = Field(
+        1800.0,
+        ge=0,
+        description="Seconds after which such a run ends with a named error (exit code 12); 0: never. Time in which a "
+        "first generator loads its model does not count.",
+    )
     seed_ahead: PositiveInt = Field(4, description="Prompt tasks kept ready, in batches.")
     compression: Literal["none", "zstd"] = Field(
         "none", description="How generators pack token ids and log-probs; zstd is 1.2 to 2 times smaller."
@@ -424,6 +435,7 @@ class Config(Section):
                 "deadlines must nest: reward.scorer_timeout_s < reward.timeout_s < rollout.reward_wait_s, got "
                 f"{self.reward.scorer_timeout_s} / {self.reward.timeout_s} / {self.rollout.reward_wait_s}"
             )
+        self._check_stall_limit()
         if self.rollout.top_p != 1.0 or self.rollout.top_k != 0:
             raise ValueError(
                 "rollout.top_p and rollout.top_k must be off in training: the learner could not recompute the "
@@ -432,3 +444,15 @@ class Config(Section):
         if self.buffer.min_members > self.rollout.n:
             raise ValueError(f"buffer.min_members ({self.buffer.min_members}) exceeds rollout.n ({self.rollout.n})")
         return self
+
+    def _check_stall_limit(self) -> None:
+        """What may take its time in silence must end before the run does."""
+        agent, limit_s = self.rollout.agent, self.buffer.stall_limit_s
+        inner = {"buffer.stall_s": self.buffer.stall_s, "rollout.reward_wait_s": self.rollout.reward_wait_s}
+        if agent.kind != "none":
+            inner["rollout.agent.episode_timeout_s"] = agent.episode_timeout_s
+        for name, seconds in inner.items():
+            if limit_s and limit_s <= seconds:
+                raise ValueError(
+                    f"deadlines must nest: {name} < buffer.stall_limit_s, got {seconds:g} / {limit_s:g} (0: no limit)"
+                )

@@ -34,9 +34,10 @@ def explain(config: Config) -> Iterator[str]:
         + (" (on-policy)" if buffer.max_staleness == 0 else "")
     )
     yield f"prompt tasks kept ready: {buffer.seed_ahead} x {batch.groups} = {buffer.seed_ahead * batch.groups}"
+    limit = f"{buffer.stall_limit_s:g} s" if buffer.stall_limit_s else "without limit"
     yield (
         f"deadlines: scorer {config.reward.scorer_timeout_s:g} s < reward call {config.reward.timeout_s:g} s < "
-        f"rollout's wait for its reward {rollout.reward_wait_s:g} s"
+        f"rollout's wait for its reward {rollout.reward_wait_s:g} s < a run in which nothing moves {limit}"
     )
     yield (
         f"leases: {buffer.lease_s:g} s, renewed by heartbeats; {buffer.reconnect_grace_s:g} s once a stream breaks; "

@@ -28,7 +28,7 @@ def _status(
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Show the mesh: version, ledger, ages, bytes, who waits for whom, members, the weights' way to generators."""
+    """Show the mesh: version, ledger, ages, bytes, who waits for whom, stalls, members, the way of the weights."""
     where = target(run, mesh, token_file, tls_ca)
     if as_json:
         typer.echo(json.dumps(asyncio.run(_everything(where)), indent=2))
@@ -66,9 +66,10 @@ async def _everything(where: Target) -> dict[str, Any]:
 
     async with MeshView(where.address, where.security) as view:
         tables = {table: plain(await view.describe(table)) for table in (TRAIN, EVAL)}
+        holders = {table: plain(await view.holders(table, 0)) for table in (TRAIN, EVAL)}
         members = await view.members()
         try:
             pushes = plain(await view.pushes(members.members))
         except RollmeshError as error:
             pushes = {"unknown": error.message}
-        return {"tables": tables, **plain(members), "pushes": pushes}
+        return {"tables": tables, "holders": holders, **plain(members), "pushes": pushes}

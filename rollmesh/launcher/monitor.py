@@ -14,6 +14,7 @@ from mesh.config.models import SecuritySection
 from mesh.errors import UnreachableError
 from mesh.fronts import open_mesh
 from mesh.rpc import is_transient, open_channel, to_rollmesh_error
+from mesh.who_holds import reasons
 from protos import (
     buffer_pb2,
     buffer_pb2_grpc,
@@ -27,6 +28,8 @@ from rollmesh.report.metrics import Record, is_evaluation, is_training
 TRAIN = "train"
 EVAL = "eval"
 _DEADLINE_S = 5.0
+# Holders that are named.
+_NAMED = 20
 # It counts every group.
 _LEDGER_DEADLINE_S = 30.0
 
@@ -40,6 +43,7 @@ class Snapshot:
         members: who is in the mesh.
         run_finished: the learner has said so.
         training, evaluation: latest record of a training step and of an evaluation round.
+        holders: who holds groups of the train table; asked for where nothing moves.
         trouble: why the mesh could not be asked; empty when it answered.
     """
 
@@ -48,6 +52,7 @@ class Snapshot:
     run_finished: bool = False
     training: Record = field(default_factory=dict)
     evaluation: Record = field(default_factory=dict)
+    holders: buffer_pb2.HoldersResponse | None = None
     trouble: str = ""
 
     def note(self, records: list[Record]) -> None:
@@ -65,6 +70,18 @@ class Snapshot:
         """Tokens per second that the generators report, together."""
         return sum(member.gauges.get("tokens_per_second", 0.0) for member in self.generators())
 
+    @property
+    def stalled_s(self) -> float:
+        """Seconds for which nothing has moved, as the learner says; 0 while the run moves."""
+        learners = (member for member in self.members if member.role == membership_pb2.ROLE_LEARNER)
+        return max((member.gauges.get("stalled_seconds", 0.0) for member in learners), default=0.0)
+
+    def stall(self) -> str:
+        """Since when nothing moves, and who holds what; empty while the run moves."""
+        if not self.stalled_s or self.table is None:
+            return ""
+        return f"for {self.stalled_s:.0f} s: {reasons(self.table, self.holders or buffer_pb2.HoldersResponse())}"
+
     def who_waits(self) -> str:
         """Who waits for whom at present, in words."""
         if self.table is None:
@@ -74,6 +91,8 @@ class Snapshot:
             parts.append(f"learner waits: {self.table.learner_waits}")
         if self.table.generators_wait:
             parts.append(f"generators wait: {self.table.generators_wait}")
+        if not any(member.role == membership_pb2.ROLE_LEARNER for member in self.members) and not self.run_finished:
+            parts.append("there is no learner")
         return "; ".join(parts) or "nobody waits"
 
 
@@ -104,7 +123,10 @@ class MeshView:
             RollmeshError: the mesh does not answer.
         """
         table, members = await asyncio.gather(self.describe(TRAIN), self.members())
-        return Snapshot(table=table, members=list(members.members), run_finished=members.run_finished)
+        snapshot = Snapshot(table=table, members=list(members.members), run_finished=members.run_finished)
+        if snapshot.stalled_s:
+            snapshot.holders = await self.holders(TRAIN, _NAMED)
+        return snapshot
 
     async def describe(self, table: str) -> buffer_pb2.DescribeResponse:
         """A table in figures.
@@ -125,6 +147,16 @@ class MeshView:
         """
         request = buffer_pb2.LedgerRequest(table=table, failed_limit=failed_limit)
         answer: buffer_pb2.LedgerResponse = await self._ask(self._buffer.Ledger, request, _LEDGER_DEADLINE_S)
+        return answer
+
+    async def holders(self, table: str, limit: int) -> buffer_pb2.HoldersResponse:
+        """Who holds groups of a table and since when, longest first.
+
+        Raises:
+            RollmeshError: the mesh does not answer.
+        """
+        request = buffer_pb2.HoldersRequest(table=table, limit=limit)
+        answer: buffer_pb2.HoldersResponse = await self._ask(self._buffer.Holders, request, _DEADLINE_S)
         return answer
 
     async def redrive(self, table: str, group_ids: Sequence[str]) -> buffer_pb2.RedriveResponse:

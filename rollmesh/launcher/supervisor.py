@@ -26,6 +26,7 @@ from mesh.errors import (
     PortInUseError,
     RewardError,
     RollmeshError,
+    StalledError,
     StarvedError,
     TakeoverRefusedError,
 )
@@ -35,7 +36,7 @@ from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.process import ServiceProcess, ServiceSpec
 
 # A restart would end the same way.
-_PERMANENT = frozenset({error.exit_code for error in (ConfigError, DataError, FencedError, StarvedError)})
+_PERMANENT = frozenset({error.exit_code for error in (ConfigError, DataError, FencedError, StalledError, StarvedError)})
 # The same, but only before the service was ever healthy: later they may be the echo of its predecessor's end.
 _PERMANENT_AT_FIRST = frozenset({PortInUseError.exit_code, RewardError.exit_code, TakeoverRefusedError.exit_code})
 

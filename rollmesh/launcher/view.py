@@ -76,6 +76,7 @@ class PlainView:
     def __init__(self, every_steps: int) -> None:
         self._every = every_steps
         self._console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+        self._stalled_s = self._tell_at_s = 0.0
 
     def event(self, text: str) -> None:
         self._console.print(f"{_clock()} {text}")
@@ -91,6 +92,18 @@ class PlainView:
                 self.event(evaluation_line(record))
             elif is_training(record) and int(record["step"]) % self._every == 0:
                 self.event(f"{training_line(record, snapshot)} | {snapshot.who_waits()}")
+        if snapshot.table is not None:
+            self._tell_stall(snapshot)
+
+    def _tell_stall(self, snapshot: Snapshot) -> None:
+        """When it begins, whenever it has lasted twice as long, and when it is over."""
+        before, self._stalled_s = self._stalled_s, snapshot.stalled_s
+        if self._stalled_s > self._tell_at_s:
+            self._tell_at_s = 2 * self._stalled_s
+            self.event(f"stalled {snapshot.stall()}")
+        elif before and not self._stalled_s:
+            self._tell_at_s = 0.0
+            self.event(f"groups move again, after {before:.0f} s")
 
     def close(self) -> None:
         pass
@@ -168,6 +181,8 @@ def figures(snapshot: Snapshot) -> Table:
         table.add_row("staleness", f"{_number(record, 'staleness/mean', '.2f')} mean, {bound}")
     trained = _number(record, "tokens_per_second", ".0f")
     table.add_row("tokens/s", f"{snapshot.generated_per_second():.0f} generated, {trained} trained")
+    if snapshot.stalled_s:
+        table.add_row("stalled", snapshot.stall())
     table.add_row("waiting", snapshot.who_waits())
     table.add_row("ledger", ledger_line(snapshot))
     if described is not None:

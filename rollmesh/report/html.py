@@ -15,6 +15,7 @@ from rollmesh.report.metrics import read_metrics, run_records
 from rollmesh.report.pushes import push_rows, read_receivers
 from rollmesh.report.samples import read_samples
 from rollmesh.report.series import curves
+from rollmesh.report.stalls import read_stalls, stall_grid
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary
 
 _FILE = "report.html"
@@ -64,6 +65,7 @@ def _page(folder: Path, config: Config, summary: Summary) -> str:
         .replace("{{figures}}", figures)
         .replace("{{summary}}", _table(_rows(summary)))
         .replace("{{pushes}}", _grid(push_rows(summary, read_receivers(folder))))
+        .replace("{{stalls}}", _grid(stall_grid(read_stalls(folder))))
         .replace("{{evals}}", _grid(result_grid(folder) or [["no held-out data"]]))
         .replace("{{samples}}", _samples(folder))
         .replace("{{config}}", escape((folder / "config.yaml").read_text(encoding="utf-8")))

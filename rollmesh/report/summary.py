@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from mesh.config.models import Config
 from mesh.errors import DataError
 from rollmesh.report.metrics import Record, is_evaluation, is_training, read_metrics, run_records
 from rollmesh.report.series import began, number, rate
+from rollmesh.report.stalls import read_stalls
 
 if TYPE_CHECKING:
     from protos import buffer_pb2
@@ -62,6 +63,7 @@ class Summary:
             (`ack`), and of the pause in decoding.
         peak_memory_mb: by service.
         restarts: by service and reason (`exit`: it ended; `frozen`: it did not answer), those above zero.
+        stalls: when nothing moved: since when, how long, who held what, how it ended.
     """
 
     run: str
@@ -81,6 +83,7 @@ class Summary:
     weight_push_ms: dict[str, float | None]
     peak_memory_mb: dict[str, float]
     restarts: dict[str, dict[str, int]]
+    stalls: list[dict[str, Any]] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
@@ -95,6 +98,9 @@ class Summary:
             yield f"ledger of {table}: {'balances' if not found else '; '.join(found)}"
         if self.restarts:
             yield f"restarts: {self.restarts_text()}"
+        if self.stalls:
+            seconds = sum(stall["seconds"] for stall in self.stalls)
+            yield f"{len(self.stalls)} stalls of {seconds:.0f} s in all: see the report"
         yield f"summary: {Path(self.folder) / _FILE}"
 
     def restarts_text(self) -> str:
@@ -156,6 +162,7 @@ def build_summary(config: Config, records: Sequence[Record], looks: Sequence[Rec
 def write_summary(folder: Path, config: Config, final: FinalState) -> Summary:
     """Builds the summary of a run folder and writes it there."""
     summary = build_summary(config, run_records(folder), read_metrics(folder / "mesh.jsonl"), final)
+    summary = replace(summary, stalls=[asdict(stall) for stall in read_stalls(folder)])
     path = folder / _FILE
     scratch = path.with_suffix(".tmp")
     scratch.write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")

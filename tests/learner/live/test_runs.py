@@ -94,6 +94,7 @@ def test_a_run_from_start_to_end(tmp_path: Path) -> None:
     assert max(r["staleness/max"] for r in steps) <= config.buffer.max_staleness
     # At the version that sampled them, the learner computes the same log-probs as the generator.
     assert steps[0]["staleness/max"] == 0
+    assert steps[-1]["clock/stalls"] == 0
     assert steps[0]["rollout_corr/log_ratio_max"] < 1e-4
     figures = summary(config)
     assert (figures["steps"], figures["version"], figures["stop_reason"]) == (8, 8, "steps")

@@ -1,0 +1,124 @@
+"""Whether a run stands still: a pure decision, fed with looks at the mesh.
+
+Invariants:
+- the clock runs only while the learner waits for groups, and begins again with every progress: a member or a longer
+  draft stored, a batch claimed, a fate. What can be undone and done again for ever (leases, releases, re-admissions,
+  refused claims) never stops it;
+- sampled tokens are progress as well, so that long answers are no stall: above the most that was seen since the last
+  other progress (generators come and go), and while no group has changed hands since (then they may be the same
+  tokens, sampled again for ever);
+- the clock of the limit stands still besides while no generator serves and one is still on its way to an engine: what
+  loads or compiles a model has a deadline of its own;
+- a look that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself blames nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MAX_LOOK_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The mesh at one moment.
+
+    Attributes:
+        now_s: of a monotonic clock.
+        moved: names the last progress; another value is a new one.
+        tokens: sampled by the generators that are alive.
+        handovers: groups that were taken from one holder to another, so far.
+        waits: the learner waits for groups.
+        loading: no generator serves, and one is still on its way to an engine.
+    """
+
+    now_s: float
+    moved: int
+    tokens: int
+    handovers: int
+    waits: bool
+    loading: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """Nothing has moved for so many seconds: told when it begins to matter, then whenever they have doubled."""
+
+    seconds: float
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Groups move again after so many seconds; `by_tokens`: what moved first was sampling."""
+
+    seconds: float
+    by_tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Exceeded:
+    """The limit is reached after so many seconds: the run cannot go on."""
+
+    seconds: float
+
+
+class Watchdog:
+    """Sees looks in the order of time.
+
+    Args:
+        stall_s: seconds without progress from which on a run is stalled.
+        limit_s: seconds after which it cannot go on; 0: never.
+    """
+
+    def __init__(self, *, stall_s: float, limit_s: float) -> None:
+        self._stall_s = stall_s
+        self._limit_s = limit_s or math.inf
+        self._last: Look | None = None
+        self._handovers = self._most_tokens = 0
+        self._quiet_s = 0.0
+        self._counted_s = 0.0
+        self._tell_at_s = stall_s
+        self._ended_s = 0.0
+        self.stalls = 0
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds of the present stall; 0 while there is none."""
+        return self._quiet_s if self._tell_at_s > self._stall_s else 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all stalls."""
+        return self._ended_s + self.stalled_s
+
+    def look(self, look: Look) -> Stalled | Over | Exceeded | None:
+        """What there is to tell of this look, if anything; `Exceeded` is told once."""
+        last, self._last = self._last, look
+        if last is None or look.moved != last.moved:
+            self._handovers, self._most_tokens = look.handovers, look.tokens
+            return self._progressed(by_tokens=False)
+        if look.tokens > self._most_tokens and look.handovers == self._handovers:
+            self._most_tokens = look.tokens
+            return self._progressed(by_tokens=True)
+        if not look.waits:
+            return None
+        elapsed = min(max(0.0, look.now_s - last.now_s), MAX_LOOK_S)
+        self._quiet_s += elapsed
+        self._counted_s += 0.0 if look.loading else elapsed
+        if self._quiet_s >= self._tell_at_s:
+            begins = self._tell_at_s == self._stall_s
+            self.stalls += begins
+            self._tell_at_s = 2 * self._quiet_s
+            return Stalled(self._quiet_s, begins)
+        if self._counted_s >= self._limit_s:
+            self._limit_s = math.inf
+            return Exceeded(self._quiet_s)
+        return None
+
+    def _progressed(self, *, by_tokens: bool) -> Over | None:
+        stalled_s, self._ended_s = self.stalled_s, self.total_s
+        self._quiet_s = self._counted_s = 0.0
+        self._tell_at_s = self._stall_s
+        return Over(stalled_s, by_tokens) if stalled_s else None

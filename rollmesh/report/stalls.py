@@ -1,0 +1,59 @@
+"""The stalls of a run, as its learners noted them in `RUN/stalls.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rollmesh.report.metrics import read_metrics
+
+_FILE = "stalls.jsonl"
+_NO_END = "not known: the learner ended, or it still lasts"
+
+
+@dataclass(slots=True)
+class Stall:
+    """A time in which nothing moved.
+
+    Attributes:
+        began: Unix time in seconds.
+        seconds: that it lasted, as far as is known.
+        held: who held what since when, as last told.
+        ended: how.
+    """
+
+    began: float
+    seconds: float
+    held: str
+    ended: str = _NO_END
+
+
+def read_stalls(folder: Path) -> list[Stall]:
+    """All stalls of a run folder, in the order of time."""
+    stalls: list[Stall] = []
+    for record in read_metrics(folder / _FILE):
+        seconds, text = float(record["seconds"]), str(record["text"])
+        if record["event"] == "begins":
+            stalls.append(Stall(round(float(record["time"]) - seconds, 3), seconds, text))
+        elif stalls:
+            stalls[-1].seconds = seconds
+            if record["event"] == "over":
+                stalls[-1].ended = text
+            else:
+                stalls[-1].held = text
+    return stalls
+
+
+def stall_grid(stalls: Sequence[Stall]) -> list[list[str]]:
+    """As rows of a table; the first is the head."""
+    if not stalls:
+        return [["none"]]
+    head = ["began (UTC)", "lasted", "who held what", "how it ended"]
+    return [head, *(_row(stall) for stall in stalls)]
+
+
+def _row(stall: Stall) -> list[str]:
+    began = datetime.fromtimestamp(stall.began, UTC)
+    return [f"{began:%Y-%m-%d %H:%M:%S}", f"{stall.seconds:.0f} s", stall.held, stall.ended]

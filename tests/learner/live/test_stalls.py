@@ -1,0 +1,193 @@
+"""Runs that stand still: named while they do, ended by name when they cannot go on; slow ones are left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from buffer.service import BufferService
+from learner.controls import Controls
+from learner.stalls import StallReporter
+from learner.state import LearnerState
+from mesh.config.models import SecuritySection
+from mesh.errors import StalledError
+from mesh.service import AsyncBridge
+from mesh.versions import PolicyVersion
+from rollmesh.launcher.monitor import MeshView, Snapshot
+from rollmesh.launcher.view import figures
+from rollmesh.report.stalls import read_stalls, stall_grid
+from tests.buffer.mesh_fixture import Generator, Learner, make_write, refs
+from tests.learner.live.test_runs import ledger, wait_for_line
+from tests.learner.live.tiny import make_config, meanwhile, run_learner
+
+V0 = PolicyVersion(1, 0)
+_LIFE_S = 60.0
+
+
+class Scripted:
+    """A buffer, and members that do as they are told, in a thread of this process."""
+
+    def __init__(self, config: Any) -> None:
+        self._bridge = AsyncBridge("scripted")
+        self._config = config
+        self._actors: list[Generator | Learner] = []
+        self._service = self.call(self._start())
+        self.address = self._service.address
+
+    def call(self, coroutine: Any) -> Any:
+        return self._bridge.call(coroutine, _LIFE_S)
+
+    async def _start(self) -> BufferService:
+        service = BufferService(self._config, host="127.0.0.1", port=0)
+        await service.start()
+        return service
+
+    async def holder(self, groups: int) -> tuple[Generator, list[Any]]:
+        """A generator that takes groups, names them and lives; what it writes is the test's to say."""
+        generator = Generator(self.address, "generator")
+        self._actors.append(generator)
+        await generator.agent.start()
+        generator.agent.set_status(serving=V0, gauges={"tokens_generated": 5.0}, waiting_reason="its tools are silent")
+        stream = generator.admission()
+        stream.update(groups, V0)
+        return generator, [await anext(stream) for _ in range(groups)]
+
+    async def learner(self) -> Learner:
+        learner = Learner(self.address, "learner")
+        self._actors.append(learner)
+        await learner.agent.start()
+        learner.incarnation = (await learner.take_over(0)).incarnation
+        await learner.client.set_policy_version(learner.incarnation, 0)
+        return learner
+
+    def close(self) -> None:
+        for actor in self._actors:
+            self.call(actor.close())
+        self.call(self._service.stop())
+        self._bridge.close()
+
+
+@contextmanager
+def scripted(config: Any) -> Iterator[Scripted]:
+    world = Scripted(config)
+    try:
+        yield world
+    finally:
+        world.close()
+
+
+def shown(snapshot: Snapshot) -> str:
+    """As `rollmesh status` prints it."""
+    console = Console(file=io.StringIO(), width=400)
+    console.print(figures(snapshot))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+def test_a_generator_that_never_delivers_is_named_and_the_run_ends_by_name(tmp_path: Path, capfd: Any) -> None:
+    limits = {"reward.scorer_timeout_s": 0.1, "reward.timeout_s": 0.2, "rollout.reward_wait_s": 0.3}
+    # Heartbeats tell the status of a stall: there are several before the limit.
+    limits |= {"buffer.stall_s": 0.5, "buffer.stall_limit_s": 6.0, "buffer.lease_s": 2.0}
+    config = make_config(tmp_path, {"data.eval": None, **limits})
+    stalls = config.run.folder / "stalls.jsonl"
+    looks: list[Snapshot] = []
+
+    async def look(address: str) -> Snapshot:
+        async with MeshView(address, SecuritySection()) as view:
+            async with asyncio.timeout(_LIFE_S):
+                while not (snapshot := await view.look()).stalled_s:
+                    await asyncio.sleep(0.1)
+            return snapshot
+
+    with scripted(config) as world:
+
+        def hold() -> None:
+            world.call(world.holder(2))
+            wait_for_line(stalls, lambda line: line["event"] == "begins")
+            looks.append(asyncio.run(look(world.address)))
+
+        with meanwhile(hold):
+            assert run_learner(config, world.address) == StalledError.exit_code
+        counts = ledger(world.address).recounted
+        assert (counts.generating, counts.trained) == (2, 0)
+    said = capfd.readouterr().err
+    (status,) = looks
+    assert "stalled" in shown(status)
+    held = "holds 2 groups (train-1 for "
+    for text in (said, shown(status), status.stall()):
+        assert "generator generator-" in text
+        assert held in text
+        assert "last heartbeat" in text
+        assert "says: its tools are silent" in text
+    assert "nothing has moved for" in said
+    assert "raise buffer.stall_limit_s" in said
+    (stall,) = read_stalls(config.run.folder)
+    assert held in stall.held
+    assert stall.seconds >= 6.0
+    assert stall.ended == "the run ended: buffer.stall_limit_s was reached"
+    assert stall_grid([stall])[1][2:] == [stall.held, stall.ended]
+
+
+async def _advance(reporter: StallReporter, clock: list[float], learner: Learner, seconds: int) -> None:
+    """So many seconds, in looks of ten."""
+    for _ in range(seconds // 10):
+        clock[0] += 10
+        await reporter.look(await learner.client.describe("train"))
+
+
+def test_a_slow_run_is_left_alone_while_it_moves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Hours pass on the clock of the watchdog; the buffer, the learner and the generator are real."""
+    config = make_config(tmp_path, {"data.eval": None})
+    controls, state, clock = Controls(), LearnerState(phase="waiting_for_groups"), [0.0]
+
+    async def run(world: Scripted) -> None:
+        learner = await world.learner()
+        await learner.seed(1, 2)
+        generator, (first, second) = await world.holder(2)
+        writer = generator.writer()
+        reporter = StallReporter(
+            learner.client, state, controls, config.run.folder, stall_s=60, limit_s=600, clock=lambda: clock[0]
+        )
+        for tokens in range(1, 20):
+            draft = make_write(first, 0, [V0] * tokens)
+            draft.head.draft = True
+            await writer.write([draft])
+            await _advance(reporter, clock, learner, 50)
+        state.phase = "checkpointing"
+        await _advance(reporter, clock, learner, 7200)
+        state.phase = "waiting_for_groups"
+        assert reporter.figures() == {"stalled_seconds": 0, "stalled_seconds_total": 0, "stalls_total": 0}
+        # It is given back and taken again for ever: grants are no progress.
+        for _ in range(2):
+            await generator.client.release(
+                "train", generator.agent.member_id, generator.agent.generation, refs([second])
+            )
+            generator, (second,) = await world.holder(1)
+            await _advance(reporter, clock, learner, 10)
+        await _advance(reporter, clock, learner, 40)
+        assert reporter.figures()["stalls_total"] == 1
+        assert "nothing has moved for" in caplog.text
+        assert f"holds 1 group ({second.group_id} for " in caplog.text
+        await writer.write([make_write(first, 0, [V0])])
+        await _advance(reporter, clock, learner, 10)
+        assert "groups move again after" in caplog.text
+        controls.raise_failure()
+        await _advance(reporter, clock, learner, 600)
+        await reporter.close()
+
+    config.run.folder.mkdir(parents=True)
+    with scripted(config) as world:
+        world.call(run(world))
+    with pytest.raises(StalledError, match=r"buffer.stall_limit_s: 600.*holds 1 group"):
+        controls.raise_failure()
+    assert [stall.ended for stall in read_stalls(config.run.folder)] == [
+        "groups move again",
+        "the run ended: buffer.stall_limit_s was reached",
+    ]

@@ -1,0 +1,107 @@
+"""What a reader sees of a run that stands still: in the view, and afterwards in the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mesh.config import load_config
+from mesh.who_holds import reasons
+from protos import buffer_pb2, membership_pb2
+from rollmesh.launcher.monitor import Snapshot
+from rollmesh.launcher.view import PlainView
+from rollmesh.report.html import write_report
+from rollmesh.report.stalls import Stall, read_stalls
+from rollmesh.report.summary import FinalState, write_summary
+from tests.rollmesh.test_report import run_folder  # noqa: F401  a fixture
+
+HOLDER = buffer_pb2.Holder(
+    member_id="generator-1",
+    role="generator",
+    address="10.0.0.3:7001",
+    groups=3,
+    oldest_group_id="train-17",
+    held_ms=75_300,
+    heartbeat_age_ms=400,
+    stream_open=True,
+)
+
+
+def _snapshot(stalled_s: float, learner: bool = True) -> Snapshot:
+    members = [membership_pb2.Member(role=membership_pb2.ROLE_LEARNER, gauges={"stalled_seconds": stalled_s})]
+    return Snapshot(
+        table=buffer_pb2.DescribeResponse(generators=1, generators_serving=1),
+        members=members if learner else [],
+        holders=buffer_pb2.HoldersResponse(holders=[HOLDER], total=1),
+    )
+
+
+def test_who_holds_what_is_said_with_what_nobody_holds() -> None:
+    table = buffer_pb2.DescribeResponse(generators=2, generators_loading=1, unheld=1, generators_wait="gate: closed")
+    lost = buffer_pb2.Holder(member_id="g2", role="generator", groups=1, oldest_group_id="train-3", held_ms=2_000)
+    said = reasons(table, buffer_pb2.HoldersResponse(holders=[HOLDER, lost], total=5))
+    assert said.split("; ") == [
+        "generator generator-1 at 10.0.0.3:7001 holds 3 groups (train-17 for 75 s), last heartbeat 0.4 s ago",
+        "generator g2 holds 1 group (train-3 for 2.0 s) and is not in the mesh any more",
+        "3 more hold groups",
+        "1 group of lost generators wait for another one",
+        "none of 2 generators has weights in service, 1 still load the model",
+        "generators wait: gate: closed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pending", "said"),
+    [
+        (0, "no prompt task is pending; no generator is in the mesh"),
+        (5, "nobody holds a group, 5 tasks are pending; no"),
+    ],
+)
+def test_where_nobody_holds_anything_it_says_what_is_missing(pending: int, said: str) -> None:
+    table = buffer_pb2.DescribeResponse(counts=buffer_pb2.LedgerCounts(pending=pending))
+    assert reasons(table, buffer_pb2.HoldersResponse()).startswith(said)
+
+
+def test_plain_lines_tell_a_stall_when_it_begins_at_doubling_intervals_and_at_its_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = PlainView(every_steps=1)
+    for seconds in (0, 61, 62, 121, 123, 200, 0, 0, 61):
+        view.update(_snapshot(seconds), [])
+    view.update(Snapshot(trouble="no answer"), [])
+    lines = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
+    held = "generator generator-1 at 10.0.0.3:7001 holds 3 groups (train-17 for 75 s), last heartbeat 0.4 s ago"
+    assert lines == [
+        f"stalled for 61 s: {held}",
+        f"stalled for 123 s: {held}",
+        "groups move again, after 200 s",
+        f"stalled for 61 s: {held}",
+    ]
+
+
+def test_a_mesh_without_a_learner_says_so() -> None:
+    assert _snapshot(0, learner=False).who_waits() == "there is no learner"
+    finished = _snapshot(0, learner=False)
+    finished.run_finished = True
+    assert finished.who_waits() == _snapshot(0).who_waits() == "nobody waits"
+
+
+def test_the_report_has_every_stall_with_its_end(run_folder: Path) -> None:  # noqa: F811
+    told = [
+        ("begins", 1060.0, 60.0, "generator-1 holds 3 groups"),
+        ("lasts", 1120.0, 120.0, "generator-1 holds 2 groups"),
+        ("over", 1130.0, 130.0, "groups move again"),
+        ("begins", 2060.0, 60.0, "no generator is in the mesh"),
+    ]
+    records = [{"event": event, "time": time, "seconds": seconds, "text": text} for event, time, seconds, text in told]
+    (run_folder / "stalls.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    first, second = read_stalls(run_folder)
+    assert first == Stall(1000.0, 130.0, "generator-1 holds 2 groups", "groups move again")
+    assert (second.began, second.ended) == (2000.0, "not known: the learner ended, or it still lasts")
+    summary = write_summary(run_folder, load_config(run_folder / "config.yaml"), FinalState())
+    assert [stall["seconds"] for stall in summary.stalls] == [130.0, 60.0]
+    assert "2 stalls of 190 s in all: see the report" in list(summary.lines())
+    page = write_report(run_folder).read_text()
+    assert "1970-01-01 00:16:40</td><td>130 s</td><td>generator-1 holds 2 groups</td><td>groups move again" in page
