@@ -2,15 +2,15 @@
 
 Invariants: each stream asks Redis for its share alone (`buffer.routing`), so that the least loaded generator is served
 first, and no stream asks in vain because of another one; a generator that does not answer for what it was granted gets
-nothing more, and soon loses its stream: what was granted is re-admitted after the reconnect grace.
+nothing more, and soon loses its stream: what was granted is re-admitted after the reconnect grace; what a generator
+does not name when it is asked what it holds is re-admitted at once (`buffer.roll_call`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
+import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 from buffer.bell import wait_for
 from buffer.bounds import check_id, check_policy
@@ -18,6 +18,7 @@ from buffer.context import FrontContext, StreamHold, pump
 from buffer.policy import gate
 from buffer.policy.rules import TRAIN
 from buffer.records import Grant
+from buffer.roll_call import RollCall, leases_of
 from buffer.routing import Wish, share_of
 from buffer.splice import fields, opening
 from buffer.view import TableView
@@ -26,6 +27,7 @@ from mesh.errors import UnreachableError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 
+log = logging.getLogger(__name__)
 _GRANTS_PER_CALL = 64
 _GRANTS = pb.AdmitResponse.DESCRIPTOR.fields_by_name["grants"].number
 _TASK = pb.GroupGrant.DESCRIPTOR.fields_by_name["task"].number
@@ -43,29 +45,6 @@ _LEAST_PATIENCE_S = 1.0
 _COURTESY_S = 0.005
 
 
-@dataclass(slots=True)
-class _Answers:
-    """What a generator has said of the grants that were sent to it."""
-
-    sent: int = 0
-    received: int = 0
-    since: float = 0.0
-
-    def send(self, count: int) -> None:
-        if self.sent == self.received:
-            self.since = time.monotonic()
-        self.sent += count
-
-    def hear(self, received: int) -> None:
-        if received > self.received:
-            self.received, self.since = received, time.monotonic()
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds for which an answer has been due; 0 where none is."""
-        return time.monotonic() - self.since if self.sent > self.received else 0.0
-
-
 class AdmitSession:
     """State of one stream.
 
@@ -81,7 +60,8 @@ class AdmitSession:
         self._generation = first.generation
         self._rules = front.rules[self._table]
         self._wish = Wish()
-        self._answers = _Answers()
+        self._roll = RollCall(self._rules.lease_ms / 1000)
+        self._recheck_s = min(_RECHECK_S, self._rules.lease_ms / 3000)
         self._refusal = ""
         self._token = ""
         # Cancellations: the count up to which they have been read, and what was sent since the last look.
@@ -92,9 +72,9 @@ class AdmitSession:
 
     def _take(self, request: pb.AdmitRequest) -> None:
         check_policy("serving", request.serving)
-        self._answers.hear(request.received)
+        self._roll.hear(request.received, leases_of(request.inventory) if request.HasField("inventory") else None)
         # What is on its way to the generator is not in its figures yet.
-        under_way = self._answers.sent - self._answers.received
+        under_way = self._roll.under_way
         wish = self._wish
         wish.credits, wish.outstanding = max(0, request.credits - under_way), request.outstanding + under_way
         wish.serving, wish.refused_at = PolicyVersion.from_proto(request.serving), -1
@@ -113,6 +93,9 @@ class AdmitSession:
                     while not reader.done():
                         event.clear()
                         self._check_answers()
+                        if within_ms := self._roll.ask():
+                            yield pb.AdmitResponse(inventory_within_ms=within_ms)
+                        await self._keep_named()
                         if cancelled := await self._cancelled():
                             yield cancelled
                             continue
@@ -125,7 +108,7 @@ class AdmitSession:
                                 yield response
                             continue
                         self._run_clock(reason)
-                        if not await wait_for(event, _RECHECK_S):
+                        if not await wait_for(event, self._recheck_s):
                             await store.refresh(self._table)
                             self._wish.refused_at = -1
                             yield pb.AdmitResponse(waiting_reason=reason)
@@ -141,6 +124,17 @@ class AdmitSession:
         if not self._told:
             return None
         return pb.AdmitResponse(cancelled=[pb.LeaseRef(group_id=g, lease_id=lease) for g, lease in self._told])
+
+    async def _keep_named(self) -> None:
+        """Where the generator has said what it holds: what it does not know of goes to others."""
+        named = self._roll.take()
+        if named is None:
+            return
+        ended, _ = await self._front.store.keep_named(
+            self._table, self._member_id, self._generation, self._token, named
+        )
+        if ended:
+            log.warning("%s has forgotten %d groups: others get them", self._member_id, ended)
 
     def _run_clock(self, reason: str) -> None:
         if reason and self._table == TRAIN:
@@ -163,7 +157,7 @@ class AdmitSession:
             UnreachableError: it has not answered for too long.
         """
         patience_s = max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000)
-        if self._answers.silent_s > patience_s:
+        if self._roll.silent_s > patience_s:
             raise UnreachableError(
                 f"generator {self._member_id} has not answered for its grants for {patience_s:.1f} s",
                 hint="they go to others; it opens its stream again when it can",
@@ -184,7 +178,7 @@ class AdmitSession:
             return [], "Redis was restarted: waits for the learner to say what it has used"
         if wish.refused_at == view.rev:
             return [], self._refusal
-        if self._answers.silent_s > _SILENT_S:
+        if self._roll.silent_s > _SILENT_S:
             return [], "the generator has not answered for its last grants"
         if wish.serving.incarnation != view.incarnation:
             return [], f"policy {view.incarnation}:{view.version} is in force, this generator serves {wish.serving}"
@@ -277,7 +271,7 @@ class AdmitSession:
                     del message.drafts[:]
                 message.drafts.add(member=place.member, payload=payload)
                 size += len(payload)
-            self._answers.send(1)
+            self._roll.send((grant.group_id, grant.lease_id))
             whole = (message.SerializeToString(), opening(_TASK, len(prompt)), prompt)
             parts += (opening(_GRANTS, sum(map(len, whole))), *whole)
             if size >= _RESPONSE_BYTES:

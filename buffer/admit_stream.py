@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from buffer.streams import Seen, StandingStream
+from buffer.lease_stream import LeaseStream
+from buffer.roll_call import Lease
 from mesh.errors import RollmeshError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 
 
-class AdmitStream(StandingStream):
+class AdmitStream(LeaseStream):
     """`async for grant in stream` yields grants; `update` states credits and the version served.
+
+    A grant is the caller's from then on: `holdings` has to name it until nothing is left to do for it.
 
     Attributes:
         waiting_reason: why nothing is granted at present; empty when something was just granted.
@@ -32,13 +35,11 @@ class AdmitStream(StandingStream):
         self._credits = 0
         self._serving: PolicyVersion | None = None
         self._outstanding = 0
-        self._received_here = 0
-        self._seen = Seen()
-        self._cancelled = Seen()
         # Drafts that came before their grant.
-        self._drafts: dict[tuple[str, str], list[pb.MemberDraft]] = {}
+        self._drafts: dict[Lease, list[pb.MemberDraft]] = {}
         self.on_cancelled: Callable[[Sequence[pb.LeaseRef]], None] = _unheard
-        self._grants: asyncio.Queue[pb.GroupGrant | RollmeshError] = asyncio.Queue()
+        self._grants: dict[Lease, pb.GroupGrant] = {}
+        self._news = asyncio.Event()
         self.waiting_reason = "connecting to the buffer"
         super().__init__(f"admission ({table})", retry_s)
 
@@ -61,9 +62,15 @@ class AdmitStream(StandingStream):
         self._credits = self._credits if credits is None else max(0, credits)
         self._serving = serving or self._serving
         self._outstanding = self._outstanding if outstanding is None else outstanding
-        self._send(self._request())
+        self._say(None)
 
-    def _request(self) -> pb.AdmitRequest:
+    def _untaken(self) -> Iterable[Lease]:
+        return self._grants
+
+    def _say(self, inventory: pb.Inventory | None) -> None:
+        self._send(self._request(inventory))
+
+    def _request(self, inventory: pb.Inventory | None) -> pb.AdmitRequest:
         return pb.AdmitRequest(
             table=self._table,
             member_id=self._member_id,
@@ -72,6 +79,7 @@ class AdmitStream(StandingStream):
             serving=self._serving.to_proto() if self._serving else None,
             outstanding=self._outstanding,
             received=self._received_here,
+            inventory=inventory,
         )
 
     def _open(self) -> Any:
@@ -80,14 +88,15 @@ class AdmitStream(StandingStream):
     def _greeting(self) -> list[pb.AdmitRequest]:
         self._drafts.clear()
         self._received_here = 0
-        return [self._request()]
+        return [self._request(self._inventory())]
 
-    def _received(self, response: pb.AdmitResponse) -> None:
+    def _take_in(self, response: pb.AdmitResponse) -> None:
+        if response.inventory_within_ms:
+            self._asked(response.inventory_within_ms)
+            return
         self.waiting_reason = response.waiting_reason
         if response.cancelled:
-            for lease in response.cancelled:
-                self._cancelled.add((lease.group_id, lease.lease_id))
-            self.on_cancelled(response.cancelled)
+            self._cancel(response.cancelled)
         before = self._received_here
         for grant in response.grants:
             key = (grant.group_id, grant.lease_id)
@@ -95,30 +104,34 @@ class AdmitStream(StandingStream):
                 self._drafts.setdefault(key, []).extend(grant.drafts)
                 continue
             grant.drafts.extend(self._drafts.pop(key, ()))
-            self._received_here += 1
-            if self._seen.add(key):
+            if self._is_new(key):
                 self._credits = max(0, self._credits - 1)
                 self._outstanding += 1
-                self._grants.put_nowait(grant)
+                self._grants[key] = grant
+                self._news.set()
         if self._received_here != before:
-            self._send(self._request())
+            self._say(None)
+
+    def _cancel(self, leases: Sequence[pb.LeaseRef]) -> None:
+        self.on_cancelled(leases)
+        untaken = [self._grants.pop((lease.group_id, lease.lease_id), None) for lease in leases]
+        if returned := sum(grant is not None for grant in untaken):
+            self.update(self._credits + returned)
 
     def _failed(self, error: RollmeshError) -> None:
         self.waiting_reason = str(error)
-        self._grants.put_nowait(error)
+        self._news.set()
 
     def __aiter__(self) -> AdmitStream:
         return self
 
     async def __anext__(self) -> pb.GroupGrant:
-        while True:
-            grant = await self._grants.get()
-            if isinstance(grant, RollmeshError):
-                self._grants.put_nowait(grant)
-                raise grant
-            if (grant.group_id, grant.lease_id) not in self._cancelled:
-                return grant
-            self.update(self._credits + 1)
+        while not self._grants:
+            if self._error is not None:
+                raise self._error
+            self._news.clear()
+            await self._news.wait()
+        return self._grants.pop(next(iter(self._grants)))
 
 
 def _unheard(_leases: Sequence[pb.LeaseRef]) -> None:

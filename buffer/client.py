@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from buffer.admit_stream import AdmitStream
 from buffer.fetching import fetch, fetch_side
 from buffer.outgoing import Outgoing
+from buffer.roll_call import Lease
 from buffer.sample_stream import Arrivals, Arrived, SampleStream
 from buffer.uploading import Uploader
 from buffer.writer import Writer, WriteResult
@@ -25,7 +26,17 @@ from protos import buffer_pb2 as pb
 from protos import buffer_pb2_grpc
 from protos import trajectory_pb2 as trajectory
 
-__all__ = ["AdmitStream", "Arrivals", "Arrived", "BufferClient", "Outgoing", "SampleStream", "WriteResult", "Writer"]
+__all__ = [
+    "AdmitStream",
+    "Arrivals",
+    "Arrived",
+    "BufferClient",
+    "Lease",
+    "Outgoing",
+    "SampleStream",
+    "WriteResult",
+    "Writer",
+]
 _SEED_BYTES = 512 << 10
 _USES_AT_ONCE = 512
 # Redis may be restarted again while the learner makes up for the last time.

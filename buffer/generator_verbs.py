@@ -38,6 +38,7 @@ class GeneratorVerbs(Verbs):
         sealed: by table, what the last write of this front has sealed.
         awaited: by table, the stream that waits for groups. A lone write leases to it at once what it seals, which
             saves a round trip where it is most of what a group waits for.
+        handing: tables in which a write that does so is under way: what it leases is not known yet.
         handed: by table, what was leased in that way and is to be sent, oldest first.
     """
 
@@ -46,6 +47,7 @@ class GeneratorVerbs(Verbs):
         self.writing = 0
         self.sealed: dict[str, Sealed] = {}
         self.awaited: dict[str, Awaited] = {}
+        self.handing: set[str] = set()
         self.handed: dict[str, list[Handed]] = {}
 
     async def admit(
@@ -119,6 +121,7 @@ class GeneratorVerbs(Verbs):
         if stream is not None:
             groups = dict.fromkeys(w.group_id for w in writes)
             verbs.append(("sample", table, stream.incarnation, stream.version, stream.token, *groups))
+            self.handing.add(table)
         before = self.views[table].rev
         self.writing += 1
         try:
@@ -129,6 +132,8 @@ class GeneratorVerbs(Verbs):
             raise
         finally:
             self.writing -= 1
+            if stream is not None:
+                self.handing.discard(table)
         sampled = replies.pop() if stream is not None else None
         answer = replies.pop()
         self._see(table, answer[1])

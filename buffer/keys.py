@@ -42,6 +42,10 @@ class Keys:
         """A table's hash, or one of its sets."""
         return f"{self.run}:{table}:{part}" if part else f"{self.run}:{table}"
 
+    def held(self, table: str, holder: str) -> str:
+        """The groups that a generator, or the learner, holds."""
+        return self.table(table, "leased" if holder == "learner" else f"held:{holder}")
+
     def prompt(self, table: str, ordinal: int | str) -> str:
         return f"rollmesh:{self.run_name}:{table}:p:{ordinal}"
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import grpc
 
 from buffer.beside import Apart, cut, taking_apart
-from buffer.streams import Seen, StandingStream
+from buffer.lease_stream import LeaseStream
+from buffer.roll_call import Lease
 from mesh.errors import PayloadError, RollmeshError
 from protos import buffer_pb2 as pb
 
@@ -24,16 +26,25 @@ class Arrived(NamedTuple):
     leased: pb.LeasedGroup
     payloads: Sequence[memoryview]
 
+    @property
+    def lease(self) -> Lease:
+        return (self.leased.group_id, self.leased.lease_id)
+
 
 class Arrivals(NamedTuple):
-    """Groups that came together; `exhausted`: the data has ended."""
+    """What came together: groups; whether the data has ended (`exhausted`); leases that were held and are not any more
+    (`lost`). A group that comes again comes under a newer lease: the earlier one is over.
+    """
 
     groups: Sequence[Arrived]
-    exhausted: bool
+    exhausted: bool = False
+    lost: Sequence[pb.LeaseRef] = ()
 
 
-class SampleStream(StandingStream):
+class SampleStream(LeaseStream):
     """`request` asks for groups, `next` waits for them.
+
+    A group is the caller's from then on: `holdings` has to name it until it is claimed or given back.
 
     After a reconnect the server offers everything leased to this incarnation again; groups known already are left
     out, so that none is lost and none comes twice.
@@ -60,8 +71,8 @@ class SampleStream(StandingStream):
         self._incarnation = incarnation
         self._with_payloads = with_payloads
         self._open_credits: dict[int, int] = {}
-        self._seen = Seen()
-        self._responses: asyncio.Queue[Arrivals | RollmeshError] = asyncio.Queue()
+        self._arrivals: deque[Arrivals] = deque()
+        self._news = asyncio.Event()
         self.waiting_reason = "connecting to the buffer"
         self._repair = repair
         super().__init__(f"sampling ({table})", retry_s)
@@ -75,52 +86,75 @@ class SampleStream(StandingStream):
         self._open_credits[for_version] = self._open_credits.get(for_version, 0) + credits
         self._send(self._request(credits, for_version))
 
-    def _request(self, count: int, for_version: int) -> pb.SampleRequest:
+    def on_the_way(self, version: int) -> int:
+        """Groups for `version` that were asked for and were not taken from the stream yet."""
+        arrived = (group.leased.for_version == version for some in self._arrivals for group in some.groups)
+        return max(0, self._open_credits.get(version, 0)) + sum(arrived)
+
+    def forget(self, leases: Iterable[Lease]) -> None:
+        """Leases that the caller has given back: should one be offered again, it is passed on again."""
+        for lease in leases:
+            self._seen.forget(lease)
+
+    def _untaken(self) -> Iterable[Lease]:
+        return (group.lease for some in self._arrivals for group in some.groups)
+
+    def _say(self, inventory: pb.Inventory | None) -> None:
+        self._send(self._request(0, 0, inventory))
+
+    def _request(self, count: int, for_version: int, inventory: pb.Inventory | None = None) -> pb.SampleRequest:
         return pb.SampleRequest(
             table=self._table,
             incarnation=self._incarnation,
             credits=count,
             for_version=for_version,
             with_payloads=self._with_payloads,
+            received=self._received_here,
+            inventory=inventory,
         )
 
     async def next(self, timeout_s: float) -> Arrivals | None:
-        """The next groups, or the news that the data has ended (`exhausted`); None after `timeout_s`.
+        """What came next; None after `timeout_s`.
 
         Raises:
             RollmeshError: the stream has ended for good (fenced, unreachable).
         """
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._responses.get()
+                while not self._arrivals:
+                    if self._error is not None:
+                        raise self._error
+                    self._news.clear()
+                    await self._news.wait()
         except TimeoutError:
             return None
-        if isinstance(response, RollmeshError):
-            self._responses.put_nowait(response)
-            raise response
-        return response
+        return self._arrivals.popleft()
 
     def _open(self) -> Any:
         return self._call()
 
     def _greeting(self) -> list[pb.SampleRequest]:
+        self._received_here = 0
         wanted = sorted((version, count) for version, count in self._open_credits.items() if count > 0)
-        return [self._request(count, version) for version, count in wanted] or [self._request(0, 0)]
+        return [self._request(0, 0, self._inventory()), *(self._request(count, version) for version, count in wanted)]
 
-    def _received(self, parts: Apart[pb.SampleResponse]) -> None:
+    def _take_in(self, parts: Apart[pb.SampleResponse]) -> None:
         response = parts.message
+        if response.inventory_within_ms:
+            self._asked(response.inventory_within_ms)
+            return
         self.waiting_reason = response.waiting_reason
-        fresh = [
-            arrived
-            for arrived in _arrived(response, parts.payloads)
-            if self._seen.add((arrived.leased.group_id, arrived.leased.lease_id))
-        ]
-        for arrived in fresh:
-            self._deliver(arrived.leased)
+        fresh = [group for group in _arrived(response, parts.payloads) if self._is_new(group.lease)]
+        for group in fresh:
+            self._deliver(group.leased)
         if response.exhausted:
             self._open_credits.clear()
-        if fresh or response.exhausted:
-            self._responses.put_nowait(Arrivals(fresh, response.exhausted))
+        self.forget((lease.group_id, lease.lease_id) for lease in response.lost)
+        # Who keeps no book of what it holds has nothing to strike out.
+        lost = response.lost if self.holdings is not None else ()
+        if fresh or response.exhausted or lost:
+            self._arrivals.append(Arrivals(fresh, response.exhausted, lost))
+            self._news.set()
 
     def _deliver(self, group: pb.LeasedGroup) -> None:
         version = group.for_version
@@ -133,7 +167,7 @@ class SampleStream(StandingStream):
 
     def _failed(self, error: RollmeshError) -> None:
         self.waiting_reason = str(error)
-        self._responses.put_nowait(error)
+        self._news.set()
 
 
 def _arrived(response: pb.SampleResponse, payloads: memoryview) -> Iterator[Arrived]:

@@ -15,6 +15,7 @@ from buffer.policy.order import Choice, choose_first, choose_in_order
 from buffer.policy.rules import TRAIN, Order
 from buffer.records import Awaited, Leased, Outlook
 from buffer.refusals import fenced, lost_state
+from buffer.roll_call import Lease, RollCall, leases_of
 from buffer.scoring import Ranking
 from buffer.splice import fields, opening
 from buffer.view import TableView
@@ -58,12 +59,15 @@ class SampleSession:
         self._incarnation = first.incarnation
         self._with_payloads = first.with_payloads
         self._token = ""
+        self._roll = RollCall(self._rules.lease_ms / 1000)
+        self._recheck_s = min(_RECHECK_S, self._rules.lease_ms / 3000)
         self._wishes: deque[_Wish] = deque()
         score = front.score if self._rules.order is Order.SCORE else None
         self._ranking = Ranking(score) if score is not None else None
         self._take(first)
 
     def _take(self, request: pb.SampleRequest) -> None:
+        self._roll.hear(request.received, leases_of(request.inventory) if request.HasField("inventory") else None)
         if request.credits:
             self._wishes.append(_Wish(checked_version("for_version", request.for_version), request.credits))
 
@@ -79,6 +83,11 @@ class SampleSession:
                 async with pump(requests, self._take, event) as reader:
                     while not reader.done():
                         event.clear()
+                        if within_ms := self._roll.ask():
+                            yield pb.SampleResponse(inventory_within_ms=within_ms)
+                        if lost := await self._keep_named():
+                            refs = [pb.LeaseRef(group_id=group_id, lease_id=lease) for group_id, lease in lost]
+                            yield pb.SampleResponse(lost=refs)
                         leased, reason = await self._next(event)
                         if leased:
                             self._stop_clock()
@@ -92,10 +101,34 @@ class SampleSession:
                             continue
                         self._run_clock(reason)
                         self._await_writes()
-                        if not await wait_for(event, _RECHECK_S):
+                        if not await wait_for(event, self._recheck_s):
                             await store.refresh(self._table)
                             if reason:
                                 yield pb.SampleResponse(waiting_reason=reason)
+
+    async def _keep_named(self) -> list[Lease]:
+        """Where the learner has said what it holds: what it does not know of is ready again.
+
+        Returns:
+            What it has named and does not have.
+        """
+        store = self._front.store
+        store.awaited.pop(self._table, None)
+        if self._table in store.handing or self._table in store.handed:
+            # Writes lease to this stream what has not been sent yet: it is looked at behind that.
+            return []
+        named = self._roll.take()
+        if named is None:
+            return []
+        ended, lost = await store.keep_named(self._table, _LEARNER, self._incarnation, self._token, named)
+        if ended or lost:
+            _log.warning(
+                "the learner has forgotten %d groups, which are ready again, and names %d that it has lost",
+                ended,
+                len(lost),
+                extra={"table": self._table},
+            )
+        return lost
 
     def _run_clock(self, reason: str) -> None:
         if reason and self._table == TRAIN:
@@ -284,6 +317,7 @@ class SampleSession:
             if parts and size + length + _FRAME_BYTES > self._front.max_message_bytes:
                 yield joined(_PAYLOADS, payloads, parts)
                 parts, payloads, size = [], [], 0
+            self._roll.send((group.group_id, group.lease_id))
             parts += (opening(_GROUPS, sum(map(len, message))), *message)
             payloads += of_members or ()
             size += length

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from buffer.learner_verbs import LearnerVerbs
 from buffer.payloads import Place, places
 from buffer.policy.rules import TABLES, TableRules
 from buffer.refusals import other_rules
+from buffer.roll_call import Lease
 from buffer.verbs import PORTION, flat
 
 
@@ -72,6 +74,36 @@ class Store(GeneratorVerbs, LearnerVerbs):
         """Ends leases that ran out: (generating, leased, whether Redis had restarted)."""
         answer = await self._table_verb("expire", table, PORTION, member_ttl_ms)
         return int(answer[2]), int(answer[3]), bool(answer[4])
+
+    async def keep_named(
+        self, table: str, holder: str, fence: int, token: str, named: Iterable[Lease]
+    ) -> tuple[int, list[Lease]]:
+        """A holder has said what it has: ends its other leases, in portions.
+
+        Args:
+            fence: the generator's connection generation, or the learner's incarnation.
+            token: of the holder's stream.
+            named: the leases that it may have, and no others.
+
+        Returns:
+            How many leases were ended, and those named that the holder does not have.
+
+        Raises:
+            RollmeshError: the holder, or its stream, is not the present one.
+        """
+        (held,) = await self._redis.batch([("ZRANGE", self.keys.held(table, holder), 0, -1)])
+        leases: defaultdict[str, list[str]] = defaultdict(list)
+        for group_id, lease_id in named:
+            leases[group_id].append(lease_id)
+        groups = [(group_id, leases.pop(group_id, [""])) for group_id in map(bytes.decode, held)]
+        lost = [(group_id, lease_id) for group_id, ids in leases.items() for lease_id in ids]
+        ended = 0
+        for start in range(0, len(groups), PORTION):
+            pairs = [(group_id, lease) for group_id, ids in groups[start : start + PORTION] for lease in ids]
+            answer = await self._table_verb("keep_named", table, holder, fence, token, *flat(pairs))
+            ended += answer[2]
+            lost += [(group_id.decode(), lease_id.decode()) for group_id, lease_id in answer[3]]
+        return ended, lost
 
     async def collect_trash(self, table: str) -> int:
         """Removes payloads and prompts of ended groups; returns the number of groups."""

@@ -12,7 +12,6 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from typing import Any
 
 import grpc
@@ -23,26 +22,6 @@ from mesh.rpc import is_transient, to_rollmesh_error
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
-_REMEMBERED = 8192
-
-
-class Seen:
-    """Remembers the latest keys, to recognize what is delivered twice."""
-
-    def __init__(self) -> None:
-        self._keys: OrderedDict[Any, None] = OrderedDict()
-
-    def __contains__(self, key: Any) -> bool:
-        return key in self._keys
-
-    def add(self, key: Any) -> bool:
-        """Whether the key is new."""
-        if key in self._keys:
-            return False
-        self._keys[key] = None
-        if len(self._keys) > _REMEMBERED:
-            self._keys.popitem(last=False)
-        return True
 
 
 class StandingStream(ABC):
@@ -58,6 +37,9 @@ class StandingStream(ABC):
         self._retry_s = retry_s
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
         self._error: RollmeshError | None = None
+        self._last_answer = time.monotonic()
+        # How long the server may say nothing, where that is known: one that hangs answers pings all the same.
+        self._patience_s: float | None = None
         self._task = asyncio.create_task(self._run(), name=what)
 
     @abstractmethod
@@ -91,12 +73,14 @@ class StandingStream(ABC):
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        backoff, last_answer = _BACKOFF_S, time.monotonic()
+        backoff = _BACKOFF_S
         while True:
+            opened = time.monotonic()
             try:
-                async for _ in self._connection():
-                    backoff, last_answer = _BACKOFF_S, time.monotonic()
+                await self._converse()
                 error: RollmeshError = UnreachableError(f"{self._what}: the server closed the stream")
+            except TimeoutError:
+                error = UnreachableError(f"{self._what}: the server has said nothing for {self._patience_s:.1f} s")
             except grpc.aio.AioRpcError as failure:
                 error = to_rollmesh_error(failure, self._what)
                 if not is_transient(failure) and not isinstance(error, OldGenerationError | LostStateError):
@@ -108,9 +92,11 @@ class StandingStream(ABC):
                 except RollmeshError as failure:
                     self._give_up(failure)
                     return
-            if time.monotonic() - last_answer > self._retry_s:
+            if time.monotonic() - self._last_answer > self._retry_s:
                 self._give_up(error)
                 return
+            if self._last_answer > opened:
+                backoff = _BACKOFF_S
             log.debug("%s: %s; opening it again", self._what, error)
             await asyncio.sleep(backoff * (0.5 + random.random()))  # noqa: S311  jitter
             backoff = min(_MAX_BACKOFF_S, backoff * 2)
@@ -119,7 +105,13 @@ class StandingStream(ABC):
         self._error = error
         self._failed(error)
 
-    async def _connection(self) -> Any:
+    async def _converse(self) -> None:
+        """One connection, until it ends.
+
+        Raises:
+            AioRpcError: the call failed.
+            TimeoutError: the server has been silent for longer than it may be.
+        """
         call = self._open()
         self._outbox = asyncio.Queue()
         for request in self._greeting():
@@ -135,10 +127,14 @@ class StandingStream(ABC):
                 return
 
         sender = asyncio.create_task(send())
+        loop = asyncio.get_running_loop()
         try:
-            async for response in call:
-                self._received(response)
-                yield response
+            async with asyncio.timeout(self._patience_s) as patience:
+                async for response in call:
+                    self._last_answer = time.monotonic()
+                    self._received(response)
+                    if self._patience_s is not None:
+                        patience.reschedule(loop.time() + self._patience_s)
         finally:
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from buffer.client import Lease
 from generators.engines.base import GenerationResult, SampledTokens, SamplingParams
 from generators.responder import MemberRequest
 from mesh.errors import PayloadError
@@ -70,6 +71,11 @@ class HeldGroup:
     @property
     def lease(self) -> buffer_pb2.LeaseRef:
         return buffer_pb2.LeaseRef(group_id=self.grant.group_id, lease_id=self.grant.lease_id)
+
+    @property
+    def key(self) -> Lease:
+        """Group id and lease id."""
+        return (self.grant.group_id, self.grant.lease_id)
 
     @property
     def over(self) -> bool:

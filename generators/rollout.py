@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from buffer.client import Lease
 from generators.admission import Load, credits_for
 from generators.concurrency import Concurrency, Look
 from generators.engines.base import EngineStatus, GenerationResult
@@ -99,6 +100,10 @@ class Rollout:
     def held(self) -> int:
         """Groups in hand."""
         return len(self._groups)
+
+    def leases(self, table: str) -> list[Lease]:
+        """The leases of the groups of `table` in hand."""
+        return [group.key for group in self._groups.values() if group.table == table]
 
     @property
     def load(self) -> Load:

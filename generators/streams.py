@@ -2,7 +2,7 @@
 
 Invariant: the buffer knows the present credits and version of each table as soon as they have changed; changes of one
 turn of the event loop travel together, and nothing is sent where nothing changed. What the buffer cancels is dropped as
-soon as it says so.
+soon as it says so. The buffer is told that a group is held for as long as it stands in the book of the rollout loop.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Admission:
         for table in TABLES:
             stream = self._client.admit(table, self._agent.member_id, lambda: self._agent.generation)
             stream.on_cancelled = partial(self._rollout.cancel, table)
+            stream.holdings = partial(self._rollout.leases, table)
             self._streams[table] = stream
         try:
             self.refresh()

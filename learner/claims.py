@@ -1,8 +1,9 @@
 """Getting a batch that may be trained: leased, screened by the algorithm, claimed.
 
-Invariants: a batch that is claimed has exactly the configured number of groups, fewer only at the end of the data;
-every group that is not trained is given back with a reason and replaced at the same version; replacements are bounded
-by a named error; the claim is durable, and logged on disk, before its answer lets the optimizer step.
+Invariants: a batch that is claimed has exactly the configured number of groups, fewer only at the end of the data,
+each under a lease that the source holds; every group that is not trained is given back with a reason and replaced at
+the same version; refusals are judged by the lease; replacements are bounded by a named error; the claim is durable, and
+logged on disk, before its answer lets the optimizer step.
 """
 
 from __future__ import annotations
@@ -110,21 +111,25 @@ class BatchClaimer:
             StarvedError: too many groups were dropped.
             RewardError: a response lacks a reward component that the algorithm needs.
         """
-        while (missing := self._batch - len(candidate.groups)) > 0:
-            arrived = self._bridge.call(self._source.take(candidate.version, missing, timeout_s), timeout_s + _ANSWER_S)
-            kept, dropped = screen(self._algorithm, arrived)
-            candidate.groups.extend(kept)
+        while True:
+            waiting = self._source.batch(candidate.version, self._batch, timeout_s)
+            held = self._bridge.call(waiting, timeout_s + _ANSWER_S)
+            known = set(candidate.groups)
+            kept, dropped = screen(self._algorithm, [group for group in held if group not in known])
+            known.update(kept)
+            # What the source does not hold any more, under this lease, leaves the candidate as well.
+            candidate.groups = [group for group in held if group in known]
             for reason, groups in dropped.items():
                 self._drop(candidate, groups, reason)
-            if len(arrived) < missing:
-                break
-        return bool(candidate.groups)
+            if not dropped or len(held) < self._batch:
+                return bool(candidate.groups)
 
-    async def claim(self, candidate: Candidate) -> frozenset[str]:
+    async def claim(self, candidate: Candidate) -> bool:
         """Claims and logs a candidate.
 
         Returns:
-            Ids of groups that were refused (their lease was lost, say). Where there are any, nothing is claimed.
+            Whether it is claimed. If not, nothing is, and the groups whose leases were refused (lost, say) leave the
+            candidate when it is gathered again: others take their place.
 
         Raises:
             ConfigError: the user's priority function has failed.
@@ -139,13 +144,15 @@ class BatchClaimer:
                 _log.warning("claim refused: %s", refusal.reason, extra={"group": refusal.group_id})
                 candidate.dropped[refusal.reason] += 1
             self._check_bound(candidate)
-            return frozenset(refusal.group_id for refusal in response.refused)
+            self._source.refused((refusal.group_id, refusal.lease_id) for refusal in response.refused)
+            return False
+        self._source.claimed(candidate.version, candidate.groups)
         self._on_claimed(candidate.version)
         if response.checkpoint_wanted:
             self._on_checkpoint_wanted()
         if self._recorder is not None:
             await self._recorder.claimed(candidate.version, candidate.groups, candidate.dropped)
-        return frozenset()
+        return True
 
     async def _claim_and_log(self, candidate: Candidate) -> buffer_pb2.ClaimResponse:
         """One claim, on disk when this returns."""

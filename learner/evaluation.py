@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from buffer.client import Arrived, BufferClient
+from buffer.client import Arrived, BufferClient, SampleStream
 from learner.data import PromptEncoder, RowSource
 from learner.data.prompts import Refused, TaskShape
 from learner.eval_log import shortened
@@ -254,14 +254,7 @@ class Evaluator:
 
     async def _run(self, policy: PolicyVersion, began: float) -> None:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                arrived = await self._collect(policy)
-            seconds = time.monotonic() - began
-            result = await asyncio.to_thread(
-                summarize, policy, arrived, self._decode, asked=self._tasks, seconds=seconds, right_at=self._right_at
-            )
-            result = replace(result, skipped=self.skipped)
-            await self._settle(policy, [group.leased for group in arrived])
+            result = await self._result(policy, began)
             await asyncio.to_thread(self._keep, result)
         except (_Missed, TimeoutError) as error:
             why = "took too long" if isinstance(error, TimeoutError) else "found no generator at its version"
@@ -277,25 +270,38 @@ class Evaluator:
             self.latest = result
             self._on_result(result)
 
-    async def _collect(self, policy: PolicyVersion) -> list[Arrived]:
+    async def _result(self, policy: PolicyVersion, began: float) -> EvalResult:
+        """Collects a round, sums it up, and settles its groups, which stay leased until then."""
         stream = self._client.sample("eval", self._incarnation)
-        groups: dict[str, Arrived] = {}
         try:
-            stream.request(len(self._tasks), policy.version)
-            while len(groups) < len(self._tasks):
-                response = await stream.next(_LOOK_S)
-                if response is None:
-                    await self._look(policy)
-                    continue
-                before = len(groups)
-                groups.update((group.leased.group_id, group) for group in response.groups)
-                # A group whose lease was lost comes again, and takes the place of another one.
-                if again := before + len(response.groups) - len(groups):
-                    stream.request(again, policy.version)
-                if response.exhausted:
-                    break
+            async with asyncio.timeout(self._timeout_s):
+                arrived = await self._collect(stream, policy)
+            seconds = time.monotonic() - began
+            result = await asyncio.to_thread(
+                summarize, policy, arrived, self._decode, asked=self._tasks, seconds=seconds, right_at=self._right_at
+            )
+            await self._settle(policy, [group.leased for group in arrived])
         finally:
             await stream.close()
+        return replace(result, skipped=self.skipped)
+
+    async def _collect(self, stream: SampleStream, policy: PolicyVersion) -> list[Arrived]:
+        """The groups of a round, each once: one that comes again comes under the lease that counts."""
+        groups: dict[str, Arrived] = {}
+        stream.holdings = lambda: [group.lease for group in groups.values()]
+        while (missing := len(self._tasks) - len(groups)) > 0:
+            if (unasked := missing - stream.on_the_way(policy.version)) > 0:
+                stream.request(unasked, policy.version)
+            response = await stream.next(_LOOK_S)
+            if response is None:
+                await self._look(policy)
+                continue
+            for lost in response.lost:
+                if lost.group_id in groups and groups[lost.group_id].lease == (lost.group_id, lost.lease_id):
+                    del groups[lost.group_id]
+            groups.update((group.leased.group_id, group) for group in response.groups)
+            if response.exhausted:
+                break
         return list(groups.values())
 
     async def _look(self, policy: PolicyVersion) -> None:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from buffer.client import Lease
 from mesh import trajectory
 from mesh.errors import PayloadError
 from mesh.trajectory import Trajectory
@@ -41,6 +42,11 @@ class SampledGroup:
     @property
     def lease(self) -> buffer_pb2.LeaseRef:
         return buffer_pb2.LeaseRef(group_id=self.leased.group_id, lease_id=self.leased.lease_id)
+
+    @property
+    def key(self) -> Lease:
+        """Group id and lease id."""
+        return (self.leased.group_id, self.leased.lease_id)
 
     @property
     def members(self) -> Sequence[trajectory_pb2.MemberMeta]:

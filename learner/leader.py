@@ -330,7 +330,6 @@ class Leader:
         goal = self._config.eval.stop_at
 
         def on_claimed(claimed: int) -> None:
-            session.source.forget(claimed)
             session.feeder.batch_used()
             if claimed + 1 < steps:
                 session.source.want(claimed + 1, batch.groups)

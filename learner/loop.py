@@ -41,8 +41,8 @@ class Batches(Protocol):
         """Fills a candidate; False where there is nothing more to train."""
         ...
 
-    async def claim(self, candidate: Candidate) -> frozenset[str]:
-        """Makes the candidate ours; gives the groups that were refused."""
+    async def claim(self, candidate: Candidate) -> bool:
+        """Makes the candidate ours; False where some of it was refused, and has to be gathered again."""
         ...
 
 
@@ -165,18 +165,16 @@ class TrainingLoop:
             self._timings.wait_s += time.perf_counter() - began
 
     def _train(self) -> None:
-        """One batch; where its claim is refused nothing changes, and the refused groups leave the candidate."""
+        """One batch; where its claim is refused nothing changes, and the candidate is gathered again."""
         self._state.phase = "training"
         candidate, timings = self._candidate, self._timings
         claim = self._bridge.submit(self._claim(candidate))
-        refused: frozenset[str] = frozenset()
 
         def claimed() -> bool:
-            nonlocal refused
             began = time.perf_counter()
-            refused = self._bridge.result(claim, _CLAIM_S)
+            ours = self._bridge.result(claim, _CLAIM_S)
             timings.claim_s += time.perf_counter() - began
-            return not refused
+            return ours
 
         began = time.perf_counter()
         self._held.hold(candidate.groups)
@@ -185,12 +183,10 @@ class TrainingLoop:
         result = self._team.train(claimed)
         timings.prepare_s += prepared - began
         timings.train_s = time.perf_counter() - prepared - timings.claim_s
-        if result is None:
-            candidate.groups = [group for group in candidate.groups if group.group_id not in refused]
-        else:
+        if result is not None:
             self._finish(candidate, result)
 
-    async def _claim(self, candidate: Candidate) -> frozenset[str]:
+    async def _claim(self, candidate: Candidate) -> bool:
         await self._announcer.in_force()
         return await self._claimer.claim(candidate)
 

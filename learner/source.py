@@ -1,8 +1,10 @@
 """The learner's side of the buffer's Sample stream: groups arrive ahead of the step that trains them.
 
-Invariants: every credit names the version at which its group will train, and groups of different versions are never
-mixed; a group that cannot be read is given back as failed and replaced at the same version; nobody waits in silence
-(`waiting_reason`). All methods belong to the event loop's thread.
+Invariants: this is the one book of what the learner holds, by version and group, each group once, under its newest
+lease; a group stays in it until it is claimed, given back or lost, and until then its lease is named to the buffer. How
+many more are to be asked for is always counted from the book, so that whatever is lost is asked for again. Every credit
+names the version at which its group will train; a group that cannot be read is given back as failed and replaced at the
+same version; nobody waits in silence (`waiting_reason`). All methods belong to the event loop's thread.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from buffer.client import Arrived, BufferClient
+from buffer.client import Arrived, BufferClient, Lease
 from learner.groups import SampledGroup, open_group
 from learner.payloads import fetch_left_out
 from mesh.errors import DataError, FencedError, PayloadError, RollmeshError
@@ -42,8 +44,14 @@ class GroupSource:
         self._with_payloads = with_payloads
         self._table = table
         self._stream = client.sample(table, incarnation, with_payloads=with_payloads)
-        self._held: dict[int, list[SampledGroup]] = defaultdict(list)
-        self._asked: dict[int, int] = defaultdict(int)
+        self._stream.holdings = self._leases
+        self._held: defaultdict[int, dict[str, SampledGroup]] = defaultdict(dict)
+        self._wanted: dict[int, int] = {}
+        # Taken from the stream and not opened yet; given back, and not acknowledged yet.
+        self._opening: list[Arrived] = []
+        self._leaving: set[Lease] = set()
+        self._releases: set[asyncio.Task[None]] = set()
+        self._complete = -1
         self._changed = asyncio.Event()
         self._exhausted = False
         self._interrupted = False
@@ -59,9 +67,10 @@ class GroupSource:
 
     async def close(self) -> None:
         """Stops reading. Leases that were not claimed end with the learner's membership."""
-        if self._pump_task is not None:
-            self._pump_task.cancel()
-            await asyncio.gather(self._pump_task, return_exceptions=True)
+        tasks = [*self._releases, *([self._pump_task] if self._pump_task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._stream.close()
 
     @property
@@ -75,27 +84,24 @@ class GroupSource:
         return self._reason
 
     def want(self, version: int, count: int) -> None:
-        """Asks for groups so that `count` in all are on their way for training at `version`."""
-        missing = count - self._asked[version]
-        if missing > 0:
-            # Groups that were refused or given back may have become ready again: the buffer answers anew.
-            self._exhausted = False
-            self._asked[version] = count
-            self._stream.request(missing, version)
+        """Asks for groups so that `count` in all are held, or on their way, for training at `version`."""
+        self._wanted[version] = count
+        self._ask(version)
 
-    async def take(self, version: int, count: int, timeout_s: float) -> list[SampledGroup]:
-        """Exactly `count` groups to train at `version`, fewer only where the data has ended.
+    async def batch(self, version: int, count: int, timeout_s: float) -> list[SampledGroup]:
+        """Waits until `count` groups are held for training at `version`, fewer only where the data has ended.
+
+        They stay in the book: the next call gives the same ones, apart from what was lost or given back meanwhile.
 
         Raises:
-            Interrupted: `interrupt` was called, or `timeout_s` has passed; what has come stays for the next call.
+            Interrupted: `interrupt` was called, or `timeout_s` has passed.
             FencedError: another learner has taken over.
             UnreachableError: the buffer was away for longer than clients retry.
         """
-        held = self._held[version]
         self.want(version, count)
         try:
             async with asyncio.timeout(timeout_s):
-                while len(held) < count and not self._exhausted:
+                while len(self._held[version]) < count and not self._exhausted:
                     self._raise_if_over()
                     self._changed.clear()
                     self.on_waiting(self._reason)
@@ -105,21 +111,25 @@ class GroupSource:
         finally:
             self.on_waiting("")
         self._raise_if_over()
-        taken, self._held[version] = held[:count], held[count:]
-        self._asked[version] -= len(taken)
-        return taken
+        return list(self._held[version].values())[:count]
 
-    def forget(self, version: int) -> None:
-        """Drops the bookkeeping of a version whose batch is claimed."""
-        self._held.pop(version, None)
-        self._asked.pop(version, None)
+    def claimed(self, version: int, groups: Collection[SampledGroup]) -> None:
+        """The batch of a version is complete; what else was held for it is given back."""
+        used = {group.key for group in groups}
+        self._complete = version
+        self._wanted = {later: count for later, count in self._wanted.items() if later > version}
+        over = [self._held.pop(earlier) for earlier in sorted(self._held) if earlier <= version]
+        self._release([group.key for held in over for group in held.values() if group.key not in used])
+
+    def refused(self, leases: Iterable[Lease]) -> None:
+        """These leases cannot be claimed: their groups leave the book, and others are asked for."""
+        self._release(self._strike(set(leases)))
 
     async def give_back(
         self, groups: Sequence[SampledGroup], disposition: buffer_pb2.NackDisposition, reason: str
     ) -> None:
         """Ends the leases of groups that will not be trained."""
-        leases = [group.lease for group in groups]
-        await self._client.nack(self._table, self._incarnation, leases, disposition=disposition, reason=reason)
+        await self._nack(self._strike({group.key for group in groups}), disposition, reason)
 
     def interrupt(self) -> None:
         """Ends the present wait, or else the next one."""
@@ -138,6 +148,69 @@ class GroupSource:
             self._interrupted = False
             raise Interrupted
 
+    # -------------------------------------------------------------------------------------------------- the book
+
+    def _leases(self) -> Iterator[Lease]:
+        """All that the learner holds, from the moment at which it came to that at which it is known to be gone."""
+        for held in self._held.values():
+            yield from (group.key for group in held.values())
+        yield from (arrived.lease for arrived in self._opening)
+        yield from self._leaving
+
+    def _ask(self, version: int) -> None:
+        coming = sum(arrived.leased.for_version == version for arrived in self._opening)
+        coming += self._stream.on_the_way(version)
+        missing = self._wanted.get(version, 0) - len(self._held[version]) - coming
+        if missing > 0:
+            # Groups that were refused or given back may have become ready again: the buffer answers anew.
+            self._exhausted = False
+            self._stream.request(missing, version)
+
+    def _strike(self, leases: Collection[Lease]) -> list[Lease]:
+        """Takes leases out of the book; returns those that were there, and asks for as many others."""
+        found = []
+        for held in self._held.values():
+            gone = [group.key for group in held.values() if group.key in leases]
+            for group_id, _ in gone:
+                del held[group_id]
+            found += gone
+        if found:
+            self._ask_for_missing()
+        return found
+
+    def _ask_for_missing(self) -> None:
+        for version in self._wanted:
+            self._ask(version)
+
+    def _enter(self, group: SampledGroup) -> bool:
+        """Under its newest lease: an earlier one is over, for whatever version it was. False where there was one."""
+        earlier = [held.pop(group.group_id, None) for held in self._held.values()]
+        self._held[group.leased.for_version][group.group_id] = group
+        return not any(earlier)
+
+    def _release(self, leases: Sequence[Lease]) -> None:
+        """Gives back, in the background, what might be alive and is not used."""
+        if leases:
+            task = asyncio.create_task(self._nack(leases, buffer_pb2.NACK_DISPOSITION_RELEASE, "not used"))
+            self._releases.add(task)
+            task.add_done_callback(self._released)
+
+    def _released(self, task: asyncio.Task[None]) -> None:
+        self._releases.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), RollmeshError):
+            self.fail(error)
+
+    async def _nack(self, leases: Sequence[Lease], disposition: buffer_pb2.NackDisposition, reason: str) -> None:
+        self._leaving.update(leases)
+        refs = [buffer_pb2.LeaseRef(group_id=group_id, lease_id=lease_id) for group_id, lease_id in leases]
+        try:
+            await self._client.nack(self._table, self._incarnation, refs, disposition=disposition, reason=reason)
+        finally:
+            self._leaving.difference_update(leases)
+            self._stream.forget(leases)
+
+    # --------------------------------------------------------------------------------------------------- reading
+
     async def _pump(self) -> None:
         try:
             while True:
@@ -145,29 +218,35 @@ class GroupSource:
                 self._reason = self._stream.waiting_reason
                 if response is not None:
                     self._exhausted = self._exhausted or response.exhausted
-                    for arrived in response.groups:
-                        await self._arrive(arrived)
+                    self._strike({(lease.group_id, lease.lease_id) for lease in response.lost})
+                    await self._take_in(response.groups)
                 self._changed.set()
         except RollmeshError as error:
             self.fail(error)
 
-    async def _arrive(self, arrived: Arrived) -> None:
-        leased, version = arrived.leased, arrived.leased.for_version
+    async def _take_in(self, groups: Sequence[Arrived]) -> None:
+        self._opening = list(groups)
+        added = True
+        while self._opening:
+            added = await self._open(self._opening[0]) and added
+            del self._opening[0]
+        if not added:
+            self._ask_for_missing()
+
+    async def _open(self, arrived: Arrived) -> bool:
+        """Enters a group; False where the book has not become longer by it."""
+        leased = arrived.leased
+        if leased.for_version <= self._complete:
+            self._release([arrived.lease])
+            return False
         try:
             fetched = await fetch_left_out(self._client, self._table, leased) if self._with_payloads else {}
             payloads = arrived.payloads if self._with_payloads else None
-            self._held[version].append(open_group(leased, payloads, fetched))
+            return self._enter(open_group(leased, payloads, fetched))
         except (PayloadError, DataError) as error:
             _log.warning("group %s is unusable: %s", leased.group_id, error, extra={"group": leased.group_id})
-            lease = buffer_pb2.LeaseRef(group_id=leased.group_id, lease_id=leased.lease_id)
-            await self._client.nack(
-                self._table,
-                self._incarnation,
-                [lease],
-                disposition=buffer_pb2.NACK_DISPOSITION_FAIL,
-                reason="payload_invalid",
-            )
-            self._stream.request(1, version)
+            await self._nack([arrived.lease], buffer_pb2.NACK_DISPOSITION_FAIL, "payload_invalid")
+            return False
 
 
 def fenced_error() -> FencedError:

@@ -8,15 +8,7 @@ local restarted = recognize(now) and 1 or 0
 local portion, lost, returned = tonumber(ARGV[2]), 0, 0
 for _, holder in ipairs(redis.call('ZRANGEBYSCORE', T .. ':holders', '-inf', now, 'LIMIT', 0, 16)) do
   for _, gid in ipairs(redis.call('ZRANGE', held_by(holder), 0, portion - 1)) do
-    local g = read_group(gid)
-    if g.state == 'leased' then
-      make_ready(gid, g)
-      save_group(gid, g)
-      returned = returned + 1
-    else
-      orphan(gid, g, 1)
-      lost = lost + 1
-    end
+    if take_back(gid, read_group(gid), 1) then returned = returned + 1 else lost = lost + 1 end
   end
   settle()
   if redis.call('ZCARD', held_by(holder)) == 0 then redis.call('ZREM', T .. ':holders', holder) end

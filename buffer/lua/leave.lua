@@ -13,13 +13,7 @@ for _, name in ipairs({'train', 'eval'}) do
   load_table(name)
   local holder = is_learner and 'learner' or member
   for _, gid in ipairs(redis.call('ZRANGE', held_by(holder), 0, -1)) do
-    local g = read_group(gid)
-    if g.state == 'leased' then
-      make_ready(gid, g)
-      save_group(gid, g)
-    else
-      orphan(gid, g, 0)
-    end
+    take_back(gid, read_group(gid), 0)
   end
   redis.call('ZREM', T .. ':holders', holder)
   flush()

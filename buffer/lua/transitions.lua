@@ -214,3 +214,15 @@ local function orphan(gid, g, lost)
   g.lost = g.lost + lost
   save_group(gid, g)
 end
+
+-- Ends a lease that its holder has lost or forgotten: what was leased is ready again, what is generating waits for the
+-- next holder. Returns whether it was leased.
+local function take_back(gid, g, lost)
+  if g.state ~= 'leased' then
+    orphan(gid, g, lost)
+    return false
+  end
+  make_ready(gid, g)
+  save_group(gid, g)
+  return true
+end

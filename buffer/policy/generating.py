@@ -106,6 +106,21 @@ class GeneratorVerbs(TableState):
         if holder in self.holders and holder in self.streams:
             self.holders[holder] = now + self.rules.lease_ms
 
+    def keep_named(self, holder: str, named: Sequence[tuple[str, str]]) -> tuple[list[str], list[tuple[str, str]]]:
+        """The holder has said what it has: of the groups in `named` it keeps those it holds under a lease named there.
+
+        Returns:
+            The groups that are taken from it, and what was named and is not alive.
+        """
+        alive = {(group.group_id, group.lease) for group in self.held(holder)}
+        kept = {group_id for group_id, lease in named if (group_id, lease) in alive}
+        listed = {group_id for group_id, _ in named}
+        forgotten = [group for group in self.held(holder) if group.group_id in listed - kept]
+        for group in forgotten:
+            self._take_back(group, 1)
+        dead = [(group_id, lease) for group_id, lease in named if lease and (group_id, lease) not in alive]
+        return [group.group_id for group in forgotten], dead
+
     def release(self, member: str, leases: Sequence[tuple[str, str]]) -> int:
         """Gives up groups being generated; this costs no attempt."""
         released = 0

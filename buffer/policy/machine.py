@@ -289,11 +289,8 @@ class TableMachine(GeneratorVerbs):
         ended = returned = 0
         for _, holder in sorted((until, h) for h, until in self.holders.items() if until <= now):
             for group in self.held(holder):
-                if group.state is State.LEASED:
-                    self._make_ready(group)
-                    returned += 1
-                else:
-                    self._orphan(group, 1)
-                    ended += 1
+                returned += group.state is State.LEASED
+                ended += group.state is not State.LEASED
+                self._take_back(group, 1)
             del self.holders[holder]
         return ended, returned

@@ -181,6 +181,13 @@ class TableState:
         group.holder = ""
         group.orphan = True
 
+    def _take_back(self, group: Group, lost: int) -> None:
+        """Ends a lease that its holder has lost or forgotten."""
+        if group.state is State.LEASED:
+            self._make_ready(group)
+        else:
+            self._orphan(group, lost)
+
     def held(self, holder: str) -> list[Group]:
         """Groups whose lease this holder has."""
         return [group for group in self.groups.values() if group.holder == holder]

@@ -363,6 +363,7 @@ class BothMachines(ComparedMachines):
 
     @rule(at=index, disposition=st.sampled_from(["release", "filter", "fail"]))
     def nack(self, at: int, disposition: str) -> None:
+        self.sample(0, 1)
         group = self.some(State.LEASED, at)
         if group is not None:
             pair = (group.group_id, group.lease)
@@ -403,6 +404,10 @@ class BothMachines(ComparedMachines):
             ("admit", ("m1", 1, self.incarnation, version, 5, u + 1, 99, ""), b"moved"),
             ("attach", ("m1", 2, "token"), b"old_generation"),
             ("release", ("m1", 2), b"old_generation"),
+            ("keep_named", ("m1", 2, ""), b"old_generation"),
+            ("keep_named", ("m1", 1, "older stream"), b"replaced"),
+            ("keep_named", (LEARNER, old, ""), b"fenced"),
+            ("keep_named", (LEARNER, self.incarnation, "older stream"), b"replaced"),
             ("cancelled", ("m1", 2, 10), b"old_generation"),
         ]
         if self.machine.committed:
@@ -439,6 +444,25 @@ class BothMachines(ComparedMachines):
     def detach(self, holder: str) -> None:
         self.verb("detach", "train", holder, "token")
         self.machine.detach(holder, self.now)
+
+    @rule(holder=st.sampled_from([*MEMBERS, LEARNER]), stray=index, at=index)
+    def name(self, holder: str, stray: int, at: int) -> None:
+        """The holder says what it has: most of it, some of it under an earlier lease, and what it has not."""
+        if holder == LEARNER:
+            self.sample(0, 2)
+        named: list[tuple[str, str]] = []
+        for i, group in enumerate(self.machine.held(holder)):
+            spoken = {1: [""], 3: ["earlier"], 5: ["earlier", group.lease]}
+            leases = spoken.get((i + stray) % 8, [group.lease])
+            named += [(group.group_id, lease) for lease in leases]
+        if (other := self.some(None, at)) is not None and stray % 3 == 0:
+            named.append((other.group_id, other.lease))
+        fence = self.incarnation if holder == LEARNER else 1
+        flat = [part for pair in named for part in pair]
+        answer = self.verb("keep_named", "train", holder, fence, "", *flat)
+        taken, dead = self.machine.keep_named(holder, named)
+        assert (answer[2], [(g.decode(), lease.decode()) for g, lease in answer[3]]) == (len(taken), dead)
+        self.seen |= {f"forgotten by {'the learner' if holder == LEARNER else 'a generator'}"} if taken else set()
 
     @rule(holder=st.sampled_from([*MEMBERS, LEARNER]))
     def beat(self, holder: str) -> None:

@@ -77,8 +77,10 @@ async def test_a_front_that_wakes_up_takes_nothing_in_the_name_of_those_who_left
         pb.AdmitRequest(table="train", member_id=member_id, generation=generation, credits=2, serving=serving)
     )
     await sampling.write(pb.SampleRequest(table="train", incarnation=1, credits=2, for_version=1))
-    assert (await admitting.read()).waiting_reason
-    assert (await sampling.read()).waiting_reason
+    async with asyncio.timeout(TIMEOUT_S):
+        for call in (admitting, sampling):
+            while not (await call.read()).waiting_reason:
+                pass
     right.send(signal.SIGSTOP)
     sampler, admission, writer = learner.sampler(), generator.admission(), generator.writer()
     admission.update(0, V0)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from buffer.admission import _Answers
 from buffer.client import AdmitStream
 from mesh.versions import PolicyVersion
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
@@ -141,19 +140,3 @@ async def test_what_a_dead_or_hanging_generator_had_goes_to_others(mesh: Mesh, h
         if victim.returncode is None:
             victim.kill()
             await victim.wait()
-
-
-def test_silence_is_counted_from_the_first_unanswered_grant(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 10.0
-    monkeypatch.setattr("buffer.admission.time.monotonic", lambda: now)
-    answers = _Answers()
-    assert answers.silent_s == 0.0
-    answers.send(2)
-    now = 11.0
-    answers.send(1)
-    assert answers.silent_s == 1.0
-    answers.hear(2)
-    now = 11.5
-    assert answers.silent_s == 0.5, "one is still on its way"
-    answers.hear(3)
-    assert answers.silent_s == 0.0

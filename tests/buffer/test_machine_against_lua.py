@@ -27,5 +27,6 @@ def test_policy_machine_and_lua_verbs_agree_on_long_walks(redis_url: str) -> Non
         "trained/committed", "evicted_stale/over_bound", "evicted_stale/hopeless", "filtered/why", "failed/why",
         "failed/too_few_scored", "failed/attempts_exhausted", "readmissions", "superseded_writes", "duplicate_writes",
         "withdrawn", "cancelled", "redriven", "draft stored", "draft duplicate", "draft superseded", "draft rejected",
-        "draft handed out", "draft dropped",
+        "draft handed out", "draft dropped", "forgotten by the learner",
+        "forgotten by a generator",
     }  # fmt: skip

@@ -22,6 +22,7 @@ WEIGHTS = {
     "nack": 5,
     "draft_current": 4,
     "lose_holders": 3,
+    "name": 2,
 }
 
 
@@ -71,6 +72,7 @@ def random_walk(seed: int, steps: int, *, compare_every: int = 1) -> set[str]:
         ("release", lambda: both.release(rng.randrange(30))),
         ("attach", lambda: both.attach(rng.choice(HOLDERS))),
         ("detach", lambda: both.detach(rng.choice(HOLDERS))),
+        ("name", lambda: both.name(rng.choice(HOLDERS), rng.randrange(30), rng.randrange(30))),
         ("beat", lambda: both.beat(rng.choice(HOLDERS))),
         ("evict", both.evict),
         ("expire", both.expire),

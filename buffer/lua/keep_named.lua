@@ -1,0 +1,37 @@
+-- A holder has said what it has: of the groups listed it keeps those that it holds under a lease named here; the others
+-- are taken from it, since nobody knows of them. A generator that has forgotten a group counts as a lost holder.
+-- ARGV: holder, generation (generators) or incarnation (`learner`), token of the stream, then gid, lease pairs: a group
+-- with each lease that is named for it, or with '' where none is.
+-- Answer: number of groups taken, and the pairs whose lease is not alive
+load_table(ARGV[1])
+load_run()
+free_first()
+local holder, fence = ARGV[2], tonumber(ARGV[3])
+if holder == 'learner' then
+  local no = refusal(fence)
+  if no then return {no, view()} end
+elseif generation_of(holder) ~= fence then
+  return {'old_generation', view()}
+end
+if replaced(holder, ARGV[4]) then return {'replaced', view()} end
+local groups, order, alive, dead, taken = {}, {}, {}, {}, 0
+for i = 5, #ARGV, 2 do
+  local gid, lease = ARGV[i], ARGV[i + 1]
+  if groups[gid] == nil then
+    local g = read_group(gid)
+    groups[gid] = g and g.holder == holder and g or false
+    order[#order + 1] = gid
+  end
+  if groups[gid] and groups[gid].lease == lease then
+    alive[gid] = true
+  elseif lease ~= '' then
+    dead[#dead + 1] = {gid, lease}
+  end
+end
+for _, gid in ipairs(order) do
+  if groups[gid] and not alive[gid] then
+    take_back(gid, groups[gid], 1)
+    taken = taken + 1
+  end
+end
+return {'ok', view(), taken, dead}

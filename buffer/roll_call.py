@@ -1,0 +1,100 @@
+"""What the holder at the other end of a stream may have in hand, as the stream's front knows it.
+
+Invariants: a front asks for an inventory at least every third of a lease term; what a holder may have is what it names
+and what was sent on this stream beyond what it had received when it named it, so a lease outside of both is known to
+nobody; a holder that owes an answer for a lease term has lost its stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from mesh.errors import UnreachableError
+from protos import buffer_pb2 as pb
+
+# (group id, lease id)
+Lease = tuple[str, str]
+_QUESTIONS_PER_TERM = 3
+
+
+def leases_of(inventory: pb.Inventory) -> list[Lease]:
+    """The leases that an inventory names."""
+    return [(lease.group_id, lease.lease_id) for lease in inventory.leases]
+
+
+class RollCall:
+    """One stream's.
+
+    Args:
+        term_s: of a lease, in seconds.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, term_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._term_s = term_s
+        self._clock = clock
+        self._under_way: deque[Lease] = deque()
+        self._received = 0
+        self._silent_since = 0.0
+        self._next_question = clock()
+        self._owed_since: float | None = None
+        self._named: set[Lease] | None = None
+        self._has_nothing = True
+
+    def send(self, lease: Lease) -> None:
+        """A lease goes out on the stream."""
+        if not self._under_way:
+            self._silent_since = self._clock()
+        self._under_way.append(lease)
+        self._has_nothing = False
+        if self._named is not None:
+            self._named.add(lease)
+
+    def hear(self, received: int, inventory: Iterable[Lease] | None) -> None:
+        """A request has come: how many leases had been received on this stream, and what was held, where it says so."""
+        while self._received < received and self._under_way:
+            self._under_way.popleft()
+            self._received += 1
+            self._silent_since = self._clock()
+        if inventory is not None:
+            self._named = {*inventory, *self._under_way}
+            self._owed_since = None
+
+    @property
+    def under_way(self) -> int:
+        """Leases sent and not known to be received."""
+        return len(self._under_way)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which word of a lease has been due; 0 where none is."""
+        return self._clock() - self._silent_since if self._under_way else 0.0
+
+    def ask(self) -> int:
+        """Milliseconds within which an inventory is wanted, where it is time to ask for one; else 0.
+
+        Raises:
+            UnreachableError: the last question has not been answered for a lease term.
+        """
+        now = self._clock()
+        if self._owed_since is not None and now - self._owed_since > self._term_s:
+            raise UnreachableError(
+                f"the holder has not said for {self._term_s:.1f} s what it holds",
+                hint="its groups go to others; it opens its stream again when it can",
+            )
+        if now < self._next_question:
+            return 0
+        self._next_question = now + self._term_s / _QUESTIONS_PER_TERM
+        self._owed_since = now if self._owed_since is None else self._owed_since
+        return max(1, round(self._term_s * 1000))
+
+    def take(self) -> set[Lease] | None:
+        """What the holder may have, where it has said so since the last call; None too where nothing has changed
+        since it had nothing."""
+        named, self._named = self._named, None
+        if named is None or (self._has_nothing and not named):
+            return None
+        self._has_nothing = not named
+        return named

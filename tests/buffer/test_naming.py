@@ -1,0 +1,201 @@
+"""A lease lives only while its holder names it: what got lost between Redis and a holder is soon for others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+import pytest
+
+from buffer.client import AdmitStream, Arrived, Lease, SampleStream
+from mesh.versions import PolicyVersion
+from protos import buffer_pb2 as pb
+from protos import buffer_pb2_grpc
+from tests.buffer.mesh_fixture import TIMEOUT_S, Actor, Learner, Mesh, make_write, refs
+from tests.buffer.test_flow import balanced
+from tests.buffer.test_redis_loss import Snapshot
+
+V0 = PolicyVersion(1, 0)
+SHORT: dict[str, Any] = {"max_staleness": 1, "lease_s": 0.9}
+
+
+def key(held: pb.GroupGrant | pb.LeasedGroup) -> Lease:
+    return (held.group_id, held.lease_id)
+
+
+class Book:
+    """What an owner of a stream has in hand, and says that it has."""
+
+    def __init__(self, stream: AdmitStream | SampleStream, held: Iterable[pb.GroupGrant | pb.LeasedGroup] = ()) -> None:
+        self.leases = {key(lease) for lease in held}
+        stream.holdings = lambda: self.leases
+
+
+async def arrived(stream: SampleStream, count: int) -> list[Arrived]:
+    groups: list[Arrived] = []
+    async with asyncio.timeout(TIMEOUT_S):
+        while len(groups) < count:
+            response = await stream.next(TIMEOUT_S)
+            assert response is not None, stream.waiting_reason
+            groups += response.groups
+    return groups
+
+
+async def lost(stream: SampleStream) -> list[Lease]:
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            response = await stream.next(TIMEOUT_S)
+            if response is not None and response.lost:
+                return [(lease.group_id, lease.lease_id) for lease in response.lost]
+
+
+async def test_a_group_that_its_generator_has_forgotten_goes_to_another(mesh: Mesh) -> None:
+    front = await mesh.front(buffer={**SHORT, "redis": mesh.redis_url})
+    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    await learner.seed(1, 3)
+    admission, idle = first.admission(), second.admission()
+    admission.update(3, V0)
+    grants = await first.grants(admission, 3)
+    book = Book(admission, grants)
+    await first.writer().write([make_write(grants[0], 1, [V0])])
+    idle.update(3, V0)
+    book.leases.remove(key(grants[0]))
+    (again,) = await second.grants(idle, 1)
+    assert (again.group_id, again.attempt, list(again.members_done)) == (grants[0].group_id, 2, [1])
+    await asyncio.sleep(1.5 * SHORT["lease_s"])
+    assert (await balanced(learner)).readmissions == 1, "those that are named stay where they are"
+
+
+async def test_a_finished_group_that_redis_has_lost_is_done_again(mesh: Mesh) -> None:
+    front = await mesh.front(buffer={**SHORT, "redis": mesh.redis_url})
+    learner, first, second = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    await learner.seed(1, 2)
+    admission, idle, sampler = first.admission(), second.admission(), learner.sampler()
+    book = Book(admission)
+    admission.update(2, V0)
+    grants = await first.grants(admission, 2)
+    book.leases.update(map(key, grants))
+    idle.update(2, V0)
+    snapshot = Snapshot(front)
+    await snapshot.take()
+    assert [result.sealed for result in await first.finish(first.writer(), grants, V0)] == [False, True] * 2
+    book.leases.clear()
+    sampler.request(2, 0)
+    await arrived(sampler, 2)
+    await snapshot.restore()
+    again = await second.grants(idle, 2)
+    assert {grant.group_id for grant in again} == {grant.group_id for grant in grants}
+    await second.finish(second.writer(), again, V0)
+    assert (await learner.train(await learner.batch(sampler, 2, 0), 0)).claimed
+
+
+async def test_a_lease_offered_again_with_which_its_holder_has_finished_is_given_back_at_once(mesh: Mesh) -> None:
+    """The term is 15 s: nobody waits for a question."""
+    front = await mesh.front(buffer={"reconnect_grace_s": 10.0, "redis": mesh.redis_url})
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    admission = generator.admission()
+    admission.update(1, V0)
+    (grant,) = await generator.grants(admission, 1)
+    Book(admission)
+    port = int(front.address.rsplit(":", 1)[1])
+    await mesh.stop_front(front)
+    await mesh.front(front._config, port=port)
+    admission.update(1)
+    (again,) = await generator.grants(admission, 1)
+    assert (again.group_id, again.attempt) == (grant.group_id, 2)
+
+
+async def leased(mesh: Mesh, count: int, **rules: Any) -> tuple[Learner, SampleStream, Book, list[Arrived]]:
+    """Groups in a learner's hands."""
+    front = await mesh.front(learner={"batch": {"groups": count}}, buffer={**SHORT, "redis": mesh.redis_url, **rules})
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 2 * count)
+    admission, sampler = generator.admission(), learner.sampler()
+    admission.update(count, V0)
+    await generator.finish(generator.writer(), await generator.grants(admission, count), V0)
+    book = Book(sampler)
+    sampler.request(count, 0)
+    groups = await arrived(sampler, count)
+    book.leases.update(group.lease for group in groups)
+    return learner, sampler, book, groups
+
+
+async def test_what_the_learner_has_forgotten_is_ready_again(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("buffer.store.PORTION", 2)
+    learner, sampler, book, groups = await leased(mesh, 5)
+    forgotten = [groups[1], groups[4]]
+    book.leases.difference_update(group.lease for group in forgotten)
+    book.leases.add((groups[2].leased.group_id, "earlier"))
+    sampler.request(2, 0)
+    again = await arrived(sampler, 2)
+    assert {group.leased.group_id for group in again} == {group.leased.group_id for group in forgotten}
+    assert {group.lease for group in again}.isdisjoint(group.lease for group in groups)
+    kept = [group.leased for group in (groups[0], groups[2], groups[3], *again)]
+    assert (await learner.train(kept, 0)).claimed
+
+
+async def test_the_learner_is_told_which_leases_it_has_lost(mesh: Mesh) -> None:
+    learner, sampler, _, groups = await leased(mesh, 3)
+    gone = refs([groups[0].leased, groups[2].leased])
+    await learner.client.nack("train", learner.incarnation, gone, disposition=pb.NACK_DISPOSITION_RELEASE)
+    assert set(await lost(sampler)) == {groups[0].lease, groups[2].lease}
+
+
+async def test_a_refused_claim_says_which_lease_is_refused(mesh: Mesh) -> None:
+    learner, sampler, book, groups = await leased(mesh, 2)
+    (old, other) = refs([group.leased for group in groups])
+    await learner.client.nack("train", learner.incarnation, [old], disposition=pb.NACK_DISPOSITION_RELEASE)
+    sampler.request(1, 0)
+    (again,) = await arrived(sampler, 1)
+    book.leases.add(again.lease)
+    (new,) = refs([again.leased])
+    response = await learner.client.claim("train", learner.incarnation, 0, [old, new, other])
+    assert [(r.group_id, r.lease_id, r.reason) for r in response.refused] == [(*groups[0].lease, "lease_lost")]
+    assert (await learner.client.claim("train", learner.incarnation, 0, [new, other])).claimed
+
+
+async def test_a_holder_that_does_not_say_what_it_holds_loses_its_stream(mesh: Mesh) -> None:
+    front = await mesh.front(buffer={**SHORT, "redis": mesh.redis_url})
+    await mesh.learner(front)
+    generator = await mesh.generator(front)
+    call = buffer_pb2_grpc.BufferStub(generator.channel).Admit()
+    me = {"member_id": generator.agent.member_id, "generation": generator.agent.generation}
+    await call.write(pb.AdmitRequest(table="train", serving=V0.to_proto(), **me))
+    questions = 0
+    with pytest.raises(grpc.aio.AioRpcError, match="what it holds"):
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                questions += (await call.read()).inventory_within_ms == 900
+    assert questions >= 2
+
+
+class HangingFront(buffer_pb2_grpc.BufferServicer):
+    """Asks once, and then says nothing more, on connections that stand."""
+
+    def __init__(self) -> None:
+        self.opened: asyncio.Queue[pb.AdmitRequest] = asyncio.Queue()
+
+    async def Admit(self, requests: Any, _context: Any) -> Any:
+        self.opened.put_nowait(await anext(aiter(requests)))
+        yield pb.AdmitResponse(inventory_within_ms=200)
+        await asyncio.Event().wait()
+
+
+async def test_who_is_not_asked_for_a_lease_term_opens_the_stream_again() -> None:
+    servicer, server = HangingFront(), grpc.aio.server()
+    buffer_pb2_grpc.add_BufferServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    generator = Actor(f"127.0.0.1:{port}", "generator")
+    stream = generator.client.admit("train", "me", 1)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            for _ in range(3):
+                assert (await servicer.opened.get()).HasField("inventory")
+    finally:
+        await stream.close()
+        await generator.close()
+        await server.stop(None)

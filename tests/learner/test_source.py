@@ -1,0 +1,227 @@
+"""What the learner holds, through all that can happen to its leases: batches come together and are claimed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from buffer.client import AdmitStream, Lease, Writer
+from buffer.service import BufferService
+from learner.algorithms.types import Group
+from learner.claims import BatchClaimer, Candidate
+from learner.consumption import ConsumptionLog, read_log
+from learner.source import GroupSource
+from mesh.config import Config
+from mesh.versions import PolicyVersion
+from protos import buffer_pb2 as pb
+from tests.buffer.conftest import redis_url  # noqa: F401  a fixture
+from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config
+from tests.buffer.test_flow import balanced
+from tests.learner.dataflow import Plain
+
+V0 = PolicyVersion(1, 0)
+B = 4
+
+
+class Picky(Plain):
+    """Drops groups by order of the caller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.verdicts: list[str] = []
+
+    def group_stage(self, group: Group) -> str | None:
+        del group
+        return self.verdicts.pop() if self.verdicts else None
+
+
+class Here:
+    """The bridge of a main thread to this loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def call(self, coroutine: Any, timeout_s: float) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
+
+
+class Steady:
+    async def mended(self, step: Callable[[], Awaitable[Any]]) -> Any:
+        return await step()
+
+
+class Training:
+    """The learner's source and claimer at a front, and a generator."""
+
+    def __init__(self, mesh: Mesh, config: Config) -> None:
+        self.mesh = mesh
+        self.config = config
+        self.algorithm = Picky()
+        self.front: BufferService
+        self.learner: Learner
+        self.generator: Generator
+        self.admission: AdmitStream
+        self.writer: Writer
+
+    async def start(self, *, with_payloads: bool) -> None:
+        self.front = await self.mesh.front(self.config)
+        self.learner, self.generator = await self.mesh.learner(self.front), await self.mesh.generator(self.front)
+        await self.learner.seed(1, 6 * B)
+        self.admission, self.writer = self.generator.admission(), self.generator.writer()
+        self.source = GroupSource(self.learner.client, 1, with_payloads=with_payloads)
+        self.source.start()
+        self.log = ConsumptionLog(self.mesh.folder / "log")
+        self.claimer = BatchClaimer(
+            Here(),  # type: ignore[arg-type]
+            self.learner.client,
+            self.source,
+            self.algorithm,
+            self.log,
+            incarnation=1,
+            resumed_at=0,
+            batch=B,
+            on_claimed=lambda version: self.source.want(version + 1, B),
+            on_checkpoint_wanted=lambda: None,
+            reasserter=Steady(),  # type: ignore[arg-type]
+        )
+
+    async def close(self) -> None:
+        await self.source.close()
+        self.log.close()
+
+    async def finish(self, count: int, version: int = 0) -> None:
+        serving = PolicyVersion(1, version)
+        self.admission.update(count, serving)
+        await self.generator.finish(self.writer, await self.generator.grants(self.admission, count), serving)
+
+    async def counts(self, **wanted: int) -> pb.LedgerCounts:
+        """Waits until the ledger says so."""
+        async with asyncio.timeout(TIMEOUT_S):
+            counts = await balanced(self.learner)
+            while {name: getattr(counts, name) for name in wanted} != wanted:
+                await asyncio.sleep(0.02)
+                counts = await balanced(self.learner)
+        return counts
+
+    async def away(self, seconds: float) -> None:
+        """The front is away, and all the others live."""
+        port = int(self.front.address.rsplit(":", 1)[1])
+        await self.mesh.stop_front(self.front)
+        await asyncio.sleep(seconds)
+        self.front = await self.mesh.front(self.config, port=port)
+
+    async def gather(self, candidate: Candidate) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await asyncio.to_thread(self.claimer.gather, candidate, TIMEOUT_S)
+        assert len({group.group_id for group in candidate.groups}) == len(candidate.groups) == B
+
+    async def publish(self, version: int) -> None:
+        await self.learner.client.set_policy_version(1, version)
+
+    async def release(self, leases: list[Lease]) -> None:
+        """Ends leases behind the learner's back."""
+        refs = [pb.LeaseRef(group_id=group_id, lease_id=lease) for group_id, lease in leases]
+        await self.learner.client.nack("train", 1, refs, disposition=pb.NACK_DISPOSITION_RELEASE)
+
+
+@pytest.fixture(params=[True, False], ids=["one rank", "many ranks"])
+async def training(
+    request: pytest.FixtureRequest,
+    redis_url: str,  # noqa: F811
+    tmp_path: Path,
+) -> AsyncIterator[Training]:
+    owner = Mesh(redis_url, tmp_path)
+    config = make_config(
+        tmp_path,
+        redis_url,
+        learner={"batch": {"groups": B}},
+        buffer={"max_staleness": 1, "redis": redis_url, "lease_s": 3.0, "reconnect_grace_s": 0.2},
+    )
+    training = Training(owner, config)
+    await training.start(with_payloads=request.param)
+    yield training
+    await training.close()
+    await owner.close()
+
+
+async def test_a_learner_that_was_away_beyond_the_grace_with_part_of_a_batch_goes_on(training: Training) -> None:
+    gathering = asyncio.create_task(training.gather(candidate := Candidate(0)))
+    await training.finish(B - 1)
+    await training.counts(leased=B - 1)
+    await training.away(1.0)
+    await training.finish(B + 1)
+    await gathering
+    if not await training.claimer.claim(candidate):
+        await training.gather(candidate)
+        assert await training.claimer.claim(candidate)
+    await training.publish(1)
+    await training.gather(after := Candidate(1))
+    assert await training.claimer.claim(after)
+    uses = [group.group_id for use in read_log(training.mesh.folder / "log") for group in use.groups]
+    assert len(set(uses)) == len(uses) == 2 * B
+    await training.counts(consumed=2 * B, leased=0, ready=0)
+
+
+async def test_leases_that_are_lost_under_a_candidate_are_replaced_one_by_one(training: Training) -> None:
+    await training.finish(2 * B)
+    await training.gather(candidate := Candidate(0))
+    gone = [group.key for group in candidate.groups[:2]]
+    await training.release(gone)
+    assert not await training.claimer.claim(candidate)
+    assert candidate.dropped == {"lease_lost": 2}
+    kept = candidate.groups[2:]
+    await training.gather(candidate)
+    assert candidate.groups[: B - 2] == kept, "living leases stay"
+    assert await training.claimer.claim(candidate)
+    await training.counts(consumed=B)
+
+
+async def test_the_learner_hears_of_lost_leases_before_it_trains_on_them(training: Training) -> None:
+    await training.finish(2 * B)
+    await training.gather(candidate := Candidate(0))
+    await training.release([group.key for group in candidate.groups])
+    # The next question asks for what it holds; none of it is alive.
+    async with asyncio.timeout(TIMEOUT_S):
+        while set(candidate.groups) & set(await training.source.batch(0, B, TIMEOUT_S)):
+            await asyncio.sleep(0.02)
+    await training.gather(candidate)
+    assert await training.claimer.claim(candidate)
+    assert not candidate.dropped
+
+
+async def test_what_a_claim_leaves_over_is_given_back(training: Training) -> None:
+    await training.finish(2 * B)
+    await training.gather(candidate := Candidate(0))
+    candidate.groups.pop()
+    assert await training.claimer.claim(candidate)
+    await training.publish(1)
+    await training.gather(after := Candidate(1))
+    assert await training.claimer.claim(after)
+    await training.counts(consumed=2 * B - 1, ready=1, leased=0)
+
+
+async def test_prefetched_groups_that_are_lost_are_asked_for_again(training: Training) -> None:
+    await training.finish(2 * B)
+    await training.gather(candidate := Candidate(0))
+    assert await training.claimer.claim(candidate)
+    await training.counts(leased=B)
+    await training.away(1.0)
+    await training.publish(1)
+    await training.gather(after := Candidate(1))
+    if not await training.claimer.claim(after):
+        await training.gather(after)
+        assert await training.claimer.claim(after)
+    await training.counts(consumed=2 * B, leased=0)
+
+
+async def test_dropped_groups_are_replaced_by_as_many(training: Training) -> None:
+    training.algorithm.verdicts = ["dull", "dull"]
+    await training.finish(2 * B)
+    await training.gather(candidate := Candidate(0))
+    assert candidate.dropped == {"dull": 2}
+    assert await training.claimer.claim(candidate)
+    await training.counts(consumed=B, filtered=2)
