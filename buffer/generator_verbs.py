@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 
 from buffer.drafts import DraftPlace
-from buffer.payloads import SetValue, set_whole
+from buffer.payloads import SetValue, set_value
 from buffer.records import Awaited, Grant, Handed, Sealed, Write, Written, grant_of, leased_of
 from buffer.redis_access import RedisAccess
 from buffer.refusals import checked
@@ -21,12 +21,10 @@ from mesh.versions import PolicyVersion
 
 # What writes of one lease share.
 _LEASE = attrgetter("group_id", "lease_id", "attempt", "ranges")
-# By the character with which the verb answers; from `_SUPERSEDED` on the value is of no use.
-_SUPERSEDED = 3
-_STORED = b"01"
+# By the character with which the verb answers.
 _WRITTEN = {
     ord("0"): Written(1, sealed=True),
-    **{ord(str(status)): Written(status, sealed=False) for status in (1, 2, _SUPERSEDED, 4)},
+    **{ord(str(status)): Written(status, sealed=False) for status in (1, 2, 3, 4)},
 }
 
 
@@ -106,15 +104,16 @@ class GeneratorVerbs(Verbs):
             for w in members:
                 member = str(w.member)
                 if w.draft:
-                    place = DraftPlace(w.member, attempt, w.tokens)
-                    drafts.append(self.drafts.set(table, group_id, place, w.payload))
-                    outcomes += (member, -1, w.size, w.tokens, w.meta)
+                    place = DraftPlace(w.member, attempt, w.tokens, w.digest)
+                    drafts.append(set_value(self.drafts.key(table, group_id, place), w.payload))
+                    outcomes += (member, f"-{w.digest}", w.size, w.tokens, w.meta)
+                elif w.pieces:
+                    outcomes += (member, f"{w.digest}:{w.pieces}", w.size, w.tokens, w.meta)
                 elif w.scored:
-                    if not w.pieces:
-                        values.append(set_whole(f"{prefix}{member}:{attempt}", w.payload))
-                    outcomes += (member, w.pieces or 1, w.size, w.tokens, w.meta)
+                    values.append(set_value(f"{prefix}{member}:{attempt}:{w.digest}", w.payload))
+                    outcomes += (member, w.digest, w.size, w.tokens, w.meta)
                 else:
-                    outcomes += (member, 0, 0, w.reason, w.meta)
+                    outcomes += (member, "", 0, w.reason, w.meta)
             arguments.append(packed(outcomes))
         verbs: list[Sequence[Argument]] = [("write", table, *arguments)]
         stream = self._alone_with(table, writes)
@@ -148,10 +147,9 @@ class GeneratorVerbs(Verbs):
             elif sampled[0] == b"ok" and sampled[2]:
                 self._hand(table, Handed(stream, [leased_of(item) for item in sampled[2]]))
         # Behind the handing over, which a failure must not keep back; what it sends is sent before anybody reads.
-        if None in replies or answer[2].strip(_STORED):
-            values = await self._settled(writes, results, values, drafts, replies)
-        self.payloads.at_hand.keep([(key, value) for _, key, value, _ in values])
-        await self._drop_useless(table, writes, results, answer[3])
+        whole = [result.stored for w, result in zip(writes, results, strict=True) if w.scored and not w.pieces]
+        self.payloads.at_hand.keep([value[1:3] for value, stored in zip(values, whole, strict=True) if stored])
+        await self._remove(table, writes, answer[3])
         return results
 
     def _alone_with(self, table: str, writes: Sequence[Write]) -> Awaited | None:
@@ -166,38 +164,12 @@ class GeneratorVerbs(Verbs):
         for listener in self._listeners:
             listener(table)
 
-    async def _settled(
-        self,
-        writes: Sequence[Write],
-        results: Sequence[Written],
-        values: Sequence[SetValue],
-        drafts: Sequence[SetValue],
-        replies: Sequence[bytes | None],
-    ) -> list[SetValue]:
-        """Sees that what counts is what was written; returns the whole payloads that do.
-
-        A name may have had a value. As a rule it is the same one: the write is repeated because a front died before its
-        verb. A holder that samples a member anew under the same lease (as a new process, or where Redis lost the verb
-        and not the value) finds another one. That value counts for nothing, this one does.
-        """
-        whole = [result.stored for w, result in zip(writes, results, strict=True) if w.scored and not w.pieces]
-        drafted = [result.stored for w, result in zip(writes, results, strict=True) if w.draft]
-        commands = zip([*values, *drafts], replies, [*whole, *drafted], strict=True)
-        await self.payloads.replace(
-            [(key, value) for (_, key, value, _), new, stored in commands if stored and not new]
-        )
-        return [value for value, stored in zip(values, whole, strict=True) if stored]
-
-    async def _drop_useless(
-        self, table: str, writes: Sequence[Write], results: Sequence[Written], drafts: Sequence[Any]
-    ) -> None:
-        """Removes superseded values, and drafts that are not needed (any more): (index of the write, name), ..."""
+    async def _remove(self, table: str, writes: Sequence[Write], useless: Sequence[Any]) -> None:
+        """Removes what the verb names: (index of the write, name of a draft or nothing), ..."""
         keys = []
-        for index, name in zip(drafts[::2], drafts[1::2], strict=True):
-            keys += self.drafts.keys_of(table, writes[index].group_id, name)
-        for w, result in zip(writes, results, strict=True):
-            if result.status >= _SUPERSEDED and w.scored:
-                keys += self.payloads.keys_of(table, w.group_id, w.place)
+        for index, name in zip(useless[::2], useless[1::2], strict=True):
+            w = writes[index]
+            keys += (self.drafts.keys_of if name else self.payloads.keys_of)(table, w.group_id, name or w.place)
         await self._redis.batch([("UNLINK", key) for key in keys])
 
     async def member_state(self, table: str, group_id: str, lease_id: str, attempt: int, member: int) -> int:

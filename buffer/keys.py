@@ -53,6 +53,6 @@ class Keys:
         """What the keys of a group's payloads begin with."""
         return f"rollmesh:{self.run_name}:{table}:v:{group_id}:"
 
-    def payload(self, table: str, group_id: str, member: int | str, attempt: int | str) -> str:
-        """The attempt is part of the name, so that a late attempt cannot touch what the valid one stored."""
-        return f"{self.payloads(table, group_id)}{member}:{attempt}"
+    def payload(self, table: str, group_id: str, *name: int | str) -> str:
+        """A value's key: its name has its member, its attempt and the digest of its bytes (`buffer.payloads`)."""
+        return self.payloads(table, group_id) + ":".join(map(str, name))

@@ -33,16 +33,19 @@ _MARK_S = 3600
 _PORTION = 500
 # Between two portions, so that the walk takes little of anybody's time.
 _PAUSE_S = 0.02
-_NAME = re.compile(r"(\d+):(?:(\d+)|d(\d+)-(\d+))(?::(\d+))?")
+_NAME = re.compile(
+    r"(?P<member>\d+):(?:(?P<attempt>\d+):(?P<digest>[0-9a-f]{16})(?::(?P<piece>\d+))?"
+    r"|d(?P<of_draft>\d+)-(?P<tokens>\d+)-(?P<draft>[0-9a-f]{16}))"
+)
 
 
 class _Value(NamedTuple):
-    """A stored value's name: of a payload, of one of its pieces, or of a draft."""
+    """The name of a payload, or of one of its pieces."""
 
     member: int
     attempt: int
+    digest: str
     piece: int | None
-    draft_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +63,28 @@ class Owner:
         return cls(int(attempt), done.decode(), places(payloads), draft_places(drafts))
 
     def may_own(self, name: str) -> bool:
-        """Whether a value (`member:attempt`, a piece or a draft) belongs to the group, or may yet."""
+        """Whether a value (`member:attempt:digest`, a piece or a draft) belongs to the group, or may yet."""
         value = _parse(name)
         if value is None or value.member >= len(self.done):
             return False
         is_open = self.done[value.member] == "0" and value.attempt == self.attempt
-        if value.draft_tokens is not None:
-            draft = DraftPlace(value.member, value.attempt, value.draft_tokens)
-            longer = (d for d in self.drafts if d[:2] == draft[:2] and d.tokens > draft.tokens)
-            return draft in self.drafts or (is_open and not any(longer))
-        stored = next((p for p in self.payloads if p[:2] == value[:2]), None)
+        if isinstance(value, DraftPlace):
+            longer = (d for d in self.drafts if d[:2] == value[:2] and d.tokens >= value.tokens)
+            return value in self.drafts or (is_open and not any(longer))
+        stored = next((p for p in self.payloads if p[:3] == value[:3]), None)
         if stored is None:
             return is_open
         return value.piece is None if not stored.pieces else value.piece is not None and value.piece < stored.pieces
 
 
-def _parse(name: str) -> _Value | None:
+def _parse(name: str) -> _Value | DraftPlace | None:
     found = _NAME.fullmatch(name)
     if found is None:
         return None
-    member, attempt, of_draft, tokens, piece = (None if part is None else int(part) for part in found.groups())
-    written = attempt if of_draft is None else of_draft
-    assert member is not None
-    assert written is not None
-    return _Value(member, written, piece, tokens)
+    if found["draft"] is not None:
+        return DraftPlace(int(found["member"]), int(found["of_draft"]), int(found["tokens"]), found["draft"])
+    piece = None if found["piece"] is None else int(found["piece"])
+    return _Value(int(found["member"]), int(found["attempt"]), found["digest"], piece)
 
 
 async def sweep_orphans(access: RedisAccess, keys: Keys, table: str, *, age_s: float, pause_s: float = _PAUSE_S) -> int:

@@ -5,8 +5,9 @@ Invariants
     can name any more, is swept (`buffer.orphans`).
   * A small payload is one value. A large one is in pieces, a key each, uploaded before the write that names their
     number.
-  * The first value under a key wins, until a write counts: what a member is, is what that write brought or named. From
-    then on it never changes, however late something is repeated.
+  * A key holds the digest of its payload, and what the verb notes of a member holds the key: metadata and bytes that
+    were written together stay together, whoever dies in between, and however late something else is written. The
+    attempt is part of the key as well, so that a late attempt cannot touch what the valid one stored.
   * Whatever is read is read in portions of bounded size.
 """
 
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from functools import lru_cache
 from typing import NamedTuple, Protocol
+
+import xxhash
 
 from buffer.at_hand import AtHand
 from buffer.keys import Keys
@@ -28,10 +30,11 @@ _KEYS_AT_ONCE = 1024
 
 
 class Place(NamedTuple):
-    """Where the payload of a member is: the attempt that wrote it, and its pieces (0: one whole value)."""
+    """Where the payload of a member is: the attempt that wrote it, its digest, and its pieces (0: one whole value)."""
 
     member: int
     attempt: int
+    digest: str
     pieces: int = 0
 
 
@@ -69,16 +72,24 @@ class PayloadMissing(Exception):  # noqa: N818  an answer: the caller knows what
 SetValue = tuple[str, str, bytes, str]
 
 
-def set_whole(key: str, value: bytes) -> SetValue:
-    """Stores a whole value under a key, unless there is one."""
+def set_value(key: str, value: bytes) -> SetValue:
+    """Stores a value under a key. One that is there has the same bytes, since the key holds their digest."""
     return ("SET", key, value, "NX")
 
 
-@lru_cache(maxsize=4096)
+def digest_of(payload: bytes) -> str:
+    """xxh3-64, as 16 hexadecimal digits: tells payloads apart, and is no protection against forgery."""
+    return xxhash.xxh3_64_hexdigest(payload)
+
+
 def places(text: bytes | str) -> tuple[Place, ...]:
-    """Parses what the verbs note of a group's payloads: `member:attempt[:pieces],...`; most groups have the same."""
+    """Parses what the verbs note of a group's payloads: `member:attempt:digest[:pieces],...`."""
     plain = text.decode() if isinstance(text, bytes) else text
-    return tuple([Place(*map(int, part.split(":"))) for part in plain.split(",")]) if plain else ()
+    return tuple([_place(*part.split(":")) for part in plain.split(",")]) if plain else ()
+
+
+def _place(member: str, attempt: str, digest: str, pieces: str = "0") -> Place:
+    return Place(int(member), int(attempt), digest, int(pieces))
 
 
 class Payloads:
@@ -96,27 +107,17 @@ class Payloads:
 
     def keys_of(self, table: str, group_id: str, place: Place) -> list[str]:
         """Keys of one payload, in the order of its bytes."""
-        key = self._keys.payload(table, group_id, place.member, place.attempt)
+        key = self._keys.payload(table, group_id, *place[:3])
         return [f"{key}:{piece}" for piece in range(place.pieces)] if place.pieces else [key]
 
     def keys_of_groups(self, table: str, groups: Iterable[tuple[str, bytes | str]]) -> list[str]:
         """Keys of all payloads of groups, given as (group id, what the verbs noted)."""
         return [key for gid, text in groups for place in places(text) for key in self.keys_of(table, gid, place)]
 
-    async def replace(self, values: Iterable[tuple[str, bytes]]) -> None:
-        """Puts values in the place of those that keys have; what has been removed stays so."""
-        await self._redis.batch([("SET", key, value, "XX") for key, value in values])
-
-    async def put_piece(
-        self, table: str, group_id: str, place: Place, piece: int, data: bytes, *, anew: bool = False
-    ) -> bool:
-        """Stores one piece of a large payload, unless there is one (`anew`: in its place).
-
-        Returns:
-            Whether there is this one now.
-        """
-        key = f"{self._keys.payload(table, group_id, place.member, place.attempt)}:{piece}"
-        (done,) = await self._redis.batch([("SET", key, data, "XX" if anew else "NX")])
+    async def put_piece(self, table: str, group_id: str, place: Place, piece: int, data: bytes) -> bool:
+        """Stores one piece of a large payload, unless there is one; whether there is this one now."""
+        key = f"{self._keys.payload(table, group_id, *place[:3])}:{piece}"
+        (done,) = await self._redis.batch([("SET", key, data, "NX")])
         return done is not None or await self._redis.mget([key]) == [data]
 
     async def sizes(self, keys: Sequence[str]) -> list[int]:

@@ -35,7 +35,7 @@ class Write:
     `meta` is the serialized MemberMeta; `ranges` the versions of its tokens; `size` the payload's bytes. A payload in
     `pieces` was uploaded before, and `payload` is empty. `tokens` are those of the response, where there is a payload;
     else `reason` says why not. `side` names large data beside it. A `draft` is the payload so far of a member that is
-    not finished.
+    not finished. `digest` is that of the payload, where there is one.
     """
 
     group_id: str
@@ -51,11 +51,12 @@ class Write:
     tokens: int = 0
     reason: str = ""
     draft: bool = False
+    digest: str = ""
     side: Sequence[trajectory.SideData] = ()
 
     @property
     def place(self) -> Place:
-        return Place(self.member, self.attempt, self.pieces)
+        return Place(self.member, self.attempt, self.digest, self.pieces)
 
 
 # Status of a write to a member that its group does not have.

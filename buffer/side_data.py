@@ -31,6 +31,17 @@ def check_name(name: str, field: str = "side") -> str:
     return name
 
 
+def check_digest(field: str, digest: str) -> str:
+    """A digest of stored bytes, xxh3-64.
+
+    Raises:
+        PayloadError: not 16 hexadecimal digits.
+    """
+    if not _DIGEST.fullmatch(digest):
+        raise PayloadError(field, f"expected 16 hexadecimal digits, got {digest[:80]!r}")
+    return digest
+
+
 def check_side(side: Sequence[trajectory.SideData]) -> None:
     """The entries of a member.
 
@@ -43,8 +54,7 @@ def check_side(side: Sequence[trajectory.SideData]) -> None:
         if check_name(entry.name, f"{where}.name") in names:
             raise PayloadError(f"{where}.name", f"{entry.name} is there twice")
         names.add(entry.name)
-        if not _DIGEST.fullmatch(entry.digest):
-            raise PayloadError(f"{where}.digest", f"expected 16 hexadecimal digits, got {entry.digest[:80]!r}")
+        check_digest(f"{where}.digest", entry.digest)
         if entry.bytes == 0:
             raise PayloadError(f"{where}.bytes", "must be at least 1")
         if entry.dtype:

@@ -16,7 +16,7 @@ from buffer.context import FrontContext
 from buffer.limits import MAX_PIECES, PIECE_BYTES
 from buffer.payloads import Place
 from buffer.records import Write
-from buffer.side_data import check_name
+from buffer.side_data import check_digest, check_name
 from mesh.errors import PayloadError
 from protos import buffer_pb2 as pb
 
@@ -67,15 +67,13 @@ class Uploads:
 
     async def _pieces(self, table: str, first: pb.UploadRequest, counted: _Counted) -> None:
         """Stores each piece while the next one arrives."""
-        place = Place(first.member, first.attempt)
+        place = Place(first.member, first.attempt, check_digest("digest", first.digest))
 
         async def put(piece: int, data: bytes) -> None:
             payloads = self._front.store.payloads
             async with self._room:
-                there = await payloads.put_piece(table, first.group_id, place, piece, data)
-                # Other bytes, of an upload that never counted: the member has been sampled anew under the same lease.
-                if not there and await self._state(table, first) == _OPEN:
-                    await payloads.put_piece(table, first.group_id, place, piece, data, anew=True)
+                if not await payloads.put_piece(table, first.group_id, place, piece, data):
+                    raise PayloadError("digest", f"piece {piece} of that digest is there with other bytes")
 
         storing: asyncio.Task[None] | None = None
         try:
@@ -146,7 +144,7 @@ class _Counted:
 
     def _checked(self, request: pb.UploadRequest) -> tuple[int, bytes]:
         first = self._first
-        for name in ("table", "group_id", "lease_id", "attempt", "member", "side"):
+        for name in ("table", "group_id", "lease_id", "attempt", "member", "side", "digest"):
             if getattr(request, name) != getattr(first, name):
                 raise PayloadError(name, "one upload is for one member and one name")
         if not first.side and request.piece >= MAX_PIECES:

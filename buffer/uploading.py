@@ -53,6 +53,7 @@ class Uploader:
         payload, named = write.payload, write.head
         head = head_of(payload)
         target = _target(table, named.group_id, named.lease_id, named.attempt, named.meta.member)
+        target.digest = xxhash.xxh3_64_hexdigest(payload)
         pieces = -(-len(payload) // PIECE_BYTES)
         async with self._room:
             for first in range(0, pieces, _PIECES_PER_CALL):
@@ -61,7 +62,7 @@ class Uploader:
                     break
         uploaded = pb.MemberWrite(
             group_id=named.group_id, lease_id=named.lease_id, attempt=named.attempt, meta=named.meta,
-            pieces=pieces, uploaded_bytes=len(payload),
+            pieces=pieces, uploaded_bytes=len(payload), uploaded_digest=target.digest,
         )  # fmt: skip
         return Outgoing(uploaded, head)
 

@@ -13,9 +13,10 @@ from buffer.limits import (
     MESSAGE_PAYLOAD_BYTES,
     META_BYTES,
 )
+from buffer.payloads import digest_of
 from buffer.policy.lineage import VersionRanges
 from buffer.records import Write
-from buffer.side_data import check_side
+from buffer.side_data import check_digest, check_side
 from mesh.errors import PayloadError
 from mesh.text import REASON_CHARACTERS, bounded
 from mesh.trajectory import PayloadInfo, inspect
@@ -58,10 +59,12 @@ def check_write(write: pb.MemberWrite, payload: bytes) -> Write:
     if outcome not in _OUTCOMES:
         raise PayloadError("meta.outcome", f"expected scored, unscorable or error, got {outcome}")
     pieces = write.pieces
-    size, tokens, ranges, reason = len(payload), 0, "", ""
+    size, tokens, ranges, reason, digest = len(payload), 0, "", "", ""
     if scored := outcome == trajectory.OUTCOME_SCORED:
         if pieces:
-            size = write.uploaded_bytes
+            size, digest = write.uploaded_bytes, check_digest("uploaded_digest", write.uploaded_digest)
+        else:
+            digest = digest_of(payload)
         tokens, ranges = _check_scored(meta, payload, pieces, size)
     else:
         _check_unscored(payload, pieces)
@@ -77,7 +80,7 @@ def check_write(write: pb.MemberWrite, payload: bytes) -> Write:
         )
     return Write(
         group_id, write.lease_id, write.attempt, meta.member, scored, payload, ranges,
-        serialized, size, pieces, tokens, reason, side=side,
+        serialized, size, pieces, tokens, reason, digest=digest, side=side,
     )  # fmt: skip
 
 
@@ -99,6 +102,7 @@ def _draft(write: pb.MemberWrite, payload: bytes) -> Write:
         size=len(payload),
         tokens=info.response_tokens,
         draft=True,
+        digest=digest_of(payload),
     )
 
 

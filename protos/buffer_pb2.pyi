@@ -143,7 +143,7 @@ class WriteRequest(_message.Message):
     def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., generation: _Optional[int] = ..., writes: _Optional[_Iterable[_Union[MemberWrite, _Mapping]]] = ..., sequence: _Optional[int] = ..., payloads: _Optional[bytes] = ...) -> None: ...
 
 class MemberWrite(_message.Message):
-    __slots__ = ("group_id", "lease_id", "attempt", "meta", "draft", "pieces", "uploaded_bytes", "payload_bytes")
+    __slots__ = ("group_id", "lease_id", "attempt", "meta", "draft", "pieces", "uploaded_bytes", "payload_bytes", "uploaded_digest")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +152,7 @@ class MemberWrite(_message.Message):
     PIECES_FIELD_NUMBER: _ClassVar[int]
     UPLOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UPLOADED_DIGEST_FIELD_NUMBER: _ClassVar[int]
     group_id: str
     lease_id: str
     attempt: int
@@ -160,10 +161,11 @@ class MemberWrite(_message.Message):
     pieces: int
     uploaded_bytes: int
     payload_bytes: int
-    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., meta: _Optional[_Union[_trajectory_pb2.MemberMeta, _Mapping]] = ..., draft: _Optional[bool] = ..., pieces: _Optional[int] = ..., uploaded_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+    uploaded_digest: str
+    def __init__(self, group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., meta: _Optional[_Union[_trajectory_pb2.MemberMeta, _Mapping]] = ..., draft: _Optional[bool] = ..., pieces: _Optional[int] = ..., uploaded_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., uploaded_digest: _Optional[str] = ...) -> None: ...
 
 class UploadRequest(_message.Message):
-    __slots__ = ("table", "group_id", "lease_id", "attempt", "member", "side", "piece", "data")
+    __slots__ = ("table", "group_id", "lease_id", "attempt", "member", "side", "piece", "data", "digest")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +174,7 @@ class UploadRequest(_message.Message):
     SIDE_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     table: str
     group_id: str
     lease_id: str
@@ -180,7 +183,8 @@ class UploadRequest(_message.Message):
     side: str
     piece: int
     data: bytes
-    def __init__(self, table: _Optional[str] = ..., group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., member: _Optional[int] = ..., side: _Optional[str] = ..., piece: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    digest: str
+    def __init__(self, table: _Optional[str] = ..., group_id: _Optional[str] = ..., lease_id: _Optional[str] = ..., attempt: _Optional[int] = ..., member: _Optional[int] = ..., side: _Optional[str] = ..., piece: _Optional[int] = ..., data: _Optional[bytes] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class UploadResponse(_message.Message):
     __slots__ = ("pieces", "bytes")

@@ -59,12 +59,12 @@ local function cancel(gid, g)
 end
 
 -- Drafts: what was sampled of members that are not done, in the fields d0, d1, ... of the group's hash, each "attempt
--- tokens ranges"; `g.drafts` counts them, absent where there is none. A draft's name is "member:attempt:tokens".
+-- tokens digest ranges"; `g.drafts` counts them, absent where there is none. Its name is "member:attempt:tokens:digest".
 local function read_draft(gid, member)
   local text = redis.call('HGET', group_key(gid), 'd' .. member)
   if not text then return nil end
-  local attempt, tokens, ranges = string.match(text, '(%d+) (%d+) (.*)')
-  local name = member .. ':' .. attempt .. ':' .. tokens
+  local attempt, tokens, digest, ranges = string.match(text, '(%d+) (%d+) (%x+) (.*)')
+  local name = member .. ':' .. attempt .. ':' .. tokens .. ':' .. digest
   return {attempt = tonumber(attempt), tokens = tonumber(tokens), ranges = ranges, name = name}
 end
 

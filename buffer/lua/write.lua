@@ -1,15 +1,21 @@
 -- Stores outcomes of members; payloads were SET before. Fenced by (lease, attempt); at most one value per member.
 -- ARGV: per lease, packed one behind the other: gid, lease, attempt, ranges of all tokens that follow, then per member:
--- member, values of its payload (0 not scored, 1 whole, more: that many pieces, -1 a draft of a member that is not
--- finished), payload bytes, response tokens (not scored: the reason), meta. Attempt and member are texts: they are
--- parts of names.
+-- member, place of its payload ('' not scored; the digest of its bytes, with ':' and their number where they are in pieces;
+-- '-' and the digest for a draft of a member that is not finished), payload bytes, response tokens (not scored: the
+-- reason), meta. Attempt and member are texts: they are parts of names.
 -- Answer: what became of each member, one character: 0 stored, and its group is sealed by it; 1 stored, 2 duplicate,
--- 3 superseded, 4 no such member; then the drafts to be removed, each as position among the members (from 0) and name
+-- 3 superseded, 4 no such member; then the values to be removed, each as position among the members (from 0) and, of a
+-- draft, its name; of the member's payload ''
+--
+-- Removed is only what no verb can name any more, judged here by the record: what a refused write has brought may be
+-- what another one has stored, or is about to. The sweep finds the rest.
 load_table(ARGV[1])
 load_run()
 local now = now_ms()
 local groups, results, metas, useless = {}, {}, {}, {}
 local MAX_CAUSES = 8
+-- Characters of a digest.
+local DIGEST = 16
 local SEALED, STORED, DUPLICATE, SUPERSEDED, NO_SUCH_MEMBER = '0', '1', '2', '3', '4'
 
 local function fetch(gid)
@@ -46,12 +52,12 @@ local function note_cause(g, reason)
   if #g.causes < MAX_CAUSES then g.causes[#g.causes + 1] = reason end
 end
 
-local function score(gid, g, member, attempt, values, bytes, ranges, tokens)
+local function score(gid, g, member, attempt, place, bytes, ranges, tokens)
   g.tokens = g.tokens + tokens
   g.bytes = g.bytes + bytes
   add('bytes', bytes)
-  local comma, pieces = g.payloads == '' and '' or ',', values == 1 and '' or ':' .. values
-  g.payloads = g.payloads .. comma .. member .. ':' .. attempt .. pieces
+  local comma = g.payloads == '' and '' or ','
+  g.payloads = g.payloads .. comma .. member .. ':' .. attempt .. ':' .. place
   if g.ranges == ranges then return end
   g.ranges = merge_ranges(g.ranges, ranges)
   -- What seals the group counts the deadline anew in any case.
@@ -74,13 +80,13 @@ local function superseded()
 end
 
 -- Of the member that is next in the answer.
-local function remove_draft(name)
+local function remove(name)
   useless[#useless + 1], useless[#useless + 2] = #results, name
 end
 
 -- What was sampled so far of a member: it replaces shorter drafts, and those of earlier attempts.
-local function draft(gid, lease, attempt, ranges, member, tokens)
-  local own = member .. ':' .. attempt .. ':' .. tokens
+local function draft(gid, lease, attempt, ranges, member, digest, tokens)
+  local own = member .. ':' .. attempt .. ':' .. tokens .. ':' .. digest
   local g = fetch(gid)
   local known = g and g.drafts and read_draft(gid, member)
   local position, status = tonumber(member) + 1, STORED
@@ -94,41 +100,52 @@ local function draft(gid, lease, attempt, ranges, member, tokens)
     status = DUPLICATE
   end
   if status ~= STORED then
-    -- A repetition is what the group has.
-    if not (known and known.name == own) then remove_draft(own) end
+    -- A repetition is what the group has; a shorter draft is never what it needs.
+    local useless_now = status == DUPLICATE or is_over(gid, g, position, attempt)
+    if useless_now and not (known and known.name == own) then remove(own) end
     return status
   end
-  redis.call('HSET', group_key(gid), 'd' .. member, attempt .. ' ' .. tokens .. ' ' .. ranges)
+  redis.call('HSET', group_key(gid), 'd' .. member, attempt .. ' ' .. tokens .. ' ' .. digest .. ' ' .. ranges)
   if not known or tokens > known.tokens then progressed() end
-  if known then remove_draft(known.name) else g.drafts = (g.drafts or 0) + 1 end
+  if known then remove(known.name) else g.drafts = (g.drafts or 0) + 1 end
   return STORED
 end
 
-local function write(gid, lease, attempt, ranges, member, values, bytes, detail, meta)
-  if values == -1 then return draft(gid, lease, attempt, ranges, member, detail) end
-  local g = fetch(gid)
+-- What becomes of a member that is not stored, or nil.
+local function refused(g, position, lease, attempt, member)
   if not g or g.n == 0 then return superseded() end
-  local position = tonumber(member) + 1
   if position > g.n then return NO_SUCH_MEMBER end
-  if not holds(g, lease, attempt) then
-    -- A late repetition of what an earlier attempt has stored: that value is in use.
-    return has_stored(g, member, attempt) and duplicate() or superseded()
-  end
+  -- A late repetition of what an earlier attempt has stored.
+  if not holds(g, lease, attempt) then return has_stored(g, member, attempt) and duplicate() or superseded() end
   if is_done(g, position) then return duplicate() end
+end
+
+local function write(gid, lease, attempt, ranges, member, place, bytes, detail, meta)
+  if string.sub(place, 1, 1) == '-' then
+    return draft(gid, lease, attempt, ranges, member, string.sub(place, 2), detail)
+  end
+  local g = fetch(gid)
+  local position = tonumber(member) + 1
+  local status = refused(g, position, lease, attempt, member)
+  if status then
+    local in_use = g and has_stored(g, member, attempt, string.sub(place, 1, DIGEST))
+    if place ~= '' and not in_use and is_over(gid, g, position, attempt) then remove('') end
+    return status
+  end
   local known = g.drafts and read_draft(gid, member)
   if known then
     drop_draft(gid, g, member)
-    remove_draft(known.name)
+    remove(known.name)
   end
   g.done = string.sub(g.done, 1, position - 1) .. '1' .. string.sub(g.done, position + 1)
   progressed()
   local fields = metas[gid] or {}
   metas[gid] = fields
   fields[#fields + 1], fields[#fields + 2] = member, meta
-  if values == 0 then
+  if place == '' then
     note_cause(g, detail)
   else
-    score(gid, g, member, attempt, values, bytes, ranges, detail)
+    score(gid, g, member, attempt, place, bytes, ranges, detail)
   end
   if string.find(g.done, '0', 1, true) then return STORED end
   seal(gid, g)
@@ -138,9 +155,9 @@ end
 for i = 2, #ARGV do
   local at, gid, lease, attempt, ranges = cmsgpack.unpack_limit(ARGV[i], 4, 0)
   while at >= 0 do
-    local member, values, bytes, detail, meta
-    at, member, values, bytes, detail, meta = cmsgpack.unpack_limit(ARGV[i], 5, at)
-    results[#results + 1] = write(gid, lease, attempt, ranges, member, values, bytes, detail, meta)
+    local member, place, bytes, detail, meta
+    at, member, place, bytes, detail, meta = cmsgpack.unpack_limit(ARGV[i], 5, at)
+    results[#results + 1] = write(gid, lease, attempt, ranges, member, place, bytes, detail, meta)
   end
 end
 for gid, g in pairs(groups) do

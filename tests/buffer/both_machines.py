@@ -32,7 +32,7 @@ from buffer.policy.table import LEARNER
 from buffer.redis_access import RedisAccess
 from mesh.versions import PolicyVersion
 from tests.buffer.comparison import MEMBERS, ComparedMachines
-from tests.buffer.groups_as_stored import PIECES
+from tests.buffer.groups_as_stored import DIGEST, PIECES, place_of
 
 # Redis TIME replaced by a key that the test moves.
 CLOCK = "local function now_ms() return tonumber(redis.call('GET', KEYS[1] .. ':test_clock')) end\n"
@@ -143,7 +143,7 @@ class BothMachines(ComparedMachines):
         """Those handed out with grants."""
         machine = self.machine
         expected = {
-            g.group_id: [(m, d.attempt, d.tokens) for m, d in machine.drafts[g.group_id].items() if m in handed]
+            g.group_id: [(m, d.attempt, d.tokens, DIGEST) for m, d in machine.drafts[g.group_id].items() if m in handed]
             for g in groups
             for handed in [machine.handed[g.group_id]]
         }
@@ -219,8 +219,8 @@ class BothMachines(ComparedMachines):
 
     def _draft(self, gid: str, lease: str, attempt: int, member: int, tokens: int, ages: list[int]) -> None:
         ranges = VersionRanges.of(self._versions(ages))
-        may_own = self._may_own(gid, f"{member}:d{attempt}-{tokens}")
-        got = self._write_verb(gid, lease, attempt, ranges, member, -1, 10, tokens, b"")
+        may_own = self._may_own(gid, f"{member}:d{attempt}-{tokens}-{DIGEST}")
+        got = self._write_verb(gid, lease, attempt, ranges, member, f"-{DIGEST}", 10, tokens, b"")
         status = self.machine.write_draft(gid, lease, attempt, member, tokens=tokens, ranges=ranges)
         assert got == (status, False)
         assert may_own or status != "stored", "the sweep would have taken it away"
@@ -229,7 +229,7 @@ class BothMachines(ComparedMachines):
     def _write_verb(
         self, gid: str, lease: str, attempt: int, ranges: VersionRanges, *member: int | str | bytes
     ) -> tuple[str, bool]:
-        """Writes one member: its number, values, bytes, tokens (or the reason) and meta."""
+        """Writes one member: its number, place, bytes, tokens (or the reason) and meta."""
         outcome = packed([gid, lease, str(attempt), str(ranges), str(member[0]), *member[1:]])
         return WRITTEN[self.verb("write", "train", outcome)[2]]
 
@@ -266,10 +266,10 @@ class BothMachines(ComparedMachines):
         ranges = VersionRanges.of(self._versions(ages)) if scored else VersionRanges()
         size = 50 if scored else 0
         tokens, reason = (5 + member, "") if scored else (0, f"reason {ages[0]}")
-        values = PIECES.get(member, 1) if scored else 0
-        may_own = self._may_own(gid, f"{member}:{attempt}{':1' if values > 1 else ''}")
+        place = place_of(member) if scored else ""
+        may_own = self._may_own(gid, f"{member}:{attempt}:{DIGEST}{':1' if member in PIECES else ''}")
         (allowed,) = self.verb("member", "train", gid, lease, attempt, member)[2:]
-        got = self._write_verb(gid, lease, attempt, ranges, member, values, size, tokens or reason, b"meta")
+        got = self._write_verb(gid, lease, attempt, ranges, member, place, size, tokens or reason, b"meta")
         status, sealed = self.machine.write(
             gid, lease, attempt, member, scored=scored, size=size, ranges=ranges, tokens=tokens, reason=reason
         )

@@ -6,6 +6,12 @@ from buffer.policy.states import Group
 
 # Members whose payloads are in so many pieces.
 PIECES = {1: 3}
+DIGEST = "0123456789abcdef"
+
+
+def place_of(member: int) -> str:
+    """What a verb notes of a member's payload, behind member and attempt."""
+    return DIGEST + (f":{PIECES[member]}" if member in PIECES else "")
 
 
 def fields_of(group: Group) -> dict[str, str | int | bool]:
@@ -20,7 +26,7 @@ def fields_of(group: Group) -> dict[str, str | int | bool]:
         "done": "".join("1" if flag else "0" for flag in group.done),
         "bytes": group.bytes,
         "ranges": str(group.ranges),
-        "payloads": ",".join(f"{m}:{a}" + (f":{PIECES[m]}" if m in PIECES else "") for m, a in group.payloads),
+        "payloads": ",".join(f"{m}:{a}:{place_of(m)}" for m, a in group.payloads),
         "deadline": group.deadline,
         "order": group.order,
     }

@@ -12,6 +12,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from buffer.client import AdmitStream, Arrivals, BufferClient, Outgoing, SampleStream, Writer
+from buffer.keys import Keys
+from buffer.payloads import digest_of
 from buffer.service import BufferService
 from buffer.writer import WriteResult
 from mesh.config import Config, load_config
@@ -71,6 +73,13 @@ def make_write(grant: pb.GroupGrant, member: int, versions: list[PolicyVersion],
         newest=runs.newest.to_proto(),
     )
     return Outgoing(head_of_write(grant, meta), payload)
+
+
+def key_of(front: BufferService, write: Outgoing) -> str:
+    """Under which the payload of a member lies; in pieces, what their keys begin with."""
+    head = write.head
+    name = (head.meta.member, head.attempt, digest_of(write.payload))
+    return Keys(front.run_name).payload("train", head.group_id, *name)
 
 
 def head_of_write(grant: pb.GroupGrant, meta: trajectory.MemberMeta) -> pb.MemberWrite:

@@ -6,10 +6,9 @@ import asyncio
 from typing import Any
 
 from buffer.at_hand import AtHand
-from buffer.keys import Keys
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
-from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_write
+from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, key_of, make_write
 
 FIFO = {"max_staleness": 4, "order": "fifo"}
 
@@ -45,28 +44,24 @@ async def test_its_payloads_are_not_read_back(mesh: Mesh) -> None:
     (group,) = await learner.collect(sampler, 1)
     assert group.group_id == grant.group_id
     assert all(len(payload) > 0 for payload in learner.payloads[group.group_id])
-    stored = [
-        await front.access.client.get(Keys(front.run_name).payload("train", grant.group_id, member, grant.attempt))
-        for member in range(2)
-    ]
-    assert list(learner.payloads[group.group_id]) == stored
+    stored = [key_of(front, make_write(grant, member, [version] * 5)) for member in range(2)]
+    assert list(learner.payloads[group.group_id]) == [await front.access.client.get(key) for key in stored]
     assert await _reads(front) == before, "they were at hand"
 
 
-async def test_what_a_write_finds_under_its_name_makes_room_for_what_was_written(mesh: Mesh) -> None:
-    """The member was sampled anew under the same lease; the write of what is there never counted."""
+async def test_what_was_set_and_never_counted_is_not_taken_for_what_was_written(mesh: Mesh) -> None:
+    """The member was sampled anew under the same lease."""
     front, learner, generator, sampler, grant = await _waiting(mesh)
     version = PolicyVersion(learner.incarnation, 0)
-    keys = [Keys(front.run_name).payload("train", grant.group_id, member, grant.attempt) for member in range(2)]
-    before = [make_write(grant, member, [version] * 7).payload for member in range(2)]
-    await front.access.client.mset(dict(zip(keys, before, strict=True)))
+    before = [make_write(grant, member, [version] * 7) for member in range(2)]
+    await front.access.client.mset({key_of(front, write): write.payload for write in before})
     writes = [make_write(grant, member, [version]) for member in range(2)]
     results = await generator.writer().write([writes[0], make_write(grant, 0, [version] * 3), writes[1]])
     assert [r.status for r in results] == [pb.WRITE_STATUS_STORED, pb.WRITE_STATUS_DUPLICATE, pb.WRITE_STATUS_STORED]
     (group,) = await learner.collect(sampler, 1)
     assert (
         list(learner.payloads[group.group_id])
-        == await front.access.client.mget(keys)
+        == await front.access.client.mget([key_of(front, write) for write in writes])
         == [write.payload for write in writes]
     )
 

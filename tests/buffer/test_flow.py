@@ -13,6 +13,7 @@ from tests.buffer.mesh_fixture import (
     TIMEOUT_S,
     Learner,
     Mesh,
+    key_of,
     make_config,
     make_failure,
     make_task,
@@ -333,7 +334,7 @@ async def test_a_ready_group_without_its_payload_ends_as_failed(mesh: Mesh) -> N
     admission.update(2, V0)
     lost, kept = await generator.grants(admission, 2)
     await generator.finish(writer, [lost, kept], V0)
-    key = f"rollmesh:{front.run_name}:train:v:{lost.group_id}:0:1"
+    key = key_of(front, make_write(lost, 0, [V0] * 5))
     assert await front.access.batch([("UNLINK", key)]) == [1]
     groups = await learner.batch(learner.sampler(), 1, 0)
     assert [g.group_id for g in groups] == [kept.group_id]
@@ -349,10 +350,11 @@ async def test_payloads_never_expire_and_ended_groups_leave_nothing(mesh: Mesh) 
     admission, writer = generator.admission(), generator.writer()
     admission.update(1, V0)
     (grant,) = await generator.grants(admission, 1)
-    await writer.write([make_write(grant, 0, [V0])])
+    write = make_write(grant, 0, [V0])
+    await writer.write([write])
     redis = front.access.client
     pattern = f"rollmesh:{front.run_name}:*"
-    key = f"rollmesh:{front.run_name}:train:v:{grant.group_id}:0:1"
+    key = key_of(front, write)
     assert await redis.ttl(key) == -1, "a run may stand still for long"
     await writer.write([make_write(grant, 1, [V0])])
     assert await redis.ttl(key) == -1

@@ -13,7 +13,7 @@ import pytest
 from buffer.client import Outgoing
 from buffer.keys import Keys
 from buffer.limits import INLINE_BYTES, MAX_PIECES, MAX_WHOLE_BYTES, PIECE_BYTES
-from buffer.payloads import Payloads, Place
+from buffer.payloads import Payloads, Place, digest_of
 from buffer.service import BufferService
 from buffer.writer import WriteResult
 from mesh.errors import DataError, PayloadError, RollmeshError
@@ -22,7 +22,7 @@ from mesh.trajectory import Trajectory, encode, head_of
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
-from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write
+from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write, key_of
 from tests.buffer.test_flow import balanced
 
 V0 = PolicyVersion(1, 0)
@@ -48,6 +48,7 @@ def named(write: Outgoing, pieces: int | None = None) -> Outgoing:
     head.CopyFrom(write.head)
     head.pieces = -(-len(write.payload) // PIECE_BYTES) if pieces is None else pieces
     head.uploaded_bytes = len(write.payload)
+    head.uploaded_digest = digest_of(write.payload)
     return Outgoing(head, head_of(write.payload))
 
 
@@ -57,6 +58,7 @@ def requests_of(write: Outgoing) -> list[pb.UploadRequest]:
         pb.UploadRequest(
             table="train", group_id=write.head.group_id, lease_id=write.head.lease_id, attempt=write.head.attempt,
             member=write.head.meta.member, piece=piece, data=payload[start : start + PIECE_BYTES],
+            digest=digest_of(payload),
         )
         for piece, start in enumerate(range(0, len(payload), PIECE_BYTES))
     ]  # fmt: skip
@@ -95,8 +97,8 @@ async def test_a_large_member_is_written_in_pieces_and_comes_back_byte_for_byte(
     assert [r.status for r in results] == [pb.WRITE_STATUS_STORED] * 2
     redis = front.access.client
     keys = sorted(await redis.keys(keys_of(front, grant.group_id)))
-    prefix = f"rollmesh:{front.run_name}:train:v:{grant.group_id}"
-    assert [key.decode() for key in keys] == [f"{prefix}:0:1:{i}" for i in range(3)] + [f"{prefix}:1:1"]
+    large, small = (key_of(front, write) for write in writes)
+    assert [key.decode() for key in keys] == [f"{large}:{i}" for i in range(3)] + [small]
     assert [await redis.ttl(key) for key in keys] == [-1] * 4, "nothing that may be used expires"
     assert (await learner.client.describe("train")).bytes == sum(len(w.payload) for w in writes)
 
@@ -161,9 +163,17 @@ async def test_what_was_not_uploaded_is_refused_by_name(mesh: Mesh) -> None:
     cut = large_write(grant, 1)
     short = requests_of(cut)
     short[2].data = short[2].data[:-1]
+    for request in short:
+        request.digest = "0" * 16
     await upload(generator, short)
-    assert await refused(named(cut)) == "uploaded_bytes"
+    broken = named(cut)
+    broken.head.uploaded_digest = "0" * 16
+    assert await refused(broken) == "uploaded_bytes"
+    broken.head.uploaded_digest = "no digest"
+    assert await refused(broken) == "uploaded_digest"
     await upload(generator, requests_of(cut))
+    with pytest.raises(grpc.aio.AioRpcError, match="is there with other bytes"):
+        await upload(generator, [*requests_of(cut)[:2], _with_data(requests_of(cut)[2], b"other")])
     other = named(large_write(grant, 0))
     other.payload = other.payload.replace(b"mask", b"MASK")
     assert await refused(other) == "mask"
@@ -183,9 +193,14 @@ async def test_what_was_not_uploaded_is_refused_by_name(mesh: Mesh) -> None:
     response = await _written(generator, large_write(grant, 0, MAX_WHOLE_BYTES // 8 + 1))
     assert (response.status, response.field) == (pb.WRITE_STATUS_REJECTED, "payload")
     results = await writer.write([named(write), named(cut)])
-    assert [r.status for r in results] == [pb.WRITE_STATUS_STORED] * 2, "what was cut short has been uploaded once more"
+    assert [r.status for r in results] == [pb.WRITE_STATUS_STORED] * 2
     pieces = sorted(await front.access.client.keys(f"{keys_of(front, grant.group_id)[:-1]}0:*"))
     assert await front.access.client.mget(pieces) == [request.data for request in requests]
+
+
+def _with_data(request: pb.UploadRequest, data: bytes) -> pb.UploadRequest:
+    request.data = data
+    return request
 
 
 async def _written(generator: Generator, write: Outgoing) -> WriteResult:
@@ -237,7 +252,7 @@ async def test_uploads_may_be_repeated_at_any_time(mesh: Mesh) -> None:
     write = large_write(grant, 0)
     await upload(generator, requests_of(write))
     redis = front.access.client
-    key = f"rollmesh:{front.run_name}:train:v:{grant.group_id}:0:1:1"
+    key = f"{key_of(front, write)}:1"
     assert (await upload(generator, requests_of(write))).pieces == 3
     assert (await writer.write([write]))[0].status == pb.WRITE_STATUS_STORED
     assert (await upload(generator, requests_of(write))).pieces == 0, "what is stored needs no upload"
@@ -247,7 +262,7 @@ async def test_uploads_may_be_repeated_at_any_time(mesh: Mesh) -> None:
     late = Payloads(front.access, Keys(front.run_name))
     stored = await redis.get(key)
     for data in (stored, b"something else"):
-        await late.put_piece("train", grant.group_id, Place(0, 1), 1, data)
+        await late.put_piece("train", grant.group_id, Place(0, 1, digest_of(write.payload)), 1, data)
         assert (await redis.get(key), await redis.ttl(key)) == (stored, -1)
     (group,) = await learner.batch(learner.sampler(), 1, 0)
     assert (await learner.train([group], 0)).claimed
@@ -281,8 +296,9 @@ async def test_a_late_holder_leaves_nothing(mesh: Mesh) -> None:
 
 async def test_a_lost_piece_ends_the_group(mesh: Mesh) -> None:
     front, learner, generator, (first, second) = await begin(mesh, groups=2)
-    await generator.writer().write([large_write(g, m) for g in (first, second) for m in range(2)])
-    await front.access.client.delete(f"rollmesh:{front.run_name}:train:v:{first.group_id}:1:1:2")
+    writes = [large_write(g, m) for g in (first, second) for m in range(2)]
+    await generator.writer().write(writes)
+    await front.access.client.delete(f"{key_of(front, writes[1])}:2")
     sampler = learner.sampler()
     sampler.request(2, 0)
     (group,) = await learner.collect(sampler, 1)

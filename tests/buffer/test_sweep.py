@@ -10,15 +10,17 @@ from buffer import upkeep
 from buffer.drafts import DraftPlace
 from buffer.keys import Keys
 from buffer.orphans import Owner, sweep_orphans
-from buffer.payloads import Place
+from buffer.payloads import Place, digest_of
 from buffer.service import BufferService
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
-from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_write
+from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, key_of, make_write
 from tests.buffer.test_drafts import make_draft, values
 from tests.buffer.test_flow import balanced
 
 V0 = PolicyVersion(1, 0)
+# Digests of other bytes.
+ONE, TWO = "1" * 16, "2" * 16
 
 
 async def swept(front: BufferService, age_s: float = 0) -> int:
@@ -42,14 +44,15 @@ async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> No
     assert await values(front) == kept
     name = Keys(front.run_name).payload
     orphans = {
-        "the group has ended": name("train", "train-99", 0, 1),
-        "the attempt is over": name("train", gid, 1, 1),
-        "stored by an earlier attempt": name("train", gid, 0, 2),
-        "replaced draft": name("train", gid, 1, "d1-3"),
-        "piece of an attempt that is over": name("train", gid, 1, "1:4"),
+        "the group has ended": name("train", "train-99", 0, 1, ONE),
+        "the attempt is over": name("train", gid, 1, 1, ONE),
+        "stored by an earlier attempt": name("train", gid, 0, 2, ONE),
+        "stored with other bytes": name("train", gid, 0, 1, ONE),
+        "replaced draft": name("train", gid, 1, f"d1-3-{ONE}"),
+        "piece of an attempt that is over": name("train", gid, 1, 1, ONE, 4),
         "no name of ours": name("train", gid, "x", "y"),
     }
-    in_flight = [name("train", gid, 1, place) for place in ("2", "2:7", "d2-1")]
+    in_flight = [name("train", gid, 1, *place) for place in ((2, ONE), (2, TWO), (2, ONE, 7), (f"d2-1-{ONE}",))]
     for key in (*orphans.values(), *in_flight):
         await front.access.batch([("SET", key, b"value")])
 
@@ -58,9 +61,8 @@ async def test_values_without_an_owner_are_removed_and_counted(mesh: Mesh) -> No
     assert await swept(front, age_s=60) == 0
     assert await swept(front) == len(orphans)
     left = await values(front)
-    assert left == kept | {key.partition(":v:")[2] for key in in_flight}
-    never = [name("train", *key.split(":", 2)) for key in left]
-    assert set(await front.access.batch([("TTL", key) for key in never])) == {-1}
+    assert left == kept | {f"{gid}:1:2", f"{gid}:1:2:7", f"{gid}:1:d2-1"}
+    assert set(await front.access.batch([("TTL", key) for key in in_flight])) == {-1}
     assert (await learner.client.describe("train")).orphans_swept == len(orphans)
     # What was left alone is what the group goes on from.
     await second.finish(second.writer(), [again], V0)
@@ -79,7 +81,8 @@ async def test_what_a_dead_front_has_set_before_its_verb_stays_for_the_repeated_
     (grant,) = await generator.grants(admission, 1)
     writes = [make_write(grant, 0, [V0]), make_draft(grant, 1, [V0] * 3), make_write(grant, 1, [V0])]
     name = Keys(front.run_name).payload
-    keys = [name("train", grant.group_id, *place) for place in ((0, 1), (1, "d1-3"), (1, 1))]
+    draft = name("train", grant.group_id, 1, f"d1-3-{digest_of(writes[1].payload)}")
+    keys = [key_of(front, writes[0]), draft, key_of(front, writes[2])]
     set_alone = [("SET", key, write.payload, "NX") for key, write in zip(keys, writes, strict=True)]
     assert await front.access.batch(set_alone) == [b"OK"] * 3
 
@@ -109,7 +112,7 @@ async def test_what_comes_back_after_a_pass_has_marked_it_is_not_used(mesh: Mesh
     admission.update(1, V0)
     (grant,) = await first.grants(admission, 1)
     write = make_write(grant, 0, [V0])
-    key = Keys(front.run_name).payload("train", grant.group_id, 0, 1)
+    key = key_of(front, write)
     await front.access.batch([("SET", key, write.payload, "NX")])
     assert await swept(front) == 0
     assert await front.access.batch([("TTL", key)]) == [-1]
@@ -130,7 +133,7 @@ async def test_the_service_sweeps_by_itself(mesh: Mesh, monkeypatch: pytest.Monk
     monkeypatch.setattr(upkeep, "_ORPHAN_AGE_S", 0.1)
     front = await mesh.front()
     learner = await mesh.learner(front)
-    await front.access.client.set(Keys(front.run_name).payload("train", "train-99", 0, 1), b"value")
+    await front.access.client.set(Keys(front.run_name).payload("train", "train-99", 0, 1, ONE), b"value")
     async with asyncio.timeout(TIMEOUT_S):
         while (await learner.client.describe("train")).orphans_swept != 1:
             await asyncio.sleep(0.05)
@@ -138,20 +141,38 @@ async def test_the_service_sweeps_by_itself(mesh: Mesh, monkeypatch: pytest.Monk
 
 
 def test_what_a_group_may_own() -> None:
-    owner = Owner(2, "1100", (Place(0, 1), Place(1, 2, 3)), drafts=(DraftPlace(2, 1, 50), DraftPlace(3, 2, 8)))
-    own = ("0:1", "1:2:0", "1:2:2", "2:2", "2:2:9", "2:d1-50", "2:d2-1", "3:d2-8", "3:d2-9")
+    drafts = (DraftPlace(2, 1, 50, ONE), DraftPlace(3, 2, 8, ONE))
+    owner = Owner(2, "1100", (Place(0, 1, ONE), Place(1, 2, ONE, 3)), drafts)
+    own = (
+        f"0:1:{ONE}",
+        f"1:2:{ONE}:0",
+        f"1:2:{ONE}:2",
+        f"2:2:{ONE}",
+        f"2:2:{TWO}",
+        f"2:2:{ONE}:9",
+        f"2:d1-50-{ONE}",
+        f"2:d2-1-{ONE}",
+        f"3:d2-8-{ONE}",
+        f"3:d2-9-{TWO}",
+    )
     foreign = (
-        "0:2",
-        "0:1:0",
-        "1:2",
-        "1:2:3",
-        "2:1",
-        "2:3",
-        "2:d1-49",
-        "2:d1-51",
-        "3:d2-7",
-        "0:d2-9",
-        "4:2",
+        f"0:2:{ONE}",
+        f"0:1:{TWO}",
+        f"0:1:{ONE}:0",
+        f"1:2:{ONE}",
+        f"1:2:{TWO}:0",
+        f"1:2:{ONE}:3",
+        f"2:1:{ONE}",
+        f"2:3:{ONE}",
+        f"2:d1-49-{ONE}",
+        f"2:d1-51-{ONE}",
+        f"3:d2-7-{ONE}",
+        f"3:d2-8-{TWO}",
+        f"0:d2-9-{ONE}",
+        f"4:2:{ONE}",
+        "0:1",
+        "2:2",
+        "2:d2-1",
         "",
         "2:dx",
     )
