@@ -2,7 +2,7 @@
 
 Invariants: one redis-server at a time owns a folder (it inherits a lock on it); it listens on loopback only, and on a
 socket in its folder that nobody but its user may open; it never
-evicts; it dies with its owner, so no orphan is left behind.
+evicts; it dies with its owner, so no orphan is left behind; frozen is as good as dead.
 
 Durability, by name:
   * `always`: the append-only file is written and fsynced before an acknowledgement. What was acknowledged survives
@@ -32,6 +32,8 @@ import redis.exceptions
 
 from mesh.errors import StoreError
 from mesh.heap import KEEP_FREED_MEMORY
+from mesh.liveness.verdict import Bounds, Frozen
+from mesh.liveness.watch import Answer, until_frozen
 from mesh.supervised import wrapped
 
 log = logging.getLogger(__name__)
@@ -215,12 +217,41 @@ class RedisServer:
         finally:
             await client.aclose()
 
-    async def watch(self) -> int:
-        """Waits until the process ends and returns its exit code (negative: killed by that signal)."""
+    async def watch(self, frozen_after_s: float) -> int:
+        """Waits until the process ends and returns its exit code (negative: killed by that signal).
+
+        Args:
+            frozen_after_s: as `resources.frozen_after_s`; one that is frozen is killed.
+        """
         process = self._process
         if process is None:
             raise StoreError("redis-server was not started")
-        return await asyncio.to_thread(process.wait)
+        ending = asyncio.create_task(asyncio.to_thread(process.wait))
+        watching = asyncio.create_task(self._until_frozen(process.pid, frozen_after_s))
+        try:
+            await asyncio.wait({ending, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                log.error("redis-server is frozen (%s); killing it", watching.result())
+                process.kill()
+            return await ending
+        finally:
+            for task in (ending, watching):
+                task.cancel()
+            await asyncio.gather(ending, watching, return_exceptions=True)
+
+    async def _until_frozen(self, pid: int, after_s: float) -> Frozen:
+        async with redis.asyncio.Redis.from_url(self.local_url) as client:
+
+            async def ask() -> Answer:
+                try:
+                    await client.ping()
+                except redis.exceptions.ResponseError:
+                    return Answer.WELL
+                except (redis.exceptions.RedisError, OSError):
+                    return Answer.NONE
+                return Answer.WELL
+
+            return await until_frozen(pid, ask, Bounds.of(after_s))
 
     async def stop(self) -> None:
         """Ends the process in order; kills it if it does not end in time."""

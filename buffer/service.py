@@ -166,7 +166,7 @@ class BufferService:
         clock = asyncio.get_running_loop().time
         died: list[float] = []
         while len(died) < _RESTARTS:
-            code = await server.watch()
+            code = await server.watch(self._config.resources.frozen_after_s)
             died = [*(at for at in died if clock() - at < _RESTARTS_WITHIN_S), clock()]
             log.error("redis-server ended with code %d; restart %d of %d", code, len(died), _RESTARTS)
             try:

@@ -1,9 +1,8 @@
-"""What Linux says of a process: `Sight` from `/proc`."""
+"""What Linux says of a process: `Sight` from `/proc`. Other systems say nothing, so nothing is ever frozen there."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from mesh.liveness.verdict import Sight, State
@@ -14,13 +13,8 @@ _STATE, _UTIME, _STIME = 0, 11, 12
 _GONE = frozenset("ZXx")
 
 
-def can_look() -> bool:
-    """Whether this system tells."""
-    return sys.platform == "linux"
-
-
 def look(pid: int) -> Sight | None:
-    """A process now; None where there is none any more."""
+    """A process now; None where there is none any more, or nothing is said of it."""
     states: set[str] = set()
     cpu_s: dict[int, float] = {}
     try:

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -62,14 +63,15 @@ class Bounds:
     look_s: float
 
     @classmethod
-    def of(cls, frozen_after_s: float, leaving_s: float = float("inf")) -> Bounds:
-        """All bounds from one."""
+    def of(cls, frozen_after_s: float, leaving_s: float = math.inf) -> Bounds:
+        """All bounds from one; 0: silence is never a failure."""
+        after_s = frozen_after_s or math.inf
         return cls(
-            stopped_s=frozen_after_s,
-            running_s=frozen_after_s,
-            asleep_s=_ASLEEP_FACTOR * frozen_after_s,
-            leaving_s=leaving_s,
-            look_s=min(1.0, frozen_after_s / 4),
+            stopped_s=after_s,
+            running_s=after_s,
+            asleep_s=_ASLEEP_FACTOR * after_s,
+            leaving_s=leaving_s if frozen_after_s else math.inf,
+            look_s=min(1.0, after_s / 4),
         )
 
 

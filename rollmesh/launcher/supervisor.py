@@ -30,7 +30,6 @@ from mesh.errors import (
     StarvedError,
     TakeoverRefusedError,
 )
-from mesh.liveness.sight import can_look
 from rollmesh.launcher.backoff import RestartBudget
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.process import ServiceProcess, ServiceSpec
@@ -217,8 +216,6 @@ class Supervisor:
 
     async def _until_end(self, process: ServiceProcess) -> tuple[int, FrozenServiceError | None]:
         """The status of the process's end, and what it was killed for where it was frozen."""
-        if not self._frozen_after_s or not can_look():
-            return await process.wait(), None
         ending = asyncio.create_task(process.wait())
         watching = asyncio.create_task(process.until_frozen(self._security, self._frozen_after_s))
         try:

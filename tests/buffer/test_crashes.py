@@ -67,6 +67,19 @@ async def test_a_killed_redis_comes_back_with_every_acknowledged_write(mesh: Mes
     assert (counts.consumed, counts.evicted_stale, counts.failed) == (60, 0, 0)
 
 
+async def test_a_stopped_redis_is_replaced_and_has_every_acknowledged_write(mesh: Mesh) -> None:
+    front = await mesh.front(make_config(mesh.folder, resources={"frozen_after_s": 1.0}))
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 100)
+    assert front.redis is not None
+    claimed = await train_for(learner, generator, 0, 9)
+    os.kill(front.redis.pid, signal.SIGSTOP)
+    claimed |= await train_for(learner, generator, 10, 19)
+    assert len(claimed) == 40
+    counts = await balanced(learner)
+    assert (counts.consumed, counts.evicted_stale, counts.failed) == (40, 0, 0)
+
+
 async def test_a_restart_of_redis_gives_every_lease_a_full_term(mesh: Mesh) -> None:
     front = await mesh.front(make_config(mesh.folder, mesh.redis_url))
     learner, generator = await mesh.learner(front), await mesh.generator(front)

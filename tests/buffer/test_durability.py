@@ -80,7 +80,7 @@ class Store:
         self.server = RedisServer(folder / "redis", durability=durability, environment=self.disk.environment)
 
     async def restart(self) -> None:
-        await self.server.watch()
+        await self.server.watch(frozen_after_s=0.0)
         self.disk.slow(0)
         await self.server.start()
 

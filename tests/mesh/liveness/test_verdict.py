@@ -85,6 +85,12 @@ def test_may_work_hard_after_it_has_closed_its_port() -> None:
 
 
 @pytest.mark.parametrize("state", [State.STOPPED, State.ASLEEP, State.RUNNABLE])
+def test_nothing_is_frozen_where_it_is_said_so(state: State) -> None:
+    for port_closed in (False, True):
+        assert looks(Judge(Bounds.of(0.0, leaving_s=1.0)), [state] * 10_000, cpu=1.0, port_closed=port_closed) is None
+
+
+@pytest.mark.parametrize("state", [State.STOPPED, State.ASLEEP, State.RUNNABLE])
 def test_the_watchers_own_absence_does_not_count(state: State) -> None:
     """A watcher that was stopped for an hour has seen one second of silence."""
     judge = Judge(BOUNDS)
