@@ -23,6 +23,7 @@ from generators.engines.base import EngineStatus
 from generators.learner_link import LearnerLink
 from generators.metrics import GeneratorMetrics
 from generators.parts import Parts, ResultFeed, load_engine, load_libraries
+from generators.silence import Silence
 from generators.together import run_together
 from generators.weights import Relay
 from mesh.config.models import Config, SecuritySection
@@ -228,8 +229,12 @@ class Generator:
 
     async def _report(self, parts: Parts) -> None:
         """Keeps the heartbeat's figures and the metrics fresh."""
+        silence = Silence()
         while True:
-            status, reason = parts.engine.status(), parts.waiting_reason()
+            status = parts.engine.status()
+            reason = parts.waiting_reason() or silence.reason(
+                tokens=status.tokens_generated, generating=parts.rollout.load.generating, now_s=self._loop.time()
+            )
             parts.rollout.observe(status, self._loop.time())
             figures = self.metrics.update(status, parts.rollout, parts.delivery, parts.drafts, parts.episodes)
             self._agent.set_status(serving=parts.receiver.serving, gauges=figures, waiting_reason=reason)

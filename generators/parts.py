@@ -188,6 +188,8 @@ class Parts:
         load = self.rollout.load
         if load.undelivered and (reason := self.scorer.waiting_reason()):
             return f"waits for rewards: {reason}"
+        if load.undelivered and not load.generating:
+            return f"waits until {load.undelivered} members are scored and stored"
         if load.generating == 0 and self.rollout.held == 0:
             return self.admission.waiting_reason()
         return ""

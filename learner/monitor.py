@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0
 # A wait for groups is logged when it begins to matter, and then at this interval.
 _WAIT_LOG_S = 15.0
+# A phase that takes longer is told with its seconds.
+_LONG_PHASE_S = 10.0
 # Failed groups whose causes are told where a run ends for them.
 _FAILED_LOOKED_AT = 20
 
@@ -65,6 +67,7 @@ class Monitor:
         self._failed_at_step = (-1, 0)
         self._relieved_at_step = -1
         self._waiting_since: float | None = None
+        self._phase, self._phase_since = ("", 0), 0.0
         self._changed = asyncio.Event()
         self.described = buffer_pb2.DescribeResponse()
         """The table `train` as last described."""
@@ -157,6 +160,7 @@ class Monitor:
         elif now - self._waiting_since > _WAIT_LOG_S:
             self._waiting_since = now
             _log.info("waiting for groups: %s", reason)
+        reason = reason or self._phase_reason(now)
         gauges = {name: state.last_metrics[name] for name in _GAUGES if name in state.last_metrics}
         gauges["steps"] = float(state.steps)
         gauges["rss_bytes"] = float(self._process.memory_info().rss)
@@ -165,6 +169,14 @@ class Monitor:
         figures = {**gauges, **stale_phases, **self._stalls.figures()}
         self.board.set(figures)
         self._agent.set_status(serving=state.published, gauges=figures, waiting_reason=reason)
+
+    def _phase_reason(self, now: float) -> str:
+        """What takes long beside the wait for groups: each phase has a deadline, and is named meanwhile."""
+        present = (self._state.phase, self._state.steps)
+        if present != self._phase:
+            self._phase, self._phase_since = present, now
+        lasted = now - self._phase_since
+        return f"{self._state.phase} for {lasted:.0f} s" if lasted > _LONG_PHASE_S else ""
 
 
 _GAUGES = (

@@ -1,0 +1,29 @@
+"""Names a wait that nothing else names: members are in hand, and no token is sampled.
+
+Their engine is stuck, or their tools and programs take their time; the generator's log says which.
+"""
+
+from __future__ import annotations
+
+_AFTER_S = 10.0
+
+
+class Silence:
+    """Looked at now and then; the clock runs from the last new token, or from the first member in hand."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._since: float | None = None
+
+    def reason(self, *, tokens: int, generating: int, now_s: float) -> str:
+        """Why nothing comes of what is in hand; empty while something does.
+
+        Args:
+            tokens: sampled since the start.
+            generating: members given to the engine, or to an agent.
+            now_s: of a monotonic clock.
+        """
+        if self._since is None or tokens != self._tokens or not generating:
+            self._tokens, self._since = tokens, now_s
+        silent_s = now_s - self._since
+        return f"no token was sampled for {silent_s:.0f} s, {generating} members in hand" if silent_s > _AFTER_S else ""

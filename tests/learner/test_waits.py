@@ -1,0 +1,73 @@
+"""The page on operation names every wait; what it says of their deadlines is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+import buffer.service
+import learner.checkpoints
+import learner.leader
+import learner.loop
+import learner.team
+from learner.monitor import Monitor
+from learner.state import LearnerState
+from mesh.config import Config
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+# What is no setting, by the words of its row.
+CONSTANTS = {
+    "the claim's answer": learner.loop._CLAIM_S,
+    "the commit of a checkpoint": learner.checkpoints._COMMIT_S,
+    "at a publication": learner.leader._LEAVE_S,
+    "leaving the mesh": learner.leader._LEAVE_S,
+    "an order of rank 0": learner.loop._TURN_S,
+    "reads its data": buffer.service._LOADING_S,
+}
+
+
+def _rows() -> list[list[str]]:
+    table = PAGE.partition("## Every wait")[2].partition("\n## ")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"][2:]
+
+
+def _is_setting(name: str) -> bool:
+    model: type[BaseModel] = Config
+    for part in name.split("."):
+        if part not in model.model_fields:
+            return False
+        kind = model.model_fields[part].annotation
+        model = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else BaseModel
+    return True
+
+
+def test_every_deadline_is_a_setting_or_a_constant() -> None:
+    rows = _rows()
+    assert len(rows) > 20
+    settings = {name for row in rows for name in re.findall(r"`([a-z_]+\.[a-z_.]+)`", row[1])}
+    assert [name for name in settings if not _is_setting(name)] == []
+    for words, seconds in CONSTANTS.items():
+        (row,) = [row for row in rows if words in row[0]]
+        assert f"{seconds:g} s" in row[1]
+    assert f"{learner.team._LINK_TIMEOUT.seconds // 60} min" in str(rows)
+
+
+def test_every_wait_has_a_deadline_and_an_end() -> None:
+    for wait, deadline, says, end in _rows():
+        assert wait and deadline and says and end  # noqa: PT018
+        assert deadline != "-"
+
+
+def test_what_takes_long_is_named_with_its_seconds() -> None:
+    state = LearnerState(phase="checkpointing")
+    anybody: Any = None
+    monitor = Monitor(anybody, anybody, state, anybody, anybody, batch=4)
+    said = [monitor._phase_reason(now) for now in (100.0, 110.0, 112.0)]
+    assert said == ["", "", "checkpointing for 12 s"]
+    state.phase = "training"
+    assert [monitor._phase_reason(now) for now in (113.0, 120.0)] == ["", ""]
+    state.steps += 1
+    assert monitor._phase_reason(125.0) == "", "each step anew, however short the phases between are"
