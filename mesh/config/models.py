@@ -172,7 +172,8 @@ class BufferSection(Section):
         "always",
         description="What survives the end of the embedded Redis. `always`: every acknowledged write, also where the "
         "machine ends. `everysec`: all but up to about two seconds of them, at a power cut or behind a slow disk. "
-        "`none`: nothing (benchmarks, throw-away runs).",
+        "`none`: nothing (benchmarks, throw-away runs). What is lost is made up for: finished responses are sampled "
+        "again, uses are told again by the learner. Nothing hangs, and nothing is trained twice.",
     )
     max_staleness: int = Field(4, ge=0, description="No trained token is older than this many versions (S).")
     commit: Literal["checkpoint", "step"] = Field(

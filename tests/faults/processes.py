@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,6 +135,12 @@ def _sockets(pid: int) -> set[str]:
     return found
 
 
+def owner_of(port: int, pids: Iterable[int]) -> int | None:
+    """Which of these processes has a connection from a local port of 127.0.0.1."""
+    inode = _socket_inode(port)
+    return next((pid for pid in pids if f"socket:[{inode}]" in _sockets(pid)), None) if inode else None
+
+
 @dataclass(slots=True)
 class _Service:
     name: str
@@ -186,19 +192,14 @@ class Supervisor:
 
     def owner(self, port: int) -> str:
         """Name of the process here that has a connection from a local port of 127.0.0.1; '' where there is none."""
-        inode = _socket_inode(port)
-        if inode is None:
-            return ""
-        wanted = f"socket:[{inode}]"
         alive = [process for process in reversed(self.processes) if not process.ended.is_set()]
-        for process in alive:
-            if wanted in _sockets(process.popen.pid):
-                return process.name
-        # Ranks are children of the process that was started.
-        for process in alive:
-            if any(wanted in _sockets(child.pid) for child in process.tree()[1:]):
-                return process.name
-        return ""
+        names = {process.popen.pid: process.name for process in alive}
+        pid = owner_of(port, names)
+        if pid is None:
+            # Ranks are children of the process that was started.
+            names = {child.pid: process.name for process in alive for child in process.tree()[1:]}
+            pid = owner_of(port, names)
+        return "" if pid is None else names[pid]
 
     def succeed(self, name: str) -> tuple[Process, Process]:
         """Lets the present process go on by itself and starts another; gives both, the old one first."""

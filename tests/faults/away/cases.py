@@ -1,0 +1,117 @@
+"""Who is away, for how long, with how much in hand, under which rules: the full product, and a cover of its pairs.
+
+Invariant: every pair of values of two dimensions that can occur together occurs in the cover
+(`test_the_cover_holds_every_pair`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Order = Literal["in_order", "fifo", "freshest", "priority", "score"]
+# Whole processes stop for all runs together; links are cut for each run alone.
+Stop = Literal["learner stops", "front stops", "generator stops"]
+Break = Literal[
+    "learner's link is cut", "learner's link is dark", "generator's link is cut", "generator's link is dark"
+]
+Fault = Literal[Stop, Break]
+ORDERS: tuple[Order, ...] = get_args(Order)
+STOPS: tuple[Stop, ...] = get_args(Stop)
+BREAKS: tuple[Break, ...] = get_args(Break)
+FAULTS: tuple[Fault, ...] = (*STOPS, *BREAKS)
+STALENESS = (0, 1, 4)
+REUSE = (1, 2)
+FRONTS = (1, 2)
+TERMS = (1.2, 1.5, 2.5)
+GROUPS = 4
+IN_HAND = (1, GROUPS // 2, GROUPS - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Of one run.
+
+    Attributes:
+        order, staleness, reuse: of the buffer.
+        fronts: that serve it.
+    """
+
+    order: Order
+    staleness: int
+    reuse: int
+    fronts: int
+
+    def __str__(self) -> str:
+        return f"{self.order}-S{self.staleness}-R{self.reuse}-F{self.fronts}"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One absence.
+
+    Attributes:
+        rules: of the run.
+        fault: what happens.
+        terms: its length, in lease terms.
+        in_hand: groups of the next batch that the learner has when it begins, of `GROUPS`.
+    """
+
+    rules: Rules
+    fault: Fault
+    terms: float
+    in_hand: int
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        rules = self.rules
+        return rules.order, rules.staleness, rules.reuse, rules.fronts, self.fault, self.terms, self.in_hand
+
+    def __str__(self) -> str:
+        return f"{self.rules}: {self.fault} for {self.terms} terms, {self.in_hand} of {GROUPS} in hand"
+
+
+def all_rules() -> list[Rules]:
+    """Every run that a configuration allows: the last use of a group is within the bound."""
+    product = itertools.product(ORDERS, STALENESS, REUSE, FRONTS)
+    return [Rules(*values) for values in product if values[2] <= values[1] + 1]
+
+
+def rules_of_cover() -> list[Rules]:
+    """Runs with every order under every bound; reuse and fronts take turns."""
+    return [
+        Rules(order, staleness, min(REUSE[(i + j) % 2], staleness + 1), FRONTS[(i + (j > 0)) % 2])
+        for i, order in enumerate(ORDERS)
+        for j, staleness in enumerate(STALENESS)
+    ]
+
+
+Round = list[Case]
+"""Cases of different runs at the same time: of one stop with one length, or of breaks of any."""
+
+
+def rounds_of_cover() -> Iterator[Round]:
+    """Few rounds, each over all runs of the cover."""
+    runs = rules_of_cover()
+    turn = itertools.count()
+    for fault, terms in itertools.product(STOPS, TERMS):
+        shift = next(turn)
+        yield [Case(rules, fault, terms, IN_HAND[(i + shift) % 3]) for i, rules in enumerate(runs)]
+    for shift in range(len(TERMS)):
+        yield [
+            Case(rules, BREAKS[(i + shift) % 4], TERMS[(i // 4 + shift) % 3], IN_HAND[(i + 2 * shift) % 3])
+            for i, rules in enumerate(runs)
+        ]
+
+
+def rounds_of_product(runs: list[Rules]) -> Iterator[Round]:
+    """Everything that may befall these runs."""
+    for fault, terms, in_hand in itertools.product(FAULTS, TERMS, IN_HAND):
+        yield [Case(rules, fault, terms, in_hand) for rules in runs]
+
+
+def pairs(cases: list[Case]) -> set[tuple[tuple[int, object], tuple[int, object]]]:
+    """Pairs of values of two dimensions that occur together."""
+    return {pair for case in cases for pair in itertools.combinations(enumerate(case.values), 2)}

@@ -1,0 +1,177 @@
+"""A learner that computes nothing: the product's own loop, claimer, source, feeder and reasserter, without engines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from learner.algorithms.base import Algorithm
+from learner.algorithms.types import Needs
+from learner.claims import BatchClaimer
+from learner.consumption import ConsumptionLog
+from learner.controls import Controls
+from learner.data.stream import PromptStream, Window
+from learner.lineage import Lineage
+from learner.loop import TrainingLoop
+from learner.metrics.figures import RunFigures
+from learner.payloads import HeldPayloads
+from learner.reassertion import LOG_NAME, Reasserter
+from learner.recorder import FinishedStep, Recorder
+from learner.seeding import TaskFeeder
+from learner.source import GroupSource
+from learner.state import LearnerState
+from learner.team import Team
+from learner.worker import TrainResult
+from mesh.config.models import BatchSection
+from mesh.errors import RollmeshError
+from mesh.service import AsyncBridge
+from mesh.versions import PolicyVersion
+from protos import membership_pb2
+from tests.buffer.mesh_fixture import make_task
+from tests.faults.away.member import PATIENCE_S, Member, say
+
+# Prompt tasks that are pending, in batches.
+_SEEDED_AHEAD = 8
+
+
+class _Prompts:
+    """Tasks without end, by ordinal."""
+
+    def after(self, ordinal: int, count: int) -> Window:
+        return Window([make_task(ordinal + 1 + i) for i in range(count)], ordinal + count, end=False)
+
+
+class _EveryGroup:
+    """An algorithm that keeps every group."""
+
+    needs = Needs()
+
+    def group_stage(self, _group: object) -> None:
+        return None
+
+
+class _Team:
+    """One rank that computes nothing."""
+
+    ranks = 1
+
+    def prepare(self, _plan: object) -> None:
+        pass
+
+    def train(self, may_update: Any) -> TrainResult | None:
+        return TrainResult({}, 0) if may_update() else None
+
+    def export(self) -> Iterator[Any]:
+        return iter(())
+
+    def keep_waiting(self) -> None:
+        pass
+
+
+class Learner(Member):
+    """Trains until its process ends; every batch is an event."""
+
+    def __init__(self, run: str, mesh: str, folder: Path, groups: int, commit_every: int, bridge: AsyncBridge) -> None:
+        super().__init__(mesh, membership_pb2.ROLE_LEARNER, f"learner-{run}")
+        self._run, self._folder, self._bridge = run, folder, bridge
+        self._batch = BatchSection(groups=groups)
+        self._commit_every = commit_every
+        self._state, self._controls = LearnerState(), Controls()
+        self._incarnation = 0
+        self._announced: Any = None
+
+    async def open(self) -> None:
+        """Joins, takes the run over, seeds and samples."""
+        await self.agent.start()
+        self._incarnation = (await self.client.resume("train", self.agent.member_id, 0)).incarnation
+        self.agent.set_status(incarnation=self._incarnation)
+        self._reasserter = Reasserter(
+            self.client,
+            member_id=self.agent.member_id,
+            log=self._folder / LOG_NAME,
+            incarnation=self._incarnation,
+            takeovers={self._incarnation: 0},
+            state=self._state,
+            patience_s=PATIENCE_S,
+        )
+        self._feeder = TaskFeeder(
+            self.client,
+            cast(PromptStream, _Prompts()),
+            incarnation=self._incarnation,
+            cursor=0,
+            batch=self._batch.groups,
+            window=_SEEDED_AHEAD * self._batch.groups,
+            reasserter=self._reasserter,
+            on_error=self._controls.fail,
+        )
+        self._reasserter.on_told = self._feeder.go_back
+        await self._feeder.start()
+        self._source = GroupSource(self.client, self._incarnation, with_payloads=True)
+        self._source.start()
+        self._controls.wake = lambda: self._bridge.loop.call_soon_threadsafe(self._source.interrupt)
+
+    def train(self) -> None:
+        """The training thread."""
+        claimer = BatchClaimer(
+            self._bridge,
+            self.client,
+            self._source,
+            cast(Algorithm, _EveryGroup()),
+            ConsumptionLog(self._folder / LOG_NAME),
+            incarnation=self._incarnation,
+            resumed_at=0,
+            batch=self._batch.groups,
+            on_claimed=self._claimed,
+            on_checkpoint_wanted=lambda: None,
+            reasserter=self._reasserter,
+        )
+        loop = TrainingLoop(
+            bridge=self._bridge,
+            team=cast(Team, _Team()),
+            claimer=claimer,
+            held=HeldPayloads(),
+            announcer=self,
+            checkpoints=self,
+            recorder=cast(Recorder, self),
+            figures=RunFigures(),
+            controls=self._controls,
+            state=self._state,
+            lineage=Lineage(((self._incarnation, 0),)),
+            batch=self._batch,
+            version=0,
+            last_version=1 << 30,
+            good_enough=lambda: False,
+        )
+        try:
+            loop.run()
+        except RollmeshError as error:
+            say(self._run, "failed", error=repr(error))
+
+    def _claimed(self, version: int) -> None:
+        self._feeder.batch_used()
+        self._source.want(version + 1, self._batch.groups)
+
+    # What the loop asks of an announcer, of a keeper of checkpoints and of a recorder.
+
+    def publish(self, version: int, tensors: Iterable[Any]) -> None:
+        self._state.published = PolicyVersion(self._incarnation, version)
+        self._announced = self._bridge.submit(self.client.set_policy_version(self._incarnation, version))
+
+    async def in_force(self) -> None:
+        await asyncio.wrap_future(self._announced)
+
+    def serve_requests(self, version: int) -> None:
+        pass
+
+    def write_if_due(self, version: int) -> float:
+        if version and version % self._commit_every == 0:
+            self._bridge.call(self.client.commit("train", self._incarnation, version, "here"), PATIENCE_S)
+            self._state.durable = (version, "here")
+        return 0.0
+
+    def step(self, finished: FinishedStep) -> None:
+        groups = [(group.group_id, group.leased.task.ordinal) for group in finished.groups]
+        say(self._run, "trained", version=finished.trained_version, groups=groups, at=time.monotonic())

@@ -1,0 +1,35 @@
+"""What a learner and a generator of the matrix have in common, and how they tell the driver what they do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from buffer.client import BufferClient
+from mesh.config.models import SecuritySection
+from mesh.fronts import open_mesh
+from mesh.membership import MembershipAgent
+from protos import membership_pb2
+
+# Longest absence that is put on a run, many times over: nobody gives up meanwhile.
+PATIENCE_S = 60.0
+# A peer that is silent for so long, and 0.8 times as long again, counts as gone.
+_KEEPALIVE_S = 0.5
+
+
+def say(run: str, event: str, **facts: Any) -> None:
+    """Tells the driver."""
+    sys.stdout.write(json.dumps({"run": run, "event": event, **facts}) + "\n")
+    sys.stdout.flush()
+
+
+class Member:
+    """What a learner and a generator have in common: a channel to the fronts, a client, heartbeats."""
+
+    def __init__(self, mesh: str, role: membership_pb2.Role, name: str) -> None:
+        channel = open_mesh(mesh, SecuritySection(), keepalive_s=_KEEPALIVE_S)
+        self.client = BufferClient(channel, timeout_s=1.0, retry_s=PATIENCE_S)
+        self.agent = MembershipAgent(
+            channel, role, member_id=name, address="127.0.0.1:1", host_id="test", timeout_s=1.0, retry_s=PATIENCE_S
+        )

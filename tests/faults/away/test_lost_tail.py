@@ -1,0 +1,162 @@
+"""Redis comes back without its last writes, as after a power cut under `everysec`, or with an older snapshot.
+
+Whatever was lost, nothing stays with somebody who has forgotten it: every run trains on, and nothing is trained twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.faults.away.cases import Rules
+from tests.faults.away.run import BOUND_S, MANY, Run
+from tests.faults.away.world import World
+from tests.faults.proxy import Conditions
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+RULES = [
+    Rules("in_order", staleness=0, reuse=1, fronts=1),
+    Rules("fifo", staleness=4, reuse=1, fronts=2),
+    Rules("priority", staleness=1, reuse=2, fronts=2),
+]
+# Batches after a loss: what was lost comes up again in the first ones.
+BATCHES = 3
+
+
+class Tail:
+    """The end of the append-only file, which is synced before every acknowledgement here."""
+
+    def __init__(self, world: World) -> None:
+        self._redis, self._folder = world.redis, world.redis_folder
+        self._mark = self.bytes()
+
+    def _file(self) -> Path:
+        return max([*self._folder.glob("appendonlydir/*.incr.aof"), *self._folder.glob("appendonly.aof")])
+
+    def bytes(self) -> int:
+        return self._file().stat().st_size
+
+    async def lose(self, mark: int | None = None) -> None:
+        """Redis dies, and comes back as it was when this began, or at `mark`."""
+        os.kill(self._redis.pid, signal.SIGKILL)
+        await self._redis.watch()
+        os.truncate(self._file(), self._mark if mark is None else mark)
+        await self._redis.start()
+
+
+@pytest.fixture(scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    owner = World(tmp_path_factory.mktemp("tail"))
+    try:
+        await owner.start()
+        await owner.add(RULES)
+        yield owner
+    finally:
+        await owner.close()
+
+
+async def each(world: World, act: Callable[[Run], Awaitable[object]]) -> None:
+    await asyncio.gather(*(act(run) for run in world.runs))
+
+
+async def trains_on(run: Run) -> None:
+    run.trained_so_far()
+    run.allow(MANY)
+    for _ in range(BATCHES):
+        await run.until_trained()
+
+
+async def all_train_on(world: World) -> None:
+    await each(world, trains_on)
+    await world.audit()
+
+
+async def part_of_a_batch(run: Run) -> None:
+    await run.put_in_hand(1, BOUND_S)
+
+
+async def finish_one(run: Run) -> None:
+    run.allow(1)
+    await run.hosts["generator"].until(run.name, "finished")
+
+
+@asynccontextmanager
+async def cut_off(world: World, who: str) -> AsyncIterator[None]:
+    """The learner, or the generator, of every run away from its fronts."""
+    try:
+        await each(world, lambda run: run.link(who, Conditions("cut")))
+        yield
+    finally:
+        await each(world, lambda run: run.link(who, Conditions()))
+
+
+async def test_members_that_were_written(world: World) -> None:
+    """The generator has finished the group, and forgotten it."""
+    await each(world, part_of_a_batch)
+    tail = Tail(world)
+    await each(world, finish_one)
+    await tail.lose()
+    await all_train_on(world)
+
+
+async def test_grants(world: World) -> None:
+    """A generator holds groups under leases that Redis has given to nobody."""
+    await each(world, part_of_a_batch)
+    async with cut_off(world, "generator"):
+        await each(world, lambda run: run.until(lambda known: known.unheld == known.counts.generating > 0))
+        tail = Tail(world)
+    await each(world, lambda run: run.until(lambda known: known.unheld < known.counts.generating))
+    await tail.lose()
+    await all_train_on(world)
+
+
+async def test_leases(world: World) -> None:
+    """The learner holds groups that are ready for anybody."""
+    await each(world, part_of_a_batch)
+    async with cut_off(world, "learner"):
+        await each(world, finish_one)
+        await each(world, lambda run: run.until(lambda known: known.counts.leased == 0))
+        tail = Tail(world)
+    await each(world, lambda run: run.until(lambda known: known.counts.leased > 0))
+    await tail.lose()
+    await all_train_on(world)
+
+
+async def test_claims_and_seeds(world: World) -> None:
+    """Batches were trained that Redis knows nothing of, and prompts are gone that came in their place."""
+    await each(world, part_of_a_batch)
+    tail = Tail(world)
+    before = [await run.client.describe("train") for run in world.runs]
+    await each(world, trains_on)
+    await each(world, part_of_a_batch)
+    for run, known in zip(world.runs, before, strict=True):
+        assert (await run.client.describe("train")).seeded > known.seeded
+    await tail.lose()
+    await all_train_on(world)
+
+
+async def test_any_bytes_again_and_again(world: World) -> None:
+    """While everybody works, from the middle of whatever is written."""
+    rng = random.Random(1)
+    for run in world.runs:
+        run.allow(MANY)
+    for _ in range(6):
+        tail = Tail(world)
+        await each(world, lambda run: run.until_trained())
+        await tail.lose(tail.bytes() - rng.randrange(8_000))
+        await each(world, trains_on)
+    await world.audit()
+
+
+async def test_everything(world: World) -> None:
+    """An empty Redis, under everybody."""
+    await each(world, part_of_a_batch)
+    await Tail(world).lose(0)
+    await all_train_on(world)
