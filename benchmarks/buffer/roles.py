@@ -19,7 +19,7 @@ import uvloop
 
 from benchmarks.buffer.arrays import DISTINCT, make_arrays
 from benchmarks.buffer.plan import Plan
-from buffer.client import BufferClient, Outgoing, Writer
+from buffer.client import Arrived, BufferClient, Lease, Outgoing, Writer
 from mesh.config.models import SecuritySection
 from mesh.heap import keep_freed_memory, settle_heap
 from mesh.membership import MembershipAgent
@@ -102,6 +102,8 @@ class _Producer:
         self._items = trajectories(plan.tokens, incarnation)
         self._serving = PolicyVersion(incarnation, 1)
         self._admission = client.admit(TABLE, agent.member_id, lambda: agent.generation)
+        self._held: set[Lease] = set()
+        self._admission.holdings = lambda: self._held
         self._writer: Writer = client.writer(TABLE, agent.member_id, lambda: agent.generation)
         self._tasks: set[asyncio.Task[None]] = set()
         self._window = max(2, _WINDOW // plan.group)
@@ -121,6 +123,7 @@ class _Producer:
         members = [member(grant, i, self._items[(first + i) % DISTINCT]) for i in range(self._plan.group)]
         results = await self._writer.write(members)
         assert all(r.status == pb.WRITE_STATUS_STORED for r in results), results[0]
+        self._held.discard((grant.group_id, grant.lease_id))
         self._outstanding -= 1
         self._ask()
 
@@ -129,6 +132,7 @@ class _Producer:
         pause = self._plan.writers * self._plan.group / self._plan.rate if self._plan.rate else 0.0
         due = time.perf_counter()
         async for grant in self._admission:
+            self._held.add((grant.group_id, grant.lease_id))
             self._credits -= 1
             self._outstanding += 1
             if pause:
@@ -168,7 +172,9 @@ class _Consumer:
         self._client = client
         self._incarnation = incarnation
         self._counter = counter
+        self._held: deque[Arrived] = deque()
         self._stream = client.sample(TABLE, incarnation)
+        self._stream.holdings = lambda: [group.lease for group in self._held]
         self._seeded = 0
         self.version = 1
         # Per trajectory: when it came, and how long it took; arrays, since a million tuples would be seen in the rate.
@@ -220,19 +226,21 @@ class _Consumer:
             self._stream.request(size, version)
         if not plan.fill:
             await self.seed(plan.ahead * size)
-        waiting: deque[Any] = deque()
+        held = self._held
         pending: set[asyncio.Task[Any]] = set()
         while not self.ending:
-            while len(waiting) < size:
+            while len(held) < size:
                 response = await self._stream.next(_TIMEOUT_S)
                 if response is None:
                     raise TimeoutError(f"no group for {_TIMEOUT_S:.0f} s: {self._stream.waiting_reason}")
                 self._take(response.groups)
-                waiting.extend(response.groups)
-            batch = [waiting.popleft() for _ in range(size)]
-            leases = [pb.LeaseRef(group_id=g.leased.group_id, lease_id=g.leased.lease_id) for g in batch]
+                held.extend(response.groups)
+            batch = [held[position].leased for position in range(size)]
+            leases = [pb.LeaseRef(group_id=group.group_id, lease_id=group.lease_id) for group in batch]
             answer = await self._client.claim(TABLE, self._incarnation, self.version, leases)
             assert answer.claimed, answer.refused[0]
+            for _ in range(size):
+                held.popleft()
             self.claimed += size * plan.group
             self.claims.append((time.time(), self.claimed))
             self._counter.value += 1
