@@ -36,6 +36,8 @@ _GROUP_ID = re.compile(r"(?:train|eval)-[0-9]{1,14}")
 MAX_RUN_MEMBERS = 2048
 _MAX_GAUGES = 64
 _GAUGE_CHARACTERS = 64
+# Scripts count in doubles.
+_MAX_NUMBER = 2**53 - 1
 
 
 def check_tasks(
@@ -89,6 +91,17 @@ def check_policy(field: str, policy: trajectory.PolicyVersion) -> None:
     """
     checked_version(f"{field}.incarnation", policy.incarnation)
     checked_version(f"{field}.version", policy.version)
+
+
+def checked_number(field: str, value: int, *, least: int = 0) -> int:
+    """A number that a script compares.
+
+    Raises:
+        PayloadError: it is too small, or not exact there.
+    """
+    if not least <= value <= _MAX_NUMBER:
+        raise PayloadError(field, f"must be at least {least} and at most {_MAX_NUMBER}, got {value}")
+    return value
 
 
 def check_reassertion(request: pb.ReassertRequest) -> None:

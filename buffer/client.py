@@ -6,6 +6,7 @@ Every verb is idempotent under repetition, so calls are simply repeated while fa
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,9 +58,15 @@ class BufferClient:
         self._stub: Any = buffer_pb2_grpc.BufferStub(channel)
         self._timeout_s = timeout_s
         self._retry_s = retry_s
+        self._number = 0
         self._uploader = Uploader(self._stub, timeout_s, retry_s)
         self.repair: Callable[[], Awaitable[None]] | None = None
         """How a learner makes up for what Redis has lost; the call that ran into it is then repeated."""
+
+    def _next_number(self) -> int:
+        """Of a call of which no late copy may count: greater than all before, this process' and its predecessors'."""
+        self._number = max(self._number + 1, time.time_ns() // 1000)
+        return self._number
 
     async def _call(self, method: Callable[..., Any], request: Any, what: str) -> Any:
         return await call_with_retry(lambda: method(request, timeout=self._timeout_s), retry_s=self._retry_s, what=what)
@@ -137,6 +144,7 @@ class BufferClient:
                 tasks=portion,
                 end_of_data=end_of_data and index == len(portions) - 1,
                 withdraw_pending=withdraw_pending and index == 0,
+                call=self._next_number(),
             )
             # What is to be seeded for training may be something else after a loss: the caller begins again.
             call = self._call if table == "train" else self._mended
@@ -162,13 +170,18 @@ class BufferClient:
     async def resume(
         self, table: str, member_id: str, resume_version: int, *, takeover: bool = False, force: bool = False
     ) -> pb.ResumeResponse:
-        """Takes the run over under the next incarnation.
+        """Takes the run over under the next incarnation. However often it is repeated, it is one takeover.
 
         Raises:
             TakeoverRefusedError: another learner holds the run, or the version is below the last commit.
         """
         request = pb.ResumeRequest(
-            table=table, member_id=member_id, resume_version=resume_version, takeover=takeover, force=force
+            table=table,
+            member_id=member_id,
+            resume_version=resume_version,
+            takeover=takeover,
+            force=force,
+            nonce=self._next_number(),
         )
         response: pb.ResumeResponse = await self._call(self._stub.Resume, request, "resuming the run")
         return response
@@ -209,7 +222,9 @@ class BufferClient:
     ) -> pb.SetPrioritiesResponse:
         """Weights of groups, by id, in the draws of `order: priority`; groups that have ended are passed over."""
         items = [pb.GroupPriority(group_id=group_id, priority=value) for group_id, value in priorities.items()]
-        request = pb.SetPrioritiesRequest(table=table, incarnation=incarnation, priorities=items)
+        request = pb.SetPrioritiesRequest(
+            table=table, incarnation=incarnation, priorities=items, call=self._next_number()
+        )
         response: pb.SetPrioritiesResponse = await self._mended(self._stub.SetPriorities, request, "setting priorities")
         return response
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from buffer.admission import admit_stream
 from buffer.beside import Apart, cut, taking_apart
-from buffer.bounds import check_group_id, check_id, check_reassertion, check_tasks
+from buffer.bounds import check_group_id, check_id, check_reassertion, check_tasks, checked_number
 from buffer.context import FrontContext
 from buffer.failures import redrive
 from buffer.fetch_stream import fetch_stream
@@ -97,6 +97,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             request.tasks,
             end_of_data=request.end_of_data,
             withdraw=request.withdraw_pending,
+            call=checked_number("call", request.call, least=1),
             reserve=reserve,
         )
         return pb.SeedResponse(added=added, seeded=seeded, pending=pending, withdrawn=withdrawn)
@@ -167,6 +168,8 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
 
     async def Claim(self, request: pb.ClaimRequest, _context: Any) -> pb.ClaimResponse:
         """See buffer.proto."""
+        if not request.leases:
+            raise PayloadError("leases", "a claim names one group at least")
         claimed, refused, wanted = await self._front.store.claim(
             self._front.checked_table(request.table), request.incarnation,
             checked_version("train_version", request.train_version), _pairs(request.leases),
@@ -193,9 +196,15 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             takeover=request.takeover,
             force=request.force,
             lease_ms=self._front.member_ttl_ms,
+            nonce=checked_number("nonce", request.nonce, least=1),
         )
         if answer[0] == b"suspect":
             raise lost_state()
+        if answer[0] == b"outdated":
+            raise TakeoverRefusedError(
+                f"learner {request.member_id} has made a later attempt to take the run over",
+                hint="this one came late; nothing was changed",
+            )
         if answer[0] == b"held":
             raise TakeoverRefusedError(
                 f"learner {answer[2].decode()} holds the run for {answer[3] / 1000:.1f} s more",
@@ -263,9 +272,9 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             (item.group_id, item.priority, weight_of(item.priority, front.priority_exponent))
             for item in request.priorities
         ]
-        table = front.checked_table(request.table)
+        table, call = front.checked_table(request.table), checked_number("call", request.call, least=1)
         return pb.SetPrioritiesResponse(
-            changed=await front.store.set_priorities(table, request.incarnation, weighted) if weighted else 0
+            changed=await front.store.set_priorities(table, request.incarnation, call, weighted) if weighted else 0
         )
 
     async def SetPolicyVersion(self, request: pb.SetPolicyVersionRequest, _context: Any) -> pb.SetPolicyVersionResponse:

@@ -26,6 +26,7 @@ class LearnerVerbs(Verbs):
         *,
         end_of_data: bool,
         withdraw: bool,
+        call: int,
         reserve: Callable[[trajectory.PromptTask], int],
     ) -> tuple[int, int, int, int]:
         """Adds tasks; returns (added, seeded, pending, withdrawn). `reserve` gives the bytes a group may need.
@@ -47,7 +48,7 @@ class LearnerVerbs(Verbs):
             entry = msgpack.packb([task.ordinal, task.n, pin, reserve(task), task.task_id, "", 0])
             arguments += [task.ordinal, entry, pin]
         answer = await self._redis.after(
-            commands, "seed", table, incarnation, int(end_of_data), int(withdraw), *arguments
+            commands, "seed", table, incarnation, int(end_of_data), int(withdraw), call, *arguments
         )
         self._see(table, answer[1])
         added, seeded, pending, withdrawn = checked(answer)[2:6]
@@ -74,10 +75,12 @@ class LearnerVerbs(Verbs):
         answer = await self._table_verb("facts", table, *group_ids)
         return [facts_of(item) for item in answer[2]]
 
-    async def set_priorities(self, table: str, incarnation: int, priorities: Sequence[tuple[str, float, int]]) -> int:
+    async def set_priorities(
+        self, table: str, incarnation: int, call: int, priorities: Sequence[tuple[str, float, int]]
+    ) -> int:
         """Changes (group id, priority, weight); returns the number of groups changed."""
         flat = [part for gid, priority, weight in priorities for part in (gid, repr(priority), weight)]
-        answer = await self._table_verb("set_priorities", table, incarnation, *flat)
+        answer = await self._table_verb("set_priorities", table, incarnation, call, *flat)
         return int(answer[2])
 
     async def claim(
@@ -97,10 +100,10 @@ class LearnerVerbs(Verbs):
         return trained
 
     async def resume(
-        self, table: str, member_id: str, version: int, *, takeover: bool, force: bool, lease_ms: int
+        self, table: str, member_id: str, version: int, *, takeover: bool, force: bool, lease_ms: int, nonce: int
     ) -> list[Any]:
         """The verb's raw answer: its refusals need words that only the caller knows."""
-        answer = await self._redis.verb("resume", table, member_id, version, int(takeover), int(force), lease_ms)
+        answer = await self._redis.verb("resume", table, member_id, version, int(takeover), int(force), lease_ms, nonce)
         self._see(table, answer[1])
         return answer
 

@@ -1,18 +1,26 @@
-"""The ledger: counters against a recount, and every disagreement in words. Also the figures of Describe."""
+"""The ledger: counters against a recount, and every disagreement in words. Also the figures of Describe.
+
+Invariant: a figure that cannot be is told, never fatal. Messages show one below zero as zero; the ledger says what it
+is.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from buffer.context import FrontContext
 from buffer.failures import failed_group
 from buffer.policy.rules import TABLES
 from buffer.redis_access import RedisAccess
+from mesh.errors import StoreError
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
 
+K = TypeVar("K")
+log = logging.getLogger(__name__)
 _FATES = ("trained", "evicted_stale", "filtered", "failed")
 _LIVE = ("generating", "ready", "leased", "consumed")
 # A reason of a wait that no front has confirmed for so many seconds is over.
@@ -20,7 +28,17 @@ _REASON_AGE_S = 3
 
 
 def _pairs(flat: Sequence[Any]) -> dict[str, int]:
-    return {name.decode(): int(value) for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    found = {}
+    for name, value in zip(flat[::2], flat[1::2], strict=True):
+        try:
+            found[name.decode()] = int(value)
+        except ValueError:
+            log.error("Redis has %r where %s should be a number", value, name.decode())
+            raise StoreError(
+                f"the figure {name.decode()} in Redis is damaged: {value!r} is no number",
+                hint="no verb writes that: what else has access to this Redis? start from a backup, or begin a new run",
+            ) from None
+    return found
 
 
 def discrepancies(counters: Mapping[str, int], recount: Mapping[str, int]) -> list[str]:
@@ -33,6 +51,11 @@ def discrepancies(counters: Mapping[str, int], recount: Mapping[str, int]) -> li
     ended = sum(counters[fate] for fate in _FATES) + sum(counters[state] for state in _LIVE)
     if counters["admitted"] != ended:
         found.append(f"admitted: {counters['admitted']} groups were admitted, fates and states add up to {ended}")
+    found += [
+        f"{name}: the counter says {counters[name]}, which is less than nothing"
+        for name in sorted(counters)
+        if counters[name] < 0
+    ]
     tasks = counters["pending"] + counters["withdrawn"] + counters["first_admissions"]
     if counters["seeded_tasks"] != tasks:
         found.append(f"seeded_tasks: {counters['seeded_tasks']} were seeded, {tasks} are accounted for")
@@ -40,7 +63,11 @@ def discrepancies(counters: Mapping[str, int], recount: Mapping[str, int]) -> li
 
 
 def _counts(values: Mapping[str, int], reasons: Mapping[str, int]) -> pb.LedgerCounts:
-    return pb.LedgerCounts(reasons=reasons, **values)
+    return pb.LedgerCounts(reasons=_at_least_zero(reasons), **_at_least_zero(values))
+
+
+def _at_least_zero(values: Mapping[K, int]) -> dict[K, int]:
+    return {name: max(0, value) for name, value in values.items()}
 
 
 async def _read(
@@ -74,7 +101,10 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
     counters, _, reasons, _ = await _read(front, table, 0)
     view = front.store.views[table]
     keys = front.store.keys
-    _, generating_age, ready_age, leases, dead, consumed_bytes, reserved, seeded = await access.verb("ages", table)
+    if wrong := {name: value for name, value in counters.items() if value < 0}:
+        log.error("figures below zero, shown as zero: %s; see `rollmesh ledger`", wrong, extra={"table": table})
+    ages = await access.verb("ages", table)
+    generating_age, ready_age, leases, dead, consumed_bytes, reserved, seeded = (max(0, value) for value in ages[1:])
     (latest, committed, until), flat, swept, lengths, (seconds, micros), memory, *moved = await access.batch(
         [
             ("HMGET", keys.run, "latest", "committed", "learner_until"),
@@ -105,7 +135,7 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
         waiting_for_inserts_ms=int(waits.get(b"inserts_ms", 0)),
         waiting_for_samples_ms=int(waits.get(b"samples_ms", 0)),
         latest_checkpoint=(latest or b"").decode(),
-        bytes=view.bytes,
+        bytes=max(0, view.bytes),
         learner_waits=reason(b"inserts"),
         generators_wait=reason(b"samples"),
         learner_lease_ms=max(0, int(float(until or 0)) - now_ms),
@@ -130,7 +160,7 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
         generators_serving=fleet.serving,
         generators_loading=fleet.loading,
         sampled_tokens=fleet.tokens,
-        unheld=view.orphaned,
+        unheld=max(0, view.orphaned),
     )
 
 

@@ -33,18 +33,20 @@ NACK_DISPOSITION_FILTER: NackDisposition
 NACK_DISPOSITION_FAIL: NackDisposition
 
 class SeedRequest(_message.Message):
-    __slots__ = ("table", "incarnation", "tasks", "end_of_data", "withdraw_pending")
+    __slots__ = ("table", "incarnation", "tasks", "end_of_data", "withdraw_pending", "call")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     END_OF_DATA_FIELD_NUMBER: _ClassVar[int]
     WITHDRAW_PENDING_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
     table: str
     incarnation: int
     tasks: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.PromptTask]
     end_of_data: bool
     withdraw_pending: bool
-    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[_trajectory_pb2.PromptTask, _Mapping]]] = ..., end_of_data: _Optional[bool] = ..., withdraw_pending: _Optional[bool] = ...) -> None: ...
+    call: int
+    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., tasks: _Optional[_Iterable[_Union[_trajectory_pb2.PromptTask, _Mapping]]] = ..., end_of_data: _Optional[bool] = ..., withdraw_pending: _Optional[bool] = ..., call: _Optional[int] = ...) -> None: ...
 
 class SeedResponse(_message.Message):
     __slots__ = ("added", "seeded", "pending", "withdrawn")
@@ -365,18 +367,20 @@ class CommitResponse(_message.Message):
     def __init__(self, trained: _Optional[int] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
-    __slots__ = ("table", "member_id", "resume_version", "takeover", "force")
+    __slots__ = ("table", "member_id", "resume_version", "takeover", "force", "nonce")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_VERSION_FIELD_NUMBER: _ClassVar[int]
     TAKEOVER_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
     table: str
     member_id: str
     resume_version: int
     takeover: bool
     force: bool
-    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., resume_version: _Optional[int] = ..., takeover: _Optional[bool] = ..., force: _Optional[bool] = ...) -> None: ...
+    nonce: int
+    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., resume_version: _Optional[int] = ..., takeover: _Optional[bool] = ..., force: _Optional[bool] = ..., nonce: _Optional[int] = ...) -> None: ...
 
 class ResumeResponse(_message.Message):
     __slots__ = ("incarnation", "trained", "returned", "evicted_stale", "seeded")
@@ -431,14 +435,16 @@ class ReleaseResponse(_message.Message):
     def __init__(self, released: _Optional[int] = ...) -> None: ...
 
 class SetPrioritiesRequest(_message.Message):
-    __slots__ = ("table", "incarnation", "priorities")
+    __slots__ = ("table", "incarnation", "priorities", "call")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PRIORITIES_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
     table: str
     incarnation: int
     priorities: _containers.RepeatedCompositeFieldContainer[GroupPriority]
-    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., priorities: _Optional[_Iterable[_Union[GroupPriority, _Mapping]]] = ...) -> None: ...
+    call: int
+    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., priorities: _Optional[_Iterable[_Union[GroupPriority, _Mapping]]] = ..., call: _Optional[int] = ...) -> None: ...
 
 class GroupPriority(_message.Message):
     __slots__ = ("group_id", "priority")

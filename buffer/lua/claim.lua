@@ -1,6 +1,7 @@
 -- Turns leased groups into consumed ones before the optimizer step that uses them: all or none.
 -- Those that may be used again are ready again at once. ARGV: incarnation, train_version, then gid, lease per group.
--- Repeating a claim that succeeded succeeds. Answer: claimed, refusals (gid, why, lease), whether a checkpoint is wanted
+-- What was claimed before, under the same lease and at the same version, is passed over: repeating a claim that
+-- succeeded succeeds. Answer: claimed, refusals (gid, why, lease), whether a checkpoint is wanted
 load_table(ARGV[1])
 load_run()
 free_first()
@@ -9,7 +10,7 @@ if no then return {no, view()} end
 local version = tonumber(ARGV[3])
 -- Whether what waits for a commit holds so much of the budget that a checkpoint should be written early.
 local function much() return C.consumed_bytes * 2 > C.max_bytes and 1 or 0 end
-local refused, groups, repeated, seen = {}, {}, #ARGV > 3, {}
+local refused, fresh, seen = {}, {}, {}
 for i = 4, #ARGV, 2 do
   local gid, lease = ARGV[i], ARGV[i + 1]
   local g = read_group(gid)
@@ -22,23 +23,28 @@ for i = 4, #ARGV, 2 do
     why = 'listed_twice'
   elseif claimed then
     if last_use(g) ~= version then why = 'claimed_at_' .. last_use(g) end
+  elseif g.uses and last_use(g) >= version then
+    why = 'claimed_at_' .. last_use(g)
   elseif g.deadline < version then
     why = 'over_bound'
   end
-  if why then refused[#refused + 1] = {gid, why, lease} end
-  if not claimed then repeated = false end
+  if why then
+    refused[#refused + 1] = {gid, why, lease}
+  elseif not claimed then
+    fresh[#fresh + 1] = {gid, g}
+  end
   -- A lease that is dead says nothing against one of the same group that is alive.
   if claimed or alive then seen[gid] = true end
-  groups[#groups + 1] = {gid, g}
 end
 if #refused > 0 then return {'ok', view(), 0, refused} end
-if repeated then return {'ok', view(), 1, {}, much()} end
-if C.bounded == 1 and version < C.u then
-  for i = 4, #ARGV, 2 do refused[#refused + 1] = {ARGV[i], 'version_claimed', ARGV[i + 1]} end
+if #fresh == 0 then return {'ok', view(), 1, {}, much()} end
+local untimely = version < C.u and 'version_claimed' or version > C.u and 'version_ahead'
+if C.bounded == 1 and untimely then
+  for i, pair in ipairs(fresh) do refused[i] = {pair[1], untimely, pair[2].lease} end
   return {'ok', view(), 0, refused}
 end
 progressed()
-for _, pair in ipairs(groups) do
+for _, pair in ipairs(fresh) do
   local gid, g = pair[1], pair[2]
   local uses = g.uses or {}
   local again = #uses + 1 < C.max_reuse and g.deadline > version

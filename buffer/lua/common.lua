@@ -17,7 +17,7 @@ local LEAP = 1048576
 local FIGURES = [[
   rev seq leases seals u admitted trained evicted_stale filtered failed generating ready leased consumed seeded
   seeded_tasks pending withdrawn first_admissions readmissions superseded_writes duplicate_writes end_of_data bytes
-  reserved orphaned uses spent race weight cancelled redriven skipped consumed_bytes losses
+  reserved orphaned uses spent race weight cancelled redriven skipped consumed_bytes losses seed_by seed_call
 ]]
 local RULES = [[
   groups_per_step max_staleness bounded order max_reuse samples_per_insert seed min_members lease_ms grace_ms max_bytes
@@ -43,12 +43,17 @@ local function load_table(name)
   C = setmetatable(unpacked(packed[1], FIGURES), {__index = unpacked(packed[2], RULES)})
 end
 
+-- What verbs go by. What grows with the age of a run (its takeovers) is in keys of its own, for those that need it.
+local STATE = {
+  'incarnation', 'version', 'learner_until', 'committed', 'finished', 'fronts', 'learner', 'suspect', 'redis_run_id'
+}
+local NUMBERS = 6
+
 local function load_run()
   R = {}
-  local flat = redis.call('HGETALL', RUN)
-  for i = 1, #flat, 2 do R[flat[i]] = flat[i + 1] end
-  for _, field in ipairs({'incarnation', 'version', 'learner_until', 'committed', 'finished', 'fronts'}) do
-    R[field] = tonumber(R[field] or 0)
+  for i, value in ipairs(redis.call('HMGET', RUN, unpack(STATE))) do
+    R[STATE[i]] = value or (i <= NUMBERS and 0) or nil
+    if i <= NUMBERS then R[STATE[i]] = tonumber(R[STATE[i]]) end
   end
   R.learner = R.learner or ''
 end

@@ -2,9 +2,11 @@
 -- Returns groups trained, ready again, evicted. Looks at every live group, on purpose: a takeover is one step, and with
 -- discarded versions the age of any group may change. The gate and the byte budget limit how many there are.
 local function go_on(incarnation, k, member, learner_until)
-  redis.call('HSET', RUN, 'incarnation', incarnation, 'version', k, 'k:' .. incarnation, k, 'committed', k,
+  redis.call('HSET', RUN, 'incarnation', incarnation, 'version', k, 'committed', k,
     'learner', member, 'learner_until', learner_until, 'finished', 0)
+  redis.call('HSET', RUN .. ':takeovers', incarnation, k)
   load_run()
+  ancestors = {}
   put('u', k)
   -- The incarnation is part of what fronts see of a table: they must hear of it even where no figure changes.
   touch()

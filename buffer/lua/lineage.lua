@@ -1,14 +1,28 @@
 -- How old the tokens of a group are, and by when it must train: as buffer.policy.lineage has it.
 
+-- The version from which an incarnation went on; nil where that is not known.
+local function resumed_at(incarnation)
+  return tonumber(redis.call('HGET', RUN .. ':takeovers', incarnation) or nil)
+end
+
+-- By incarnation, as far as asked for: the least version from which a later one went on. A takeover clears it.
+local ancestors = {}
+
+local function ancestor_of(incarnation)
+  local least = ancestors[incarnation]
+  if not least then
+    least = NO_BOUND
+    for later = incarnation + 1, R.incarnation do least = math.min(least, resumed_at(later) or 0) end
+    ancestors[incarnation] = least
+  end
+  return least
+end
+
 -- Version on the present lineage to which tokens of (incarnation, version) are equivalent: what a later learner
 -- discarded counts its way back to the common ancestor and forth again.
 local function effective(incarnation, version)
-  local ancestor = nil
-  for later = incarnation + 1, R.incarnation do
-    local k = tonumber(R['k:' .. later] or 0)
-    if ancestor == nil or k < ancestor then ancestor = k end
-  end
-  if ancestor ~= nil and version > ancestor then return 2 * ancestor - version end
+  local ancestor = ancestor_of(incarnation)
+  if version > ancestor then return 2 * ancestor - version end
   return version
 end
 

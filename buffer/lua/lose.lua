@@ -1,10 +1,10 @@
--- Ends live groups that nobody can be given: their prompt or payload is gone, or they are too large to be sent.
--- ARGV: reason, then gid, lease per group
+-- Ends live groups that nobody can be given: their prompt or payload is gone, or they are too large to be sent. What has
+-- been used stays. ARGV: reason, then gid, lease per group
 load_table(ARGV[1])
 load_run()
 free_first()
 for i = 3, #ARGV, 2 do
   local g = read_group(ARGV[i])
-  if g and g.lease == ARGV[i + 1] then give_up(ARGV[i], g, 'failed', ARGV[2]) end
+  if g and g.state ~= 'consumed' and g.lease == ARGV[i + 1] then give_up(ARGV[i], g, 'failed', ARGV[2]) end
 end
 return {'ok', view()}

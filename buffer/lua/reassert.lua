@@ -21,7 +21,7 @@ if incarnation < R.incarnation or (incarnation == R.incarnation and R.learner ~=
   return {'fenced', view()}
 end
 for i, k in pairs(takeovers) do
-  if i <= R.incarnation and tonumber(R['k:' .. i] or k) ~= k then return {'fenced', view()} end
+  if i <= R.incarnation and (resumed_at(i) or k) ~= k then return {'fenced', view()} end
 end
 
 -- By the ordinal of their prompt, once somebody has asked: live unclaimed groups, and failed ones whose prompt is kept.

@@ -1,15 +1,22 @@
--- Adds prompt tasks: ARGV incarnation, end_of_data, withdraw, then per task: ordinal, entry (packed: ordinal, n members,
--- pin, reserve, task, parent, refills), pin.
+-- Adds prompt tasks: ARGV incarnation, end_of_data, withdraw, number of the call (grows with every call of a learner),
+-- then per task: ordinal, entry (packed: ordinal, n members, pin, reserve, task, parent, refills), pin.
 load_table(ARGV[1])
 load_run()
 local no = refusal(tonumber(ARGV[2]))
 if no then return {no, view()} end
 local withdrawn, added = 0, 0
--- A repetition brings nothing new: it takes back nothing, above all not what it has added the first time.
-local repeated = #ARGV > 4 and tonumber(ARGV[#ARGV - 2]) <= C.seeded
-if ARGV[4] == '1' and not repeated then withdrawn = withdraw_all() end
+local incarnation, call = tonumber(ARGV[2]), tonumber(ARGV[5])
+-- A repetition, or a copy that comes after a later call, takes back nothing and does not end the data.
+local news = incarnation > C.seed_by or call > C.seed_call
+if news then
+  put('seed_by', incarnation)
+  put('seed_call', call)
+  -- Nor does who brings nothing new take back what was added by another call.
+  local known = #ARGV > 5 and tonumber(ARGV[#ARGV - 2]) <= C.seeded
+  if ARGV[4] == '1' and not known then withdrawn = withdraw_all() end
+end
 local used = redis.call('EXISTS', T .. ':used') == 1
-for i = 5, #ARGV, 3 do
+for i = 6, #ARGV, 3 do
   local ordinal = tonumber(ARGV[i])
   if ordinal > C.seeded then
     put('seeded', ordinal)
@@ -28,9 +35,5 @@ for i = 5, #ARGV, 3 do
     end
   end
 end
-if ARGV[3] == '1' then
-  put('end_of_data', 1)
-elseif added > 0 then
-  put('end_of_data', 0)
-end
+if news and (ARGV[3] == '1' or added > 0) then put('end_of_data', tonumber(ARGV[3])) end
 return {'ok', view(), added, C.seeded, C.pending, withdrawn}

@@ -9,16 +9,25 @@ evicted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from buffer.policy.generating import GeneratorVerbs
 from buffer.policy.lineage import Lineage
 from buffer.policy.order import freshest_key
 from buffer.policy.reassertion import Assertion
+from buffer.policy.resumes import Given
 from buffer.policy.reuse import kept_uses, may_be_used_again
 from buffer.policy.rules import Order
 from buffer.policy.states import LEAP, Fate, Group, State, Task
 from buffer.policy.table import LEARNER, Fenced, Suspect
+
+# How the groups of a state are ranked.
+_SCORES: Mapping[State, Callable[[Group], float]] = {
+    State.GENERATING: lambda group: group.seq,
+    State.READY: lambda group: group.order,
+    State.LEASED: lambda group: group.for_version,
+    State.CONSUMED: lambda group: group.uses[-1],
+}
 
 
 class TableMachine(GeneratorVerbs):
@@ -32,12 +41,20 @@ class TableMachine(GeneratorVerbs):
     # ----------------------------------------------------------------------------------------------- seed
 
     def seed(
-        self, incarnation: int, tasks: Sequence[Task], *, end_of_data: bool = False, withdraw: bool = False
+        self,
+        incarnation: int,
+        tasks: Sequence[Task],
+        *,
+        end_of_data: bool = False,
+        withdraw: bool = False,
+        call: int,
     ) -> tuple[int, int]:
-        """Adds tasks; returns (added, withdrawn)."""
+        """Adds tasks; returns (added, withdrawn). `call` grows with every call of a learner."""
         self._fence(incarnation)
-        repeated = bool(tasks) and tasks[-1].ordinal <= self.seeded
-        withdrawn = self.withdraw() if withdraw and not repeated else 0
+        news = (incarnation, call) > self.seed_call
+        self.seed_call = max(self.seed_call, (incarnation, call))
+        known = bool(tasks) and tasks[-1].ordinal <= self.seeded
+        withdrawn = self.withdraw() if withdraw and news and not known else 0
         added = 0
         for task in tasks:
             if task.ordinal > self.seeded:
@@ -48,7 +65,7 @@ class TableMachine(GeneratorVerbs):
                 self.pending.append(task)
                 self.counts["seeded_tasks"] += 1
                 added += 1
-        if end_of_data or added:
+        if news and (end_of_data or added):
             self.end_of_data = end_of_data
         return added, withdrawn
 
@@ -58,9 +75,14 @@ class TableMachine(GeneratorVerbs):
         self.pending.clear()
         self.counts["withdrawn"] += withdrawn
         if not self.rules.bounded:
-            for group in [g for g in self.groups.values() if g.state is not State.CONSUMED]:
-                self._finish(group, Fate.FAILED, "withdrawn")
+            self._end_all(State.GENERATING, State.READY, State.LEASED)
         return withdrawn
+
+    def _end_all(self, *states: State) -> None:
+        for state in states:
+            groups = [g for g in self.groups.values() if g.state is state]
+            for group in sorted(groups, key=lambda g: (_SCORES[state](g), g.group_id)):
+                self._finish(group, Fate.FAILED, "withdrawn")
 
     def redrive(self, group_ids: Sequence[str]) -> tuple[int, list[str]]:
         """Queues prompts of failed groups again: (how many, groups whose prompt is not kept any more)."""
@@ -95,7 +117,7 @@ class TableMachine(GeneratorVerbs):
     def claim(self, incarnation: int, version: int, leases: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
         """All or none become consumed; returns the refusals, each of one lease: (group id, reason, lease)."""
         self._fence(incarnation)
-        refused, repeated, living = [], bool(leases), set[str]()
+        refused, fresh, living = [], list[Group](), set[str]()
         for group_id, lease in leases:
             why = self._refusal(group_id, lease, version)
             if why != "lease_lost":
@@ -103,25 +125,33 @@ class TableMachine(GeneratorVerbs):
                 living.add(group_id)
             if why:
                 refused.append((group_id, why, lease))
-            group = self.groups.get(group_id)
-            repeated = repeated and group is not None and bool(group.uses) and group.claimed == lease
-        if refused or repeated:
+            elif not self._was_claimed(group_id, lease):
+                fresh.append(self.groups[group_id])
+        if refused or not fresh:
             return refused
-        if self.rules.bounded and version < self.u:
-            return [(group_id, "version_claimed", lease) for group_id, lease in leases]
+        if self.rules.bounded and version != self.u:
+            why = "version_claimed" if version < self.u else "version_ahead"
+            return [(group.group_id, why, group.lease) for group in fresh]
         self.progress += 1
-        for group_id, _ in leases:
-            self._use(self.groups[group_id], version)
+        for group in fresh:
+            self._use(group, version)
         if self.rules.bounded:
             self.u = version + 1
         return []
 
+    def _was_claimed(self, group_id: str, lease: str) -> bool:
+        group = self.groups.get(group_id)
+        return group is not None and bool(group.uses) and group.claimed == lease
+
     def _refusal(self, group_id: str, lease: str, version: int) -> str:
         group = self.groups.get(group_id)
-        if group is not None and group.uses and group.claimed == lease:
-            return "" if group.uses[-1] == version else f"claimed_at_{group.uses[-1]}"
-        if group is None or group.lease != lease or group.state is not State.LEASED:
+        claimed = self._was_claimed(group_id, lease)
+        if group is None or (not claimed and (group.lease != lease or group.state is not State.LEASED)):
             return "lease_lost"
+        if group.uses and (group.uses[-1] != version if claimed else group.uses[-1] >= version):
+            return f"claimed_at_{group.uses[-1]}"
+        if claimed:
+            return ""
         return "over_bound" if group.deadline < version else ""
 
     def _use(self, group: Group, version: int) -> None:
@@ -139,18 +169,25 @@ class TableMachine(GeneratorVerbs):
             group.chance = group.weight / sum(ready)
             self._race = max(self._race, group.order)
 
-    def set_priorities(self, incarnation: int, priorities: Iterable[tuple[str, float, int]]) -> int:
-        """Changes (group id, priority, weight) of live groups; returns how many."""
+    def set_priorities(self, incarnation: int, call: int, priorities: Iterable[tuple[str, float, int]]) -> int:
+        """Changes (group id, priority, weight) of live groups; returns how many. `call` grows with every call."""
         self._fence(incarnation)
         changed = 0
         for group_id, priority, weight in priorities:
             group = self.groups.get(group_id)
-            if group is not None:
-                group.priority, group.weight = priority, weight
+            if group is not None and group.prioritized < (incarnation, call):
+                group.priority, group.weight, group.prioritized = priority, weight, (incarnation, call)
                 if group.state is State.READY and self.rules.order is Order.PRIORITY:
                     self._enter_race(group)
                 changed += 1
         return changed
+
+    def lose(self, leases: Sequence[tuple[str, str]], reason: str) -> None:
+        """Prompt or payload of groups are gone: they fail, unless they have been used."""
+        for group_id, lease in leases:
+            group = self.groups.get(group_id)
+            if group is not None and group.lease == lease and group.state is not State.CONSUMED:
+                self._give_up(group, Fate.FAILED, reason)
 
     def nack(self, incarnation: int, leases: Sequence[tuple[str, str]], disposition: str, reason: str) -> int:
         """Back to ready (`release`), or filtered (`filter`), or failed (`fail`)."""
@@ -180,19 +217,26 @@ class TableMachine(GeneratorVerbs):
     def set_policy(self, incarnation: int, version: int) -> None:
         """Weights of this version can be fetched."""
         self._fence(incarnation)
-        self.u = max(self.u, version)
+        if self.rules.bounded:
+            self.u = max(self.u, version)
 
-    def resume(self, k: int) -> tuple[int, int, int]:
-        """The next incarnation starts from version k: (trained, returned, evicted)."""
+    def resume(self, member: str, nonce: int, k: int) -> Given:
+        """The next incarnation starts from version k. A copy of a call changes nothing.
+
+        Raises:
+            Outdated: the copy is of an earlier attempt of the member.
+        """
+        if (given := self.resumes.said_before(member, nonce, k)) is not None:
+            return given
         if self.suspect:
             raise Suspect
-        return self.go_on(k)
+        done = self.go_on(k) if self.rules.bounded else self.end_rounds(k)
+        return self.resumes.note(member, nonce, k, (self.lineage.incarnation, *done, self.seeded))
 
     def go_on(self, k: int) -> tuple[int, int, int]:
         """Makes the next incarnation, whatever is known of the one before."""
-        incarnation = self.lineage.incarnation + 1
-        self.lineage = Lineage(incarnation, {**self.lineage.resumed_at, incarnation: k})
-        self.u = self.committed = k
+        self._take_over(k)
+        self.u = k
         self.progress += 1
         self.streams.discard(LEARNER)
         self.holders.pop(LEARNER, None)
@@ -223,6 +267,18 @@ class TableMachine(GeneratorVerbs):
             self.used_ahead.discard(self.groups[group_id].task.ordinal)
             self._finish(self.groups[group_id], Fate.FAILED, "payload_lost")
         return trained, returned, evicted
+
+    def end_rounds(self, k: int) -> tuple[int, int, int]:
+        """As `go_on`, for a table without a bound: what it has belongs to versions of the old learner, and ends."""
+        self._take_over(k)
+        self.withdraw()
+        self._end_all(State.CONSUMED)
+        return 0, 0, 0
+
+    def _take_over(self, k: int) -> None:
+        incarnation = self.lineage.incarnation + 1
+        self.lineage = Lineage(incarnation, {**self.lineage.resumed_at, incarnation: k})
+        self.committed = k
 
     def _recount(self, group: Group) -> None:
         """Tokens of versions that have just been discarded have grown older."""

@@ -75,6 +75,7 @@ class Group:
         causes: what unscored members said, each once.
         claimed: the lease of its last claim.
         priority, weight: in weighted draws.
+        prioritized: incarnation and number of the call that set them.
         draws: how often it has entered the race of weighted draws.
         chance: probability with which it was last drawn.
         hollow: it was used, but its payload is lost with state that Redis had acknowledged.
@@ -106,6 +107,7 @@ class Group:
     claimed: str = ""
     priority: float = 1.0
     weight: int = WEIGHT_UNIT
+    prioritized: tuple[int, int] = (0, 0)
     draws: int = 0
     chance: float = 1.0
     hollow: bool = False

@@ -15,6 +15,7 @@ from buffer.policy.drafts import Draft
 from buffer.policy.lengths import length_class
 from buffer.policy.lineage import Lineage
 from buffer.policy.order import freshest_key
+from buffer.policy.resumes import Resumes
 from buffer.policy.reuse import draw_key, spent
 from buffer.policy.rules import NO_BOUND, Order, TableRules
 from buffer.policy.states import Fate, Group, State, Task
@@ -50,12 +51,14 @@ class TableState:
         self.reasons: Counter[str] = Counter()
         self.holders: dict[str, int] = {}
         self.streams: set[str] = set()
+        self.resumes = Resumes()
         self.cancels = Cancels()
         self.drafts: defaultdict[str, dict[int, Draft]] = defaultdict(dict)
         self.handed: dict[str, list[int]] = {}
         self.dead = DeadLetter(rules.failed_kept)
         self.evicted_tokens: Counter[int] = Counter()
         self.seeded = 0
+        self.seed_call = (0, 0)
         self.suspect = False
         self.used_ahead: set[int] = set()
         self.end_of_data = False

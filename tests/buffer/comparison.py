@@ -38,6 +38,7 @@ class ComparedMachines(RuleBasedStateMachine):
     machine: TableMachine
     redis: RedisAccess
     keys: Keys
+    table: str
     loop: asyncio.AbstractEventLoop
 
     def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -55,21 +56,23 @@ class ComparedMachines(RuleBasedStateMachine):
         names = ("deadline", "reuse", "holders", *State)
         pipe = self.redis.client.pipeline(transaction=False)
         for gid in machine.groups:
-            pipe.hget(keys.table("train", f"g:{gid}"), "group")
+            pipe.hget(keys.table(self.table, f"g:{gid}"), "group")
         for name in names:
-            pipe.zrange(keys.table("train", name), 0, -1, withscores=True)
+            pipe.zrange(keys.table(self.table, name), 0, -1, withscores=True)
         for holder in HOLDERS:
-            pipe.zrange(keys.table("train", "leased" if holder == LEARNER else f"held:{holder}"), 0, -1)
-        pipe.zrange(keys.table("train", "pending:"), 0, -1)
+            pipe.zrange(keys.table(self.table, "leased" if holder == LEARNER else f"held:{holder}"), 0, -1)
+        pins = sorted({"", *(task.pin for task in machine.pending)})
+        for pin in pins:
+            pipe.zrange(keys.table(self.table, f"pending:{pin}"), 0, -1)
         for gid in machine.groups:
-            pipe.hmget(keys.table("train", f"g:{gid}"), "d0", "d1")
+            pipe.hmget(keys.table(self.table, f"g:{gid}"), "d0", "d1")
         for member in MEMBERS:
-            pipe.smembers(keys.table("train", f"cancels:{member}"))
-        pipe.hgetall(keys.table("train", "dead"))
-        pipe.lrange(keys.table("train", "failures"), 0, -1)
-        pipe.hgetall(keys.table("train", "evicted_tokens"))
-        pipe.smembers(keys.table("train", "trash"))
-        pipe.hget(keys.table("train"), "moved_ms")
+            pipe.smembers(keys.table(self.table, f"cancels:{member}"))
+        pipe.hgetall(keys.table(self.table, "dead"))
+        pipe.lrange(keys.table(self.table, "failures"), 0, -1)
+        pipe.hgetall(keys.table(self.table, "evicted_tokens"))
+        pipe.smembers(keys.table(self.table, "trash"))
+        pipe.hget(keys.table(self.table), "moved_ms")
         answers = iter(await pipe.execute())
         self._note_progress()
         groups = machine.groups.values()
@@ -94,10 +97,13 @@ class ComparedMachines(RuleBasedStateMachine):
         assert scored["holders"] == machine.holders
         for holder in HOLDERS:
             assert {m.decode() for m in next(answers)} == {g.group_id for g in machine.held(holder)}
-        pending = [msgpack.unpackb(entry) for entry in next(answers)]
-        assert [(p[0], p[5], p[6]) for p in pending] == [
-            (t.ordinal, t.parent, t.refills) for t in sorted(machine.pending, key=lambda t: t.ordinal)
-        ]
+        for pin in pins:
+            pending = [msgpack.unpackb(entry) for entry in next(answers)]
+            assert [(p[0], p[5], p[6]) for p in pending] == [
+                (t.ordinal, t.parent, t.refills)
+                for t in sorted(machine.pending, key=lambda t: t.ordinal)
+                if t.pin == pin
+            ]
         for group in groups:
             drafts = machine.drafts[group.group_id]
             texts = {m: f"{d.attempt} {d.tokens} {DIGEST} {d.ranges}".encode() for m, d in drafts.items()}
@@ -106,7 +112,7 @@ class ComparedMachines(RuleBasedStateMachine):
             assert {tuple(entry.decode().split()) for entry in next(answers)} == machine.cancels.read(member)
         *endings, moved_ms = answers
         self._compare_endings(*endings)
-        assert int(moved_ms) == self.moved_ms
+        assert int(moved_ms or 0) == self.moved_ms
         await self._compare_ledger()
 
     def _compare_endings(
@@ -132,7 +138,7 @@ class ComparedMachines(RuleBasedStateMachine):
 
     async def _compare_ledger(self) -> None:
         machine = self.machine
-        _, view, *flat, _ = await self.redis.verb("ledger", "train", 0)
+        _, view, *flat, _ = await self.redis.verb("ledger", self.table, 0)
         counters, recount, reasons = (
             {name.decode(): int(value) for name, value in zip(part[::2], part[1::2], strict=True)} for part in flat
         )

@@ -22,11 +22,12 @@ def test_policy_machine_and_lua_verbs_agree_on_generated_commands(redis_url: str
 @pytest.mark.timeout(120)
 def test_policy_machine_and_lua_verbs_agree_on_long_walks(redis_url: str) -> None:
     BothMachines.url = redis_url
-    seen = set().union(*(random_walk(seed, 140) for seed in range(20)))
+    seen = set().union(*(random_walk(seed, 140) for seed in range(32)))
     assert seen >= {
         "trained/committed", "evicted_stale/over_bound", "evicted_stale/hopeless", "filtered/why", "failed/why",
         "failed/too_few_scored", "failed/attempts_exhausted", "readmissions", "superseded_writes", "duplicate_writes",
         "withdrawn", "cancelled", "redriven", "draft stored", "draft duplicate", "draft superseded", "draft rejected",
         "draft handed out", "draft dropped", "forgotten by the learner",
         "forgotten by a generator",
+        "failed/withdrawn", "failed/payload_lost",
     }  # fmt: skip

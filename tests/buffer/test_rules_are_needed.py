@@ -2,37 +2,85 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import buffer.redis_access
+from buffer.redis_access import RedisAccess
 from buffer.scripts import Script, load_scripts
 from mesh.errors import StoreError
 from tests.buffer.both_machines import BothMachines
-from tests.buffer.rules import COMPARED, Rule, documented, without
+from tests.buffer.rules import COMPARED, NoSuchRuleError, Rule, documented, without
 from tests.buffer.walks import random_walk
 
 # Walks after which a missing rule would have gone unnoticed. Most are seen in the first.
 WALKS = 40
 
 
-@pytest.mark.parametrize("rule", COMPARED, ids=lambda rule: rule.name.replace(" ", "_"))
-def test_scripts_without_a_rule_differ_from_the_machine(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, rule: Rule
-) -> None:
+def see_it_missed(url: str, monkeypatch: pytest.MonkeyPatch, rule: Rule, walks: int = WALKS) -> None:
+    """Walks without the rule until something notices; fails where nothing does."""
+    bare = without(rule, load_scripts())
+
     def loaded(*arguments: Any, **options: Any) -> dict[str, Script]:
         return without(rule, load_scripts(*arguments, **options))
 
+    async def compile_all() -> None:
+        access = RedisAccess(url, "rules")
+        try:
+            await access.batch([("SCRIPT", "LOAD", script.source) for script in bare.values()])
+        finally:
+            await access.close()
+
+    # A script that Redis cannot compile would be noticed by any walk, whatever the rule.
+    asyncio.run(compile_all())
     monkeypatch.setattr(buffer.redis_access, "load_scripts", loaded)
-    BothMachines.url = redis_url
-    for seed in range(WALKS):
+    BothMachines.url = url
+    for seed in range(walks):
         try:
             random_walk(seed, 150, compare_every=6)
         except (AssertionError, StoreError, LookupError, TypeError):
             return
     pytest.fail(f"nothing noticed that this rule was missing: {rule.name}")
+
+
+@pytest.mark.parametrize("rule", COMPARED, ids=lambda rule: rule.name.replace(" ", "_"))
+def test_scripts_without_a_rule_differ_from_the_machine(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, rule: Rule
+) -> None:
+    see_it_missed(redis_url, monkeypatch, rule)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule("is nowhere", "claim", "no such words"),
+        Rule("is there twice", "claim", "local", ""),
+        Rule("takes nothing away", "claim", "free_first()", "free_first()"),
+        Rule("is in a script that no verb has", "clock", "local t", "local u"),
+    ],
+    ids=lambda rule: rule.name.replace(" ", "_"),
+)
+def test_a_rule_that_takes_nothing_away_is_refused(redis_url: str, monkeypatch: pytest.MonkeyPatch, rule: Rule) -> None:
+    with pytest.raises(NoSuchRuleError):
+        see_it_missed(redis_url, monkeypatch, rule)
+
+
+def test_a_rule_without_which_redis_cannot_read_the_script_is_refused(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StoreError, match="compiling"):
+        see_it_missed(
+            redis_url, monkeypatch, Rule("breaks the script", "claim", "if no then return {no, view()} end", "if")
+        )
+
+
+def test_a_rule_that_nobody_misses_is_found_out(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = Rule("hints to other fronts, of which a walk has none", "common", "if R.fronts > 1 then", "if false then")
+    with pytest.raises(pytest.fail.Exception, match="nothing noticed"):
+        see_it_missed(redis_url, monkeypatch, nobody, walks=2)
 
 
 def test_the_rules_are_documented() -> None:

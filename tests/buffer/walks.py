@@ -12,12 +12,17 @@ from tests.buffer.comparison import FIGURES, HOLDERS, MEMBERS
 WEIGHTS = {
     "fill": 4,
     "finish_group": 8,
-    "train_batch": 5,
+    "train_batch": 7,
     "write_current": 4,
     "admit": 4,
-    "sample": 3,
+    "sample": 4,
     "claim": 4,
     "claim_one_twice": 2,
+    "claim_more": 2,
+    "late_copy": 8,
+    "write_without_the_lease": 2,
+    "attach": 2,
+    "detach": 2,
     "outdate": 2,
     "nack": 5,
     "draft_current": 4,
@@ -30,16 +35,18 @@ def random_walk(seed: int, steps: int, *, compare_every: int = 1) -> set[str]:
     """Takes weighted random commands, comparing after each; returns the reasons and states that came up."""
     rng = random.Random(seed)
     both = BothMachines()
-    both.begin(rng.randrange(3), rng.choice(list(Order)), rng.randint(1, 3), rng.choice([1 << 30, 450]))
+    # Every fourth walk is through the table without a bound, that of evaluation.
+    bounded = seed % 4 != 3
+    both.begin(rng.randrange(3), rng.choice(list(Order)), rng.randint(1, 3), rng.choice([1 << 30, 450]), bounded)
     commands: list[tuple[str, Callable[[], None]]] = [
         ("time_passes", lambda: both.time_passes(rng.choice([1, 150, 400, 1100]))),
-        ("seed", lambda: both.seed(rng.randint(1, 4), rng.random() < 0.5, rng.random() < 0.3, rng.random() < 0.1)),
+        ("seed", lambda: both.seed(rng.randint(0, 4), rng.random() < 0.5, rng.random() < 0.3, rng.random() < 0.1)),
         ("admit", lambda: both.admit(rng.choice(MEMBERS), rng.randrange(3), rng.randint(1, 5))),
         ("fill", lambda: both.fill(rng.randint(1, 6), rng.choice(MEMBERS))),
         ("finish_group", lambda: both.finish_group(rng.randrange(30), rng.randrange(3))),
         ("fail_group", lambda: both.fail_group(rng.randrange(30))),
         ("lose_holders", both.lose_holders),
-        ("train_batch", lambda: both.train_batch(rng.randint(1, 3), rng.random() < 0.8)),
+        ("train_batch", lambda: both.train_batch(rng.randint(1, 3), rng.random() < 0.8, rng.choice([0] * 6 + [-1, 1]))),
         (
             "write_current",
             lambda: both.write_current(
@@ -62,6 +69,12 @@ def random_walk(seed: int, steps: int, *, compare_every: int = 1) -> set[str]:
         ("claim", lambda: both.claim(rng.choice([0, 0, -1, 1]), rng.random() < 0.25, rng.randrange(2))),
         ("claim_one_twice", lambda: both.claim_one_twice(rng.randrange(30))),
         ("claim_again", lambda: both.claim_again(rng.randrange(30), rng.randrange(2)) if both.claimed else None),
+        (
+            "claim_more",
+            lambda: both.claim_more(rng.randrange(30), rng.randrange(30)) if both.claimed else None,
+        ),
+        ("late_copy", lambda: both.late_copy(rng.randrange(10_000))),
+        ("payload_is_gone", lambda: both.payload_is_gone(rng.randrange(30))),
         ("prioritize", lambda: both.prioritize(rng.randrange(30), rng.choice([0.01, 0.5, 1.0, 30.0]))),
         ("publish", both.publish),
         ("nack", lambda: both.nack(rng.randrange(30), rng.choice(["release", "filter", "fail"]))),

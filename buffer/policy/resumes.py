@@ -1,0 +1,50 @@
+"""What each member was told by its last Resume, so that a copy of it changes nothing, however late it comes.
+
+A learner numbers its attempts. A copy of the last one is told the same again; a copy of an earlier one is refused:
+neither may fence the learner that is in force.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Incarnation; groups trained, returned, evicted; the highest ordinal seeded.
+Given = tuple[int, int, int, int, int]
+
+
+class Outdated(Exception):  # noqa: N818  an answer, not a failure of the machine
+    """The member has made a later attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt: its number, the version it asked for, and what it was given."""
+
+    nonce: int
+    k: int
+    given: Given
+
+
+class Resumes:
+    """The last attempt of each member."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, Attempt] = {}
+
+    def said_before(self, member: str, nonce: int, k: int) -> Given | None:
+        """What a repetition is told; None for a new attempt.
+
+        Raises:
+            Outdated: the copy is of an earlier attempt.
+        """
+        last = self._last.get(member)
+        if last is None or nonce > last.nonce:
+            return None
+        if (nonce, k) != (last.nonce, last.k):
+            raise Outdated
+        return last.given
+
+    def note(self, member: str, nonce: int, k: int, given: Given) -> Given:
+        """Keeps what an attempt was given, and returns it."""
+        self._last[member] = Attempt(nonce, k, given)
+        return given

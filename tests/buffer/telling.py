@@ -1,0 +1,126 @@
+"""What clients tell both machines, kept so that it can be told again: a connection may bring a copy at any later time.
+
+A copy of a client's command, whatever came in between, changes nothing: the client has had its answer and gone on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from buffer.policy.resumes import Outdated
+from buffer.policy.rules import TableRules
+from buffer.policy.table import Fenced
+from tests.buffer.comparison import MEMBERS, ComparedMachines
+
+index = st.integers(0, 30)
+
+
+class OldGeneration(Exception):
+    """The member has joined again since."""
+
+
+# How the verbs say what the machine raises.
+_REFUSALS = {Fenced: b"fenced", Outdated: b"outdated", OldGeneration: b"old_generation"}
+# Figures that count the copies themselves.
+_OF_COPIES = {"duplicate_writes", "superseded_writes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One command of a client.
+
+    Attributes:
+        verb, arguments: as Redis is told.
+        read: of the verb's answer, what the machine says as well.
+        to_machine: tells the machine the same; returns what it says.
+    """
+
+    verb: str
+    arguments: tuple[Any, ...]
+    read: Callable[[list[Any]], Any]
+    to_machine: Callable[[], Any]
+
+
+class TellingMachines(ComparedMachines):
+    """Both machines, and what they were told."""
+
+    rules: TableRules
+    version: int
+
+    def begin_telling(self) -> None:
+        self.said: dict[str, list[Said]] = {}
+        self.generations = dict.fromkeys(MEMBERS, 1)
+        # Of calls that clients number.
+        self.calls = 0
+
+    @property
+    def incarnation(self) -> int:
+        return self.machine.lineage.incarnation
+
+    @property
+    def base(self) -> int:
+        """The version at which the next batch trains, or the next round is evaluated."""
+        return self.machine.u if self.rules.bounded else self.version
+
+    def next_call(self) -> int:
+        self.calls += 1
+        return self.calls
+
+    def verb(self, name: str, *arguments: Any) -> list[Any]:
+        return self.call(self.redis.verb(name, *arguments))  # type: ignore[no-any-return]
+
+    def tell(self, verb: str, *arguments: Any, read: Callable[[list[Any]], Any], to_machine: Callable[[], Any]) -> Any:
+        """Tells both; what they say must be equal, and is returned."""
+        said = Said(verb, arguments, read, to_machine)
+        self.said.setdefault(verb, []).append(said)
+        return self._say(said)
+
+    def forget_last(self, verb: str) -> None:
+        """What was just said may have an effect when it comes again."""
+        copies = self.said[verb]
+        copies.pop()
+        if not copies:
+            del self.said[verb]
+
+    def _say(self, said: Said) -> Any:
+        answer = self.verb(said.verb, *said.arguments)
+        try:
+            expected = said.to_machine()
+        except tuple(_REFUSALS) as refusal:
+            assert answer[0] == _REFUSALS[type(refusal)], (said.verb, said.arguments)
+            return None
+        assert answer[0] == b"ok", (said.verb, said.arguments)
+        assert said.read(answer) == expected, (said.verb, said.arguments)
+        return expected
+
+    def check_generation(self, member: str, generation: int) -> None:
+        if generation != self.generations[member]:
+            raise OldGeneration
+
+    @precondition(lambda self: self.said)
+    @rule(at=st.integers(0, 9999))
+    def late_copy(self, at: int) -> None:
+        # Each verb as often as the others, and what was said of late as often as what was said long ago.
+        back, verb = divmod(at, len(self.said))
+        copies = self.said[sorted(self.said)[verb]]
+        said = copies[-1 - back % min(len(copies), 6 if back % 2 else len(copies))]
+        before = self._footing()
+        self._say(said)
+        assert self._footing() == before, f"a late copy of {said.verb} {said.arguments} has changed something"
+
+    def _footing(self) -> str:
+        """All that a late copy might change."""
+        machine = self.machine
+        counts = {name: count for name, count in machine.counts.items() if name not in _OF_COPIES}
+        drafts = {group_id: of_group for group_id, of_group in machine.drafts.items() if of_group}
+        return repr(
+            (
+                machine.groups, drafts, machine.pending, machine.holders, machine.dead.notes, counts, machine.u,
+                machine.lineage, machine.committed, machine.seeded, machine.end_of_data,
+            )
+        )  # fmt: skip

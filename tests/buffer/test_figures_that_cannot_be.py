@@ -1,0 +1,35 @@
+"""A figure that cannot be, as a fault of ours or somebody else's hand makes one: told in words, and never fatal."""
+
+from __future__ import annotations
+
+import pytest
+
+from buffer.keys import Keys
+from mesh.errors import StoreError
+from tests.buffer.mesh_fixture import Mesh
+from tests.buffer.packed import set_figure
+
+
+async def test_a_figure_below_zero_is_told_and_ends_no_front(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner = await mesh.learner(front)
+    for name in ("leased", "superseded_writes", "bytes", "reserved", "orphaned", "consumed_bytes"):
+        await set_figure(front, "eval", name, -1)
+    assert (await learner.client.describe("eval")).counts.leased == 0
+    told = await learner.client.ledger("eval")
+    assert "leased: the counter says -1, the recount 0" in told.discrepancies
+    assert "superseded_writes: the counter says -1, which is less than nothing" in told.discrepancies
+    assert front.readings is not None
+    await front.readings.read()
+    again = await mesh.front()
+    await again.readings.read()  # type: ignore[union-attr]
+
+
+async def test_a_figure_that_is_no_number_is_named_and_ends_no_front(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner = await mesh.learner(front)
+    await front.access.client.hset(Keys(front.run_name).table("eval", "reasons"), "failed/why", "much")
+    learner.client._retry_s = 0.1
+    with pytest.raises(StoreError, match="failed/why in Redis is damaged"):
+        await front.readings.read()  # type: ignore[union-attr]
+    assert (await learner.client.describe("train")).table == "train"
