@@ -51,6 +51,7 @@ class World:
         self._folder = folder
         self.redis_folder = folder / "redis"
         self._numbers = itertools.count()
+        self._ports: set[int] = set()
         self.runs: list[Run] = []
 
     async def start(self) -> None:
@@ -76,6 +77,13 @@ class World:
         self.runs += started
         return list(started)
 
+    def _port(self) -> int:
+        """A free port, each only once: fronts bind theirs a while later."""
+        while (port := free_port()) in self._ports:
+            continue
+        self._ports.add(port)
+        return port
+
     def _who(self, port: int) -> str:
         """The process that has a connection from this port, as links name it."""
         pids = {self.hosts[name].pid: name for name in ("learner", "generator")}
@@ -95,7 +103,7 @@ class World:
             "lease_s": LEASE_S,
             "reconnect_grace_s": _GRACE_S,
         }
-        ports = [free_port() for _ in range(rules.fronts)]
+        ports = [self._port() for _ in range(rules.fronts)]
         for index, port in enumerate(ports):
             links.append(await asyncio.to_thread(self._proxies.link, port, self._who))
             config = make_config(
