@@ -191,7 +191,7 @@ async def test_priorities_change_the_odds_and_the_odds_are_told(mesh: Mesh) -> N
     assert {g.priority for g in groups} == {1.0}
     await learner.client.nack("train", 1, refs(groups), pb.NACK_DISPOSITION_RELEASE)
     heavy = groups[0].group_id
-    assert (await learner.client.set_priorities("train", 1, {heavy: 1e6, "gone": 2.0})).changed == 1
+    assert (await learner.client.set_priorities("train", 1, {heavy: 1e6, "train-999": 2.0})).changed == 1
     again = await learner.batch(learner.sampler(), 1, 0)
     assert again[0].group_id == heavy
     assert (again[0].priority, again[0].probability) == (1e6, pytest.approx(1.0, abs=1e-4))
