@@ -46,18 +46,18 @@ def assert_balanced(summary: rollmesh.Summary, steps: int) -> None:
 
 @pytest.mark.slow
 def test_train_serves_a_function_of_this_process(config: dict[str, Any]) -> None:
-    """To a mesh of two fronts, and of a learner with two ranks."""
+    """To a mesh of three fronts, and of a learner with two ranks."""
     threads: set[str] = set()
 
     def reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
         threads.add(threading.current_thread().name)
         return float(len(solution_str) % 2)
 
-    config["buffer"] = {"fronts": 2}
+    config["buffer"] = {"fronts": 3}
     config["learner"]["ranks"] = 2
     summary = rollmesh.train(config, reward_fn=reward, quiet=True)
     assert threads
-    assert {"buffer", "buffer-1"} <= set(summary.peak_memory_mb)
+    assert {"buffer", "buffer-1", "buffer-2"} <= set(summary.peak_memory_mb)
     assert summary.restarts == {}
     assert_balanced(summary, steps=3)
     assert summary.groups_by_fate["trained"] == 12
