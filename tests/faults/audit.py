@@ -5,7 +5,11 @@ Redis (state sets and counters), and the learner's consumption log, which is on 
 
 * lost: groups that were admitted and are in no state, not trained, and not counted under another fate; and stored
   trajectories that neither their group's live state nor the use of their group has.
-* duplicated: a (group, use) that is twice on the surviving lineage.
+* duplicated: a (group, use) that is twice on the surviving lineage, or a prompt task that two groups there stand for.
+
+Redis may have been made to lose what it had acknowledged (`Loss`). What it acknowledged outside of those times is
+missed as ever. A trajectory that was stored in such a time may be gone, and may be stored a second time: it is
+forgotten, not lost. That it was trained is not forgotten: the consumption log has it, and it may not be trained again.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgpack
 import redis
@@ -26,10 +30,12 @@ from mesh.config.models import SecuritySection
 from mesh.errors import StoreError, UnreachableError
 from protos import buffer_pb2
 from rollmesh.launcher.monitor import MeshView
+from tests.faults.moments import STATES
 from tests.faults.observe import Step, Stored
+from tests.faults.redis_disk import Loss
 
+T = TypeVar("T")
 _ANSWER_S = 30.0
-_STATES = ("generating", "ready", "leased", "consumed")
 _OTHER_FATES = ("evicted_stale", "filtered", "failed")
 
 
@@ -64,18 +70,32 @@ class Audit:
 
 
 def ask_ledger(address: str, table: str = "train") -> buffer_pb2.LedgerResponse:
-    """The ledger, recounted by the mesh itself; asked again while a front is finding Redis again.
+    """The ledger, recounted by the mesh itself.
 
     Raises:
         RollmeshError: it did not answer in time.
     """
+    return _ask(address, lambda view: view.ledger(table, 0))
 
-    async def ask() -> buffer_pb2.LedgerResponse:
+
+def describe(address: str) -> buffer_pb2.DescribeResponse:
+    """The table `train` as the mesh describes it.
+
+    Raises:
+        RollmeshError: it did not answer in time.
+    """
+    return _ask(address, lambda view: view.describe("train"))
+
+
+def _ask(address: str, question: Callable[[MeshView], Awaitable[T]]) -> T:
+    """Asked again while a front is finding Redis again."""
+
+    async def ask() -> T:
         until = time.monotonic() + _ANSWER_S
         async with MeshView(address, SecuritySection()) as view:
             while True:
                 try:
-                    return await view.ledger(table, 0)
+                    return await question(view)
                 except (StoreError, UnreachableError):
                     if time.monotonic() > until:
                         raise
@@ -86,13 +106,15 @@ def ask_ledger(address: str, table: str = "train") -> buffer_pb2.LedgerResponse:
 
 def imbalances(address: str) -> list[str]:
     """What `rollmesh ledger` finds wrong, and whether its figures add up."""
-    answer = ask_ledger(address)
-    counts = answer.counters
-    found = list(answer.discrepancies)
-    fates = counts.trained + sum(getattr(counts, name) for name in _OTHER_FATES)
-    live = sum(getattr(counts, name) for name in _STATES)
-    if counts.admitted != fates + live:
-        found.append(f"admitted {counts.admitted} != {fates} with a fate + {live} alive")
+    found = []
+    for table in ("train", "eval"):
+        answer = ask_ledger(address, table)
+        counts = answer.counters
+        found += answer.discrepancies
+        fates = counts.trained + sum(getattr(counts, name) for name in _OTHER_FATES)
+        live = sum(getattr(counts, name) for name in STATES)
+        if counts.admitted != fates + live:
+            found.append(f"{table}: admitted {counts.admitted} != {fates} with a fate + {live} alive")
     return found
 
 
@@ -126,7 +148,7 @@ class Live:
         """As Redis has it, read without the product's code."""
         prefix = f"{{rollmesh:{run}}}:{table}"
         states: dict[str, str] = {}
-        for state in _STATES:
+        for state in STATES:
             for name in cast("list[bytes]", client.zrange(f"{prefix}:{state}", 0, -1)):
                 states[name.decode()] = state
         with client.pipeline(transaction=False) as pipe:
@@ -150,6 +172,7 @@ def audit(
     steps: Sequence[Step],
     bound: int,
     max_reuse: int,
+    losses: Sequence[Loss] = (),
 ) -> Audit:
     """Compares the books; the mesh is at rest.
 
@@ -161,6 +184,7 @@ def audit(
         steps: as recorded by the learner.
         bound: the greatest staleness allowed.
         max_reuse: steps that may use a group.
+        losses: when Redis may have lost what it had acknowledged.
     """
     uses = list(read_log(consumption)) if consumption.exists() else []
     lineage = surviving(uses)
@@ -169,7 +193,7 @@ def audit(
     used = {group.group_id: set(group.members) for use in lineage for group in use.groups}
     _uses(found, lineage, live, max_reuse)
     _groups(found, used, counters, live, {entry.group for entry in stored})
-    _trajectories(found, used, live, stored)
+    _trajectories(found, used, live, stored, losses)
     if unlogged := {(step.incarnation, step.version - 1) for step in steps} - taken:
         found.problems.append(f"trained without a line in the consumption log: {sorted(unlogged)[:5]}")
     versions = [use.train_version for use in lineage]
@@ -183,9 +207,15 @@ def audit(
 
 def _uses(found: Audit, lineage: Sequence[Use], live: Live, max_reuse: int) -> None:
     twice = doubled(lineage)
-    found.duplicated = len(twice)
+    owners: dict[int, set[str]] = defaultdict(set)
+    for entry in (entry for use in lineage for entry in use.groups):
+        owners[entry.ordinal].add(entry.group_id)
+    again = [sorted(groups) for groups in owners.values() if len(groups) > 1]
+    found.duplicated = len(twice) + len(again)
     if twice:
         found.problems.append(f"trained twice: {twice[:5]}")
+    if again:
+        found.problems.append(f"one prompt task trained as several groups: {again[:5]}")
     times: dict[str, list[int]] = defaultdict(list)
     for group, use in (key for step in lineage for key in key_of(step)):
         times[group].append(use)
@@ -194,8 +224,8 @@ def _uses(found: Audit, lineage: Sequence[Use], live: Live, max_reuse: int) -> N
     if over := [group for group, uses in times.items() if len(uses) > max_reuse]:
         found.problems.append(f"used more than {max_reuse} times: {over[:5]}")
     waiting = {group for group, state in live.states.items() if state != "consumed"}
-    if again := {group for group in waiting if len(times[group]) >= max_reuse}:
-        found.problems.append(f"trained, and about to be trained again: {sorted(again)[:5]}")
+    if spent := {group for group in waiting if len(times[group]) >= max_reuse}:
+        found.problems.append(f"trained, and about to be trained again: {sorted(spent)[:5]}")
 
 
 def _groups(found: Audit, used: dict[str, set[int]], counters: dict[str, int], live: Live, written: set[str]) -> None:
@@ -214,7 +244,7 @@ def _groups(found: Audit, used: dict[str, set[int]], counters: dict[str, int], l
     if found.lost_groups:
         found.problems.append(f"{rest} groups are neither trained nor alive, {sum(other.values())} have another fate")
     by_state = Counter(live.states.values())
-    found.groups = {"admitted": admitted, "trained": len(committed), **other} | {s: by_state[s] for s in _STATES}
+    found.groups = {"admitted": admitted, "trained": len(committed), **other} | {s: by_state[s] for s in STATES}
     found.conserved = admitted == sum(found.groups.values()) - admitted
 
 
@@ -222,35 +252,43 @@ def _number(group: str) -> int:
     return int(group.rpartition("-")[2])
 
 
-def _trajectories(found: Audit, used: dict[str, set[int]], live: Live, stored: Sequence[Stored]) -> None:
+def _trajectories(
+    found: Audit, used: dict[str, set[int]], live: Live, stored: Sequence[Stored], losses: Sequence[Loss]
+) -> None:
     """Members are told apart by (group, member): at most one stored value per member is the buffer's promise."""
-    outcomes: dict[str, dict[int, bool]] = defaultdict(dict)
+    outcomes: dict[str, dict[int, Stored]] = defaultdict(dict)
     twice = 0
-    for entry in stored:
-        twice += entry.member in outcomes[entry.group]
-        outcomes[entry.group][entry.member] = entry.scored
+    for entry in sorted(stored, key=lambda entry: entry.at):
+        before = outcomes[entry.group].get(entry.member)
+        twice += before is not None and not _forgotten(before, losses)
+        outcomes[entry.group][entry.member] = entry
     if twice:
         found.problems.append(f"{twice} members were stored twice")
     ends: Counter[str] = Counter()
     lost: list[tuple[str, int]] = []
-    for group, members in outcomes.items():
-        for member, scored in members.items():
-            ends["stored"] += 1
-            if not scored:
-                ends["without_reward"] += 1
-            elif group in used:
-                ends["trained"] += member in used[group]
-                if member not in used[group]:
-                    lost.append((group, member))
-            elif group in live.states:
-                ends["alive"] += live.has(group, member)
-                if not live.has(group, member):
-                    lost.append((group, member))
-            else:
-                ends["ended_with_their_group"] += 1
+    for entry in (entry for members in outcomes.values() for entry in members.values()):
+        ends["stored"] += 1
+        if not entry.scored:
+            end = "without_reward"
+        elif entry.group in used:
+            end = "trained" if entry.member in used[entry.group] else "missing"
+        elif entry.group in live.states:
+            end = "alive" if live.has(entry.group, entry.member) else "missing"
+        else:
+            end = "ended_with_their_group"
+        if end == "missing" and _forgotten(entry, losses):
+            end = "forgotten"
+        elif end == "missing":
+            lost.append((entry.group, entry.member))
+        ends[end] += 1
     # Stored by a front that was killed before it could say so: the generator's repetition was a duplicate.
     ends["trained_unacknowledged"] = sum(len(members - set(outcomes.get(g, ()))) for g, members in used.items())
     found.trajectories = dict(ends)
     found.lost_trajectories = len(lost)
     if lost:
         found.problems.append(f"stored and acknowledged, then gone: {lost[:5]}")
+
+
+def _forgotten(entry: Stored, losses: Sequence[Loss]) -> bool:
+    """Whether Redis may have lost it although it was acknowledged."""
+    return any(loss.covers(entry.at) for loss in losses)

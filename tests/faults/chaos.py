@@ -1,7 +1,8 @@
 """A run of the mesh under faults: rounds from the schedule, recovery by events, books compared after each round.
 
-A round is over when a step has been trained after the last of its faults, every service answers again and every
-generator has stored something. A deadline that is missed ends the run as a failure; its folder stays, with all logs.
+A round is over when the mesh goes on (`tests.faults.stalls`): steps have been trained after the last of its faults,
+every service answers again and every generator has stored something. A mesh that stands still for too long fails the
+run, and the run goes on if anything helps. The folder of a run that failed stays, with all logs.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from learner.consumption import read_log
-from mesh.errors import RollmeshError
+from mesh.errors import ConfigError, DataError, FencedError, RollmeshError, StarvedError
 from tests.faults.audit import Audit, Live, ask_ledger, audit, doubled, imbalances
 from tests.faults.inject import Injector
+from tests.faults.moments import Moments
 from tests.faults.observe import StepWatch, WriteRecord
 from tests.faults.processes import FaultError
-from tests.faults.schedule import Fault, Round
-from tests.faults.world import FRONTS, GENERATORS, LEARNER, REWARDS, START_S, Settings, World
+from tests.faults.schedule import Round
+from tests.faults.stalls import Progress, Stall
+from tests.faults.world import GENERATORS, LEARNER, START_S, Settings, World
 
-RECOVERY_S = 120.0
 _END_S = 90.0
+# A launcher does not start again what ends with one of these.
+_FOR_GOOD = frozenset(str(error.exit_code) for error in (ConfigError, DataError, FencedError, StarvedError))
 # A mesh is under way once it has trained so much.
 _FIRST_STEPS = 3
 
@@ -43,6 +47,7 @@ class Injected:
         recovery_s: from its end to the next trained step.
         restored_s: from the end of its round until every service answered and every generator had stored something.
         overlapped: another fault was on the mesh at the same time.
+        in_hand: groups that the learner had leased and not claimed when it began.
     """
 
     kind: str
@@ -53,6 +58,7 @@ class Injected:
     recovery_s: float
     restored_s: float
     overlapped: bool
+    in_hand: int
 
 
 @dataclass(slots=True)
@@ -60,8 +66,11 @@ class Outcome:
     """What a run gave.
 
     Attributes:
-        seed, seconds: of the run.
+        seed, seconds, settings: of the run.
         faults: in order of their rounds.
+        stalls: times that the mesh stood still for too long.
+        losses: times that Redis lost the end of what it had acknowledged.
+        evaluations: rounds of evaluation that were finished.
         rounds: how many.
         balanced: times that the ledger was recounted and balanced.
         problems: everything that must not be, one line each.
@@ -70,8 +79,12 @@ class Outcome:
     """
 
     seed: int
+    settings: dict[str, Any]
     seconds: float = 0.0
     faults: list[Injected] = field(default_factory=list)
+    stalls: list[Stall] = field(default_factory=list)
+    losses: int = 0
+    evaluations: int = 0
     rounds: int = 0
     balanced: int = 0
     problems: list[str] = field(default_factory=list)
@@ -80,7 +93,7 @@ class Outcome:
 
     @property
     def sound(self) -> bool:
-        return not self.problems and self.audit is not None and not self.audit.problems
+        return not self.problems and not self.stalls and self.audit is not None and not self.audit.problems
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"sound": self.sound}
@@ -102,16 +115,18 @@ class Chaos:
         self._tell = tell
         self._steps = StepWatch(self._world.run / "metrics.jsonl")
         self._writes = WriteRecord(folder / "logs")
-        self._injector = Injector(self._world, self._steps)
+        moments = Moments(self._world.redis, settings.groups)
+        self._injector = Injector(self._world, self._steps, moments)
+        self._progress = Progress(self._world, self._steps, self._writes, moments, tell)
 
     def run(self, rounds: Iterable[Round], *, seed: int, seconds: float) -> Outcome:
         """Starts the mesh, puts rounds on it while there is time, ends it and compares the books."""
-        outcome = Outcome(seed)
+        outcome = Outcome(seed, self._settings.as_json())
         began = time.monotonic()
         try:
             self._world.start()
             for _ in range(_FIRST_STEPS):
-                self._steps.wait_step(time.monotonic(), START_S)
+                self._steps.wait_step(now := time.monotonic(), now + START_S)
             for one in rounds:
                 if time.monotonic() - began >= seconds:
                     break
@@ -124,28 +139,32 @@ class Chaos:
         finally:
             outcome.seconds = time.monotonic() - began
             outcome.exits = self._exits()
+            outcome.problems += _for_good(outcome.exits)
+            outcome.stalls = self._progress.stalls
+            outcome.losses = len(self._world.disk.losses)
+            outcome.evaluations = self._steps.evaluations
             self._injector.close()
             self._steps.close()
             self._world.close()
         return outcome
 
     def _round(self, one: Round, outcome: Outcome, began: float) -> None:
-        start = time.monotonic()
         with ThreadPoolExecutor(len(one.faults)) as pool:
-            ends = list(pool.map(self._injector.put, one.faults))
-        steps = [self._wait_step(fault, end) for fault, end in zip(one.faults, ends, strict=True)]
-        restored = self._wait_restored(max(ends)) - max(ends)
-        for fault, end, step in zip(one.faults, ends, steps, strict=True):
+            puts = list(pool.map(self._injector.put, one.faults))
+        end = max(put.ended for put in puts)
+        restored = self._progress.restored([fault.name for fault in one.faults], end) - end
+        for fault, put in zip(one.faults, puts, strict=True):
             outcome.faults.append(
                 Injected(
                     kind=fault.name,
                     target=fault.target if isinstance(fault.target, str) else ">".join(fault.target),
-                    at_s=round(start + fault.starts_s - began, 2),
-                    lasted_s=round(end - start - fault.starts_s, 2),
-                    steps=self._steps.between(start + fault.starts_s, end),
-                    recovery_s=round(step - end, 3),
+                    at_s=round(put.began - began, 2),
+                    lasted_s=round(put.ended - put.began, 2),
+                    steps=self._steps.between(put.began, put.ended),
+                    recovery_s=round(self._steps.wait_step(put.ended, end).seen - put.ended, 3),
                     restored_s=round(restored, 3),
                     overlapped=len(one.faults) > 1,
+                    in_hand=put.in_hand,
                 )
             )
         outcome.rounds += 1
@@ -159,29 +178,6 @@ class Chaos:
             + f": next step after {max(fault.recovery_s for fault in done):.2f} s, all well after {restored:.1f} s"
             + "".join(f"  PROBLEM: {line}" for line in found)
         )
-
-    def _wait_step(self, fault: Fault, end: float) -> float:
-        try:
-            return self._steps.wait_step(end, RECOVERY_S).seen
-        except FaultError as error:
-            raise FaultError(f"after {fault.name}: {error}") from None
-
-    def _wait_restored(self, end: float) -> float:
-        """Until every service answers and every generator has stored something since."""
-        last = end
-        for name in (*FRONTS, *REWARDS, LEARNER, *GENERATORS):
-            last = max(last, self._world.supervisor.wait_ready(name, RECOVERY_S) if self._restarted(name, end) else end)
-        for name in GENERATORS:
-            process = self._world.supervisor.current(name)
-            if process is None:
-                raise FaultError(f"{name} has ended again after it was ready")
-            last = max(last, self._writes.wait_write(process.name, end, RECOVERY_S))
-        return last
-
-    def _restarted(self, name: str, end: float) -> bool:
-        """Whether a service is away, or was started during or after the round."""
-        process = self._world.supervisor.current(name)
-        return process is None or process.began > end - RECOVERY_S
 
     def _check(self) -> list[str]:
         """The cheap part of the audit, while the mesh runs."""
@@ -216,6 +212,7 @@ class Chaos:
             steps=self._steps.steps,
             bound=self._settings.staleness,
             max_reuse=self._settings.max_reuse,
+            losses=self._world.disk.losses,
         )
 
     def _exits(self) -> dict[str, dict[str, int]]:
@@ -224,3 +221,12 @@ class Chaos:
             if process.ended.is_set() and not process.wanted:
                 found.setdefault(process.service, Counter())[str(process.code)] += 1
         return {service: dict(codes) for service, codes in found.items()}
+
+
+def _for_good(exits: dict[str, dict[str, int]]) -> list[str]:
+    """Ends that the launcher takes for the run's own."""
+    return [
+        f"{service} ended with {code}, after which no launcher starts it again"
+        for service, codes in exits.items()
+        for code in sorted(_FOR_GOOD & codes.keys())
+    ]

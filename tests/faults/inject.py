@@ -1,5 +1,8 @@
 """Puts one fault on the mesh and takes it off again; each call returns when the fault is over.
 
+Nothing here ends what is frozen: a stop is undone after its time, as by somebody who presses a key, a machine that
+wakes up, or a garbage collector that is done.
+
 What a learner that was superseded must do is checked here, where it happens: end with the exit code of a fenced
 learner, and leave `latest` to its successor.
 """
@@ -10,12 +13,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from buffer.keys import Keys
 from mesh.errors import FencedError
+from tests.faults import rank_links
+from tests.faults.moments import Moments
 from tests.faults.observe import StepWatch
 from tests.faults.processes import FaultError, Process
 from tests.faults.proxy import Conditions
@@ -24,6 +30,7 @@ from tests.faults.world import FRONT, FRONTS, GENERATORS, LEARNER, REDIS, REWARD
 
 _CONDITIONS = {
     "cut": Conditions("cut"),
+    "away_cut": Conditions("cut"),
     "blackhole_short": Conditions("blackhole"),
     "blackhole_long": Conditions("blackhole"),
     "delay": Conditions(delay_s=0.15),
@@ -31,42 +38,66 @@ _CONDITIONS = {
 }
 # A slow process: this share of the time it runs.
 _PERIOD_S, _SHARE = 0.2, 0.2
+_LOOK_S = 0.05
 TAKEOVER_S = 90.0
 _FENCED_S = 45.0
+# A reward service is called within this time, and freezes.
+_CALLED_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A fault that was put on the mesh.
+
+    Attributes:
+        began, ended: monotonic (a kill ends with the death).
+        in_hand: groups that the learner had leased when it began.
+    """
+
+    began: float
+    ended: float
+    in_hand: int
 
 
 class Injector:
-    """Args: the mesh, and what it trains."""
+    """Args: the mesh, what it trains and what it holds."""
 
-    def __init__(self, world: World, steps: StepWatch) -> None:
+    def __init__(self, world: World, steps: StepWatch, moments: Moments) -> None:
         self._world = world
         self._steps = steps
+        self._moments = moments
         self._pause = threading.Event()
+        self._actions: dict[str, Callable[[Fault], float]] = {
+            "kill": self._kill,
+            "kill_all": self._kill_all,
+            "kill_fronts": self._kill_fronts,
+            "lost_tail": self._lose_tail,
+            "old_snapshot": self._lose_tail,
+            "emptied": self._empty,
+            "gil": self._hold_interpreter,
+            "rank_stop": self._stop_rank,
+            "rank_dead": self._deaden_ranks,
+            "rank_kill": self._kill_rank,
+            "rank_cut": self._cut_ranks,
+            "stop_short": self._stop,
+            "stop_long": self._stop,
+            "away_stop": self._stop,
+            "slow": self._slow,
+            "zombie": self._zombie,
+            "usurped": self._usurped,
+            **dict.fromkeys(LINKS, self._links),
+        }
 
-    def put(self, fault: Fault) -> float:
-        """Does it, waits as long as it lasts, and undoes it.
-
-        Returns:
-            Monotonic time at which the fault was over (of a kill: at which it was dead).
+    def put(self, fault: Fault) -> Put:
+        """Waits for its moment, does it, waits as long as it lasts, and undoes it.
 
         Raises:
             FaultError: a successor did not train, or a superseded learner did not behave.
         """
         self._pause.wait(fault.starts_s)
-        if fault.kind in LINKS:
-            return self._links(fault)
-        actions: dict[str, Callable[[Fault], float]] = {
-            "kill": self._kill,
-            "kill_all": self._kill_all,
-            "rank_stop": self._stop_rank,
-            "rank_kill": self._kill_rank,
-            "stop_short": self._stop,
-            "stop_long": self._stop,
-            "slow": self._slow,
-            "zombie": self._zombie,
-            "usurped": self._usurped,
-        }
-        return actions[fault.kind](fault)
+        self._moments.wait(fault.moment)
+        in_hand, began = self._moments.in_hand(), time.monotonic()
+        return Put(began, self._actions[fault.kind](fault), in_hand)
 
     def close(self) -> None:
         """Ends what is still waiting."""
@@ -87,43 +118,96 @@ class Injector:
         return time.monotonic()
 
     def _kill_all(self, _fault: Fault) -> float:
-        for name in (*GENERATORS, LEARNER, *REWARDS, *FRONTS, REDIS):
+        return self._kill_several(*GENERATORS, LEARNER, *REWARDS, *FRONTS, REDIS)
+
+    def _kill_fronts(self, _fault: Fault) -> float:
+        """All at once, so that they start at the same moment."""
+        return self._kill_several(*FRONTS)
+
+    def _kill_several(self, *names: str) -> float:
+        for name in names:
             self._world.supervisor.kill9(name)
         return time.monotonic()
 
-    def _rank(self, fault: Fault) -> tuple[Process, psutil.Process]:
-        """The learner, and the rank that the fault picks."""
+    def _lose_tail(self, fault: Fault) -> float:
+        """What is written from now on is lost."""
+        since = self._world.disk.snapshot()
+        self._pause.wait(fault.lasts_s)
+        self._world.disk.lose(since, torn=fault.pick)
+        return self._kill_several(REDIS)
+
+    def _empty(self, _fault: Fault) -> float:
+        """Redis and the fronts start on nothing, at the same moment."""
+        self._world.disk.empty()
+        return self._kill_several(*FRONTS, REDIS)
+
+    def _hold_interpreter(self, fault: Fault) -> float:
+        assert isinstance(fault.target, str)
+        path = self._world.freeze_file(fault.target)
+        note = path.with_suffix(".new")
+        note.write_text(str(fault.lasts_s))
+        note.rename(path)
+        until = time.monotonic() + _CALLED_S
+        while path.exists() and time.monotonic() < until:
+            self._pause.wait(_LOOK_S)
+        if path.exists():
+            # Nobody called it: the other service has all the work, or this one is away.
+            path.unlink(missing_ok=True)
+        else:
+            self._pause.wait(fault.lasts_s)
+        return time.monotonic()
+
+    def _ranks(self) -> tuple[Process, list[psutil.Process]]:
         process = self._running(LEARNER)
         ranks = process.ranks()
-        if len(ranks) < 2:
+        if len(ranks) != 2:
             raise FaultError(f"{process.name} has {len(ranks)} ranks, 2 were started:\n{process.tail()}")
-        return process, ranks[fault.pick]
+        return process, ranks
 
     def _stop_rank(self, fault: Fault) -> float:
-        _, rank = self._rank(fault)
+        rank = self._ranks()[1][fault.pick]
         rank.suspend()
         self._pause.wait(fault.lasts_s)
         rank.resume()
         return time.monotonic()
 
+    def _deaden_ranks(self, fault: Fault) -> float:
+        """The connections between the ranks stand, and nothing passes."""
+        process, ranks = self._ranks()
+        with rank_links.dead(*ranks) as ends:
+            self._pause.wait(fault.lasts_s)
+        if not ends:
+            raise FaultError(f"the ranks of {process.name} are not connected")
+        return time.monotonic()
+
     def _kill_rank(self, fault: Fault) -> float:
-        process, rank = self._rank(fault)
+        process, ranks = self._ranks()
+        return self._ended_by(process, fault, ranks[fault.pick].kill)
+
+    def _cut_ranks(self, fault: Fault) -> float:
+        process, ranks = self._ranks()
+        return self._ended_by(process, fault, lambda: rank_links.cut(*ranks))
+
+    def _ended_by(self, process: Process, fault: Fault, blow: Callable[[], object]) -> float:
+        """A learner does not outlive what is done to one of its ranks."""
         # The one that is started in its place.
         self._world.ranks = fault.ranks
         process.wanted = True
-        rank.kill()
+        blow()
         if not process.ended.wait(TAKEOVER_S):
-            raise FaultError(f"{process.name} outlives one of its ranks:\n{process.tail()}")
+            raise FaultError(f"{process.name} outlives {fault.name}:\n{process.tail()}")
         return time.monotonic()
 
     def _stop(self, fault: Fault) -> float:
         assert isinstance(fault.target, str)
-        process = self._world.supervisor.current(fault.target)
-        if process is None:
-            return time.monotonic()  # overlaps with a kill of the same service
-        process.signal(signal.SIGSTOP)
+        names = FRONTS if fault.target == FRONT else (fault.target,)
+        # One that is away overlaps with a kill of the same service.
+        stopped = [process for name in names if (process := self._world.supervisor.current(name)) is not None]
+        for process in stopped:
+            process.signal(signal.SIGSTOP)
         self._pause.wait(fault.lasts_s)
-        process.signal(signal.SIGCONT)
+        for process in stopped:
+            process.signal(signal.SIGCONT)
         return time.monotonic()
 
     def _slow(self, fault: Fault) -> float:
@@ -156,7 +240,7 @@ class Injector:
         before, began = self._checkpoints(), time.monotonic()
         incarnation = self._steps.incarnation
         old, _ = self._world.supervisor.succeed(LEARNER)
-        self._steps.wait_step(began, TAKEOVER_S, incarnation=incarnation + 1)
+        self._steps.wait_step(began, began + TAKEOVER_S, incarnation=incarnation + 1)
         release(old)
         over = time.monotonic()
         if not old.ended.wait(_FENCED_S):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,32 +59,36 @@ class Step:
 
 
 class StepWatch:
-    """Follows `metrics.jsonl` in a thread of its own."""
+    """Follows `metrics.jsonl` in a thread of its own.
+
+    Attributes:
+        steps: so far.
+        evaluations: rounds that were finished so far.
+    """
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path)
         self._news = threading.Condition()
         self._closing = threading.Event()
         self.steps: list[Step] = []
+        self.evaluations = 0
         self._thread = threading.Thread(target=self._follow, name="steps", daemon=True)
         self._thread.start()
 
-    def wait_step(self, after: float, deadline_s: float, *, incarnation: int = 0) -> Step:
-        """The first step seen after a time (monotonic), of this incarnation or a later one.
+    def wait_step(self, after: float, until: float, *, nth: int = 1, incarnation: int = 0) -> Step:
+        """The nth step seen after a time (both monotonic), of this incarnation or a later one.
 
         Raises:
-            FaultError: none came in time.
+            FaultError: it did not come in time.
         """
-        until = time.monotonic() + deadline_s
-        index = 0
         with self._news:
             while True:
-                for step in self.steps[index:]:
-                    if step.seen > after and step.incarnation >= incarnation:
-                        return step
-                index = len(self.steps)
+                since = bisect_right(self.steps, after, key=lambda step: step.seen)
+                found = [step for step in self.steps[since:] if step.incarnation >= incarnation]
+                if len(found) >= nth:
+                    return found[nth - 1]
                 if not self._news.wait(max(0.0, until - time.monotonic())) and time.monotonic() >= until:
-                    raise FaultError(f"no step was trained within {deadline_s:.0f} s")
+                    raise FaultError(f"no step was trained for {until - after:.0f} s")
 
     def between(self, begin: float, end: float) -> int:
         """Steps seen in a time (monotonic)."""
@@ -109,8 +114,9 @@ class StepWatch:
                 for r in records
                 if "staleness/max" in r
             ]
-            if new:
+            if records:
                 with self._news:
+                    self.evaluations += sum("eval/version" in record for record in records)
                     self.steps += new
                     self._news.notify_all()
 
@@ -122,12 +128,14 @@ class Stored:
     Attributes:
         group, member, attempt: which.
         scored: it has a payload that may be trained.
+        at: when the front said so, in seconds since 1970.
     """
 
     group: str
     member: int
     attempt: int
     scored: bool
+    at: float = 0.0
 
 
 class WriteRecord:
@@ -142,7 +150,7 @@ class WriteRecord:
         self._tails: dict[Path, Tail] = {}
         self.stored: list[Stored] = []
         self.last: dict[str, float] = {}
-        """Member id of a generator -> monotonic time at which its last write was found."""
+        """Generator (the service) -> monotonic time of its last write."""
 
     def read(self) -> None:
         """Takes up what has come since the last call."""
@@ -155,20 +163,21 @@ class WriteRecord:
     def _take(self, entry: dict[str, Any]) -> None:
         if entry["table"] != "train" or not entry["stored"]:
             return
-        self.last[entry["member_id"]] = time.monotonic()
-        self.stored += [Stored(str(g), int(m), int(a), bool(s)) for g, m, a, s in entry["stored"]]
+        at = float(entry["time"])
+        generator = str(entry["member_id"]).rpartition("-")[0]
+        self.last[generator] = max(self.last.get(generator, 0.0), time.monotonic() - (time.time() - at))
+        self.stored += [Stored(str(g), int(m), int(a), bool(s), at) for g, m, a, s in entry["stored"]]
 
-    def wait_write(self, member_id: str, after: float, deadline_s: float) -> float:
-        """The time (monotonic) at which a write of a generator after `after` was found.
+    def wait_write(self, generator: str, after: float, until: float) -> float:
+        """The time of a write of a generator after `after` (all monotonic).
 
         Raises:
             FaultError: none came in time.
         """
-        until = time.monotonic() + deadline_s
         while True:
             self.read()
-            if (last := self.last.get(member_id, 0.0)) > after:
+            if (last := self.last.get(generator, 0.0)) > after:
                 return last
             if time.monotonic() > until:
-                raise FaultError(f"{member_id} stored nothing within {deadline_s:.0f} s")
+                raise FaultError(f"{generator} stored nothing for {until - after:.0f} s")
             time.sleep(_POLL_S)

@@ -119,6 +119,7 @@ class Link:
         self._upstream = upstream
         self._who = who
         self._rules: dict[str, Conditions] = {}
+        self._usual: dict[str, Conditions] = {}
         self._server: asyncio.Server | None = None
         self._open: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -143,15 +144,20 @@ class Link:
         """
         self._loop.call(self._apply(client, conditions))
 
+    def usually(self, client: str, conditions: Conditions) -> None:
+        """Says what a client's link is like while nothing else is applied to it."""
+        self._usual[client] = conditions
+
     def close(self) -> None:
         """Ends every connection and the port."""
         self._loop.call(self._close())
 
     def conditions(self, client: str) -> Conditions:
-        """What holds for a client: the rule of the process, else of its service, else of everyone."""
-        for name in (client, client.rpartition("-")[0], "*"):
-            if name in self._rules:
-                return self._rules[name]
+        """What holds for a client: the rule of the process, else of its service, else of everyone, else the usual."""
+        for rules in (self._rules, self._usual):
+            for name in (client, client.rpartition("-")[0], "*"):
+                if name in rules:
+                    return rules[name]
         return Conditions()
 
     async def _start(self) -> None:

@@ -43,9 +43,15 @@ def merged(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "discarded_steps": sum(audit["discarded_steps"] for audit in audits),
         "groups": _added(audit["groups"] for audit in audits),
         "trajectories": _added(audit["trajectories"] for audit in audits),
+        "stalls": sum(len(run["stalls"]) for run in single),
+        "stalls_by_kind": dict(
+            sorted(Counter(" + ".join(s["kinds"]) for run in single for s in run["stalls"]).items())
+        ),
+        "losses": sum(run["losses"] for run in single),
+        "evaluations": sum(run["evaluations"] for run in single),
         "kinds": {kind: _of_kind(found) for kind, found in sorted(by_kind.items())},
         "exits": {service: dict(codes) for service, codes in sorted(exits.items())},
-        "problems": [line for run in single for line in (*run["problems"], *(run["audit"] or {}).get("problems", []))],
+        "problems": [line for run in single for line in _problems(run)],
         "runs": single,
     }
 
@@ -59,12 +65,15 @@ def summary(total: dict[str, Any]) -> str:
         f"trained twice: {total['duplicated']}; conserved: {'yes' if total['conserved'] else 'NO'}; "
         f"ledger balanced {total['ledger_balanced']} of {total['rounds']} times; "
         f"oldest token trained: {total['oldest_trained']} versions",
+        f"stalls: {total['stalls']}; tails that Redis lost: {total['losses']}; "
+        f"evaluations finished: {total['evaluations']}",
         "groups: " + ", ".join(f"{name} {count}" for name, count in total["groups"].items()),
         "trajectories: " + ", ".join(f"{name} {count}" for name, count in total["trajectories"].items()),
         "ends that nobody asked for: " + (", ".join(f"{s} {codes}" for s, codes in total["exits"].items()) or "none"),
         "",
-        "| fault | times | next step after, s: p50 | p99 | all well after, s: p50 | p99 |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| fault | times | with a part of a batch in hand | next step after, s: p50 | p99 | max "
+        "| all well after, s: p50 | p99 | max |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         *(f"| {kind} | " + " | ".join(map(str, figures.values())) + " |" for kind, figures in total["kinds"].items()),
         *("", *(f"PROBLEM: {line}" for line in total["problems"])),
     ]
@@ -72,12 +81,24 @@ def summary(total: dict[str, Any]) -> str:
 
 
 def _of_kind(faults: Sequence[dict[str, Any]]) -> dict[str, float]:
-    figures: dict[str, float] = {"faults": len(faults)}
+    figures: dict[str, float] = {"faults": len(faults), "in_hand": sum(fault["in_hand"] > 0 for fault in faults)}
     for name in ("recovery_s", "restored_s"):
-        for share in (0.5, 0.99):
-            key = f"{name.removesuffix('_s')}_p{share * 100:.0f}_s"
-            figures[key] = round(quantile([fault[name] for fault in faults], share), 2)
+        values = [fault[name] for fault in faults]
+        for share, label in ((0.5, "p50"), (0.99, "p99"), (1.0, "max")):
+            figures[f"{name.removesuffix('_s')}_{label}_s"] = round(quantile(values, share), 2)
     return figures
+
+
+def _problems(run: dict[str, Any]) -> list[str]:
+    """What must not be, one line each, with the seed and the settings that show it."""
+    lines = [*run["problems"], *(run["audit"] or {}).get("problems", [])]
+    lines += [
+        f"stall: {s['what']} for {s['lasted_s']} s after {' + '.join(s['kinds'])} (at {s['at_s']} s, "
+        f"ended by {s['ended_by']}): {s['work']}, evaluation {s['evaluation']}; {s['waits']}"
+        for s in run["stalls"]
+    ]
+    settings = " ".join(f"{name}={value}" for name, value in run["settings"].items())
+    return [f"seed {run['seed']} ({settings}): {line}" for line in lines]
 
 
 def _added(parts: Any) -> dict[str, int]:

@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from tests.faults.moments import Moment
 from tests.faults.world import FRONT, FRONTS, GENERATORS, LEARNER, REDIS, REWARDS
 
 Kind = Literal[
     "kill", "stop_short", "stop_long", "slow", "cut", "blackhole_short", "blackhole_long", "delay", "throttle",
-    "rank_stop", "rank_kill", "zombie", "usurped", "kill_all",
+    "away_cut", "away_stop", "gil", "lost_tail", "old_snapshot", "emptied", "kill_fronts", "rank_stop", "rank_dead",
+    "rank_kill", "rank_cut", "zombie", "usurped", "kill_all",
 ]  # fmt: skip
-LINKS = frozenset({"cut", "blackhole_short", "blackhole_long", "delay", "throttle"})
+LINKS = frozenset({"cut", "blackhole_short", "blackhole_long", "delay", "throttle", "away_cut"})
+# A learner of two ranks is started for these; the first two leave it as it is, the others end it.
+RANKS = frozenset({"rank_stop", "rank_dead", "rank_kill", "rank_cut"})
 # Kinds that concern the whole mesh or who leads it: they come alone.
-_ALONE = frozenset({"kill_all", "zombie", "usurped", "rank_stop", "rank_kill"})
+ALONE = RANKS | {"kill_all", "zombie", "usurped", "old_snapshot", "emptied", "kill_fronts"}
 _OVERLAPPING = 0.25
+_BETWEEN_RANKS: tuple[Kind, ...] = ("rank_stop", "rank_dead")
 EDGES = (
     *((generator, FRONT) for generator in GENERATORS),
     (GENERATORS[0], FRONTS[0]),
@@ -34,6 +39,15 @@ EDGES = (
     ("*", REWARDS[0]),
     (GENERATORS[0], REWARDS[1]),
 )
+# Who is away from the buffer while a part of a batch is in hand, and the buffer from everyone.
+AWAY_LINKS = (
+    *((LEARNER, FRONT) for _ in range(2)),
+    *((generator, FRONT) for generator in GENERATORS),
+    ("*", FRONT),
+    ("*", FRONTS[0]),
+    ("*", REDIS),
+)
+AWAY = (LEARNER, LEARNER, *GENERATORS, FRONTS[0], FRONT, REDIS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +56,12 @@ class Fault:
 
     Attributes:
         kind: what is done.
-        target: a service, or an edge as (client, service).
+        target: a service (`front`: all fronts), or an edge as (client, service).
         starts_s: after the round begins.
-        lasts_s: until it is undone; 0 where there is nothing to undo.
+        lasts_s: until it is undone; 0 where there is nothing to undo. Of a loss: the time whose writes are lost.
         ranks: of the learner that is started afterwards.
-        pick: chooses among parts of the target (the rank to be killed).
+        pick: chooses among parts of the target (the rank to be killed), or how many bytes of a command stay.
+        moment: that is waited for.
     """
 
     kind: Kind
@@ -55,17 +70,21 @@ class Fault:
     lasts_s: float = 0.0
     ranks: int = 1
     pick: int = 0
+    moment: Moment = "any"
 
     @property
     def name(self) -> str:
         """Kind and kind of target, the unit of the statistics: `kill generator`, `cut generator>front`."""
-        ends = (self.target,) if isinstance(self.target, str) else self.target
         if self.target == "mesh":
             return self.kind
-        if len(ends) == 2 and ends[1] in FRONTS:
-            ends = (ends[0], "one front")
-        plain = [end.split("-")[0].replace("*", "generators") for end in ends]
-        return f"{self.kind} {'>'.join(plain)}"
+        if isinstance(self.target, str):
+            target = "both fronts" if self.target == FRONT else _plain(self.target)
+        else:
+            client, service = self.target
+            everyone = "everyone" if service in (FRONT, *FRONTS, REDIS) else "generators"
+            target = f"{everyone if client == '*' else _plain(client)}>"
+            target += "one front" if service in FRONTS else _plain(service)
+        return f"{self.kind} {target}" + (" in an evaluation" if self.moment == "round" else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +95,34 @@ class Round:
     rest_s: float
 
 
-def schedule(seed: int, *, lease_s: float, kinds: frozenset[str] | None = None) -> Iterator[Round]:
+def _plain(service: str) -> str:
+    return service.split("-")[0]
+
+
+def schedule(
+    seed: int, *, lease_s: float, evaluation: bool = False, kinds: frozenset[str] | None = None
+) -> Iterator[Round]:
     """Endless rounds; equal for equal arguments.
 
     Args:
         seed: decides everything.
-        lease_s: the lease term: `short` faults end before it, `long` ones after.
+        lease_s: the lease term: `short` faults end before it, `long` ones after, `away` ones on either side.
+        evaluation: evaluation rounds run; some faults wait for one.
         kinds: only these; none: all.
     """
     dice = random.Random(seed)
     waiting: list[Fault] = []
     while True:
-        deck = [card for card in _deck(dice, lease_s) if kinds is None or card.kind in kinds]
+        deck = [card for card in _deck(dice, lease_s, evaluation) if kinds is None or card.kind in kinds]
         dice.shuffle(deck)
         for card in deck:
             rest = round(dice.uniform(0.2, 1.5), 2)
-            if card.kind == "rank_kill":
+            if card.kind in ("rank_kill", "rank_cut"):
                 yield Round((Fault("kill", LEARNER, ranks=2),), rest)
-                length = round(lease_s * dice.uniform(0.3, 1.8), 2)
-                yield Round((Fault("rank_stop", LEARNER, lasts_s=length, pick=dice.randrange(2)),), rest)
-            if card.kind in _ALONE:
+                for kind in _BETWEEN_RANKS:
+                    length = round(lease_s * dice.uniform(0.5, 3.0), 2)
+                    yield Round((Fault(kind, LEARNER, lasts_s=length, pick=dice.randrange(2)),), rest)
+            if card.kind in ALONE:
                 yield Round((card,), rest)
             elif waiting:
                 yield Round((waiting.pop(), card), rest)
@@ -106,17 +133,25 @@ def schedule(seed: int, *, lease_s: float, kinds: frozenset[str] | None = None) 
 
 
 def short(seed: int, *, lease_s: float) -> Iterator[Round]:
-    """One round of each sort, in the seed's order: a kill of every service, a partition, a zombie, an overlap."""
+    """One round of each sort, in the seed's order: kills, a lost tail, who is away with a part of a batch, a zombie."""
     dice = random.Random(seed)
+
+    def away() -> float:
+        return round(lease_s * dice.uniform(1.2, 2.5), 2)
+
     rounds = [
-        (Fault("kill", dice.choice(GENERATORS)), Fault("kill", dice.choice(FRONTS), starts_s=0.3)),
-        (Fault("kill", REDIS), Fault("kill", dice.choice(REWARDS), starts_s=0.2)),
-        (Fault("blackhole_short", (LEARNER, FRONT), lasts_s=round(lease_s * dice.uniform(0.3, 0.7), 2)),),
+        (Fault("kill", dice.choice(GENERATORS)), Fault("kill_fronts", "mesh", starts_s=0.3)),
+        (_lost_tail(dice, round(dice.uniform(0.2, 1.0), 2)), Fault("kill", dice.choice(REWARDS), starts_s=0.2)),
+        (Fault("away_cut", (LEARNER, FRONT), lasts_s=away(), moment="partial"),),
         (
-            Fault("blackhole_long", (dice.choice(GENERATORS), FRONT), lasts_s=round(1.5 * lease_s, 2)),
+            Fault("away_cut", (dice.choice(GENERATORS), FRONT), lasts_s=away(), moment="partial"),
             Fault("cut", ("*", LEARNER), lasts_s=round(lease_s * dice.uniform(0.3, 1.0), 2)),
         ),
-        (Fault("stop_long", dice.choice((*FRONTS, REDIS)), lasts_s=round(1.3 * lease_s, 2)),),
+        (
+            Fault("away_stop", dice.choice((FRONT, REDIS)), lasts_s=away(), moment="partial"),
+            Fault("gil", dice.choice(REWARDS), lasts_s=away()),
+        ),
+        (Fault("away_stop", dice.choice((LEARNER, *GENERATORS)), lasts_s=away(), moment="round"),),
         (Fault("zombie", LEARNER),),
     ]
     dice.shuffle(rounds)
@@ -124,10 +159,10 @@ def short(seed: int, *, lease_s: float) -> Iterator[Round]:
 
 
 def _begins_later(fault: Fault, dice: random.Random) -> Fault:
-    return Fault(fault.kind, fault.target, round(dice.uniform(0.2, 2.0), 2), fault.lasts_s, fault.ranks, fault.pick)
+    return replace(fault, starts_s=round(dice.uniform(0.2, 2.0), 2))
 
 
-def _deck(dice: random.Random, lease_s: float) -> list[Fault]:
+def _deck(dice: random.Random, lease_s: float, evaluation: bool) -> list[Fault]:
     """One card for each kind on each target, with lengths of their own."""
 
     def between(low: float, high: float) -> float:
@@ -149,8 +184,36 @@ def _deck(dice: random.Random, lease_s: float) -> list[Fault]:
         *(Fault("stop_long", service, lasts_s=between(1.3, 2.0)) for service in (*services, LEARNER)),
         *(Fault("slow", service, lasts_s=between(0.5, 1.0)) for service in (*services, LEARNER)),
         *(fault for edge in EDGES for fault in links(edge)),
-        *(Fault("rank_kill", LEARNER, pick=dice.randrange(2)) for _ in range(2)),
+        *(Fault("away_cut", edge, lasts_s=between(0.5, 3.0), moment="partial") for edge in AWAY_LINKS),
+        *(Fault("away_stop", target, lasts_s=between(0.5, 3.0), moment="partial") for target in AWAY),
+        *(Fault("gil", reward, lasts_s=between(0.5, 2.0)) for reward in REWARDS),
+        *(_lost_tail(dice, round(dice.uniform(0.02, longest), 2)) for longest in (0.3, 0.3, 1.0, 2.0)),
+        replace(_lost_tail(dice, between(0.8, 2.5)), kind="old_snapshot"),
+        Fault("emptied", REDIS),
+        *(Fault("kill_fronts", "mesh") for _ in range(2)),
+        Fault("rank_kill", LEARNER, pick=dice.randrange(2)),
+        Fault("rank_cut", LEARNER),
         *(Fault("zombie", LEARNER) for _ in range(2)),
         Fault("usurped", LEARNER),
         *(Fault("kill_all", "mesh") for _ in range(2)),
+        *(_in_an_evaluation(dice, lease_s) if evaluation else ()),
     ]
+
+
+def _lost_tail(dice: random.Random, lost_s: float) -> Fault:
+    return Fault("lost_tail", REDIS, lasts_s=lost_s, pick=dice.randrange(400), moment="partial")
+
+
+def _in_an_evaluation(dice: random.Random, lease_s: float) -> list[Fault]:
+    """What else strikes while a round of evaluation runs."""
+
+    def length() -> float:
+        return round(lease_s * dice.uniform(0.5, 3.0), 2)
+
+    faults = [
+        *(Fault("kill", service) for service in (*GENERATORS, FRONTS[0], REDIS, LEARNER, REWARDS[0])),
+        *(Fault("away_stop", service, lasts_s=length()) for service in (*GENERATORS, LEARNER, FRONT)),
+        *(Fault("away_cut", (client, FRONT), lasts_s=length()) for client in (*GENERATORS, LEARNER)),
+        *(_lost_tail(dice, round(dice.uniform(0.02, longest), 2)) for longest in (0.3, 2.0)),
+    ]
+    return [replace(fault, moment="round") for fault in faults]

@@ -8,6 +8,7 @@ import pytest
 from learner.consumption import ConsumptionLog, Use, UsedGroup
 from tests.faults.audit import Audit, Live, audit
 from tests.faults.observe import Step, Stored
+from tests.faults.redis_disk import Loss
 from tests.faults.report import merged, quantile, summary
 
 COUNTERS = {"admitted": 6, "trained": 2, "evicted_stale": 1, "filtered": 0, "failed": 0}
@@ -39,6 +40,7 @@ def look(tmp_path: Path) -> Callable[..., Audit]:
         stored: list[Stored] = STORED,
         oldest: int = 2,
         max_reuse: int = 1,
+        losses: list[Loss] | None = None,
         **counters: int,
     ) -> Audit:
         (tmp_path / "consumption.jsonl").unlink(missing_ok=True)
@@ -54,6 +56,7 @@ def look(tmp_path: Path) -> Callable[..., Audit]:
             steps=[Step(0.0, 1, 1, oldest)],
             bound=2,
             max_reuse=max_reuse,
+            losses=losses or [],
         )
 
     return compare
@@ -106,6 +109,30 @@ def test_a_stored_member_that_its_group_has_not_is_lost(look: Callable[..., Audi
     assert found.problems
 
 
+@pytest.mark.parametrize("group", ["train-1", "train-5"])
+def test_what_redis_was_made_to_lose_is_forgotten_and_not_lost(look: Callable[..., Audit], group: str) -> None:
+    losses = [Loss(10.0, 12.0)]
+    found = look(stored=[*STORED, Stored(group, 2, 1, scored=True, at=11.0)], losses=losses)
+    assert (found.problems, found.lost_trajectories, found.trajectories["forgotten"]) == ([], 0, 1)
+    assert look(stored=[*STORED, Stored(group, 2, 1, scored=True, at=12.5)], losses=losses).lost_trajectories == 1
+
+
+def test_a_member_is_stored_a_second_time_only_where_the_first_was_lost(look: Callable[..., Audit]) -> None:
+    twice = [Stored("train-5", 1, 1, scored=True, at=11.0), Stored("train-5", 1, 2, scored=True, at=13.0)]
+    stored = [entry for entry in STORED if (entry.group, entry.member) != ("train-5", 1)]
+    assert look(stored=[*stored, *twice], losses=[Loss(10.0, 12.0)]).problems == []
+    assert any("stored twice" in line for line in look(stored=[*stored, *twice]).problems)
+    assert any("stored twice" in line for line in look(stored=[*stored, *twice], losses=[Loss(12.5, 14.0)]).problems)
+
+
+def test_what_redis_lost_is_trained_twice_under_no_name(look: Callable[..., Audit]) -> None:
+    again = Use(2, 3, 1, [UsedGroup("train-6", [0, 1], 1, 1)])
+    live = Live(LIVE.states | {"train-6": "consumed"}, LIVE.members, 6)
+    found = look([*USES, again], live=live)
+    assert found.duplicated == 1
+    assert "one prompt task trained as several groups: [['train-1', 'train-6']]" in found.problems
+
+
 def test_members_without_reward_are_not_missed_and_unknown_groups_are_told(look: Callable[..., Audit]) -> None:
     assert look(stored=[*STORED, Stored("train-1", 2, 1, scored=False)]).problems == []
     assert "never admitted" in look(stored=[*STORED, Stored("train-9", 0, 1, scored=True)]).problems[0]
@@ -122,22 +149,35 @@ def test_a_step_without_a_line_in_the_log_is_told(look: Callable[..., Audit]) ->
 
 def test_runs_are_summed(look: Callable[..., Audit]) -> None:
     faults = [
-        {"kind": "kill redis", "recovery_s": s, "restored_s": 2 * s, "overlapped": o}
+        {"kind": "kill redis", "recovery_s": s, "restored_s": 2 * s, "overlapped": o, "in_hand": int(s)}
         for s, o in ((1.0, False), (3.0, False), (9.0, True))
     ]
+    stall = {
+        "kinds": ["cut learner>front"], "what": "no step", "at_s": 40.0, "lasted_s": 75.0, "work": {"leased": 8},
+        "evaluation": {}, "waits": "leased in full", "ended_by": "killing the learner",
+    }  # fmt: skip
     run = {
+        "settings": {"staleness": 0}, "stalls": [], "losses": 1, "evaluations": 3,
         "seed": 1, "seconds": 60.0, "sound": True, "faults": faults, "rounds": 2, "balanced": 2,
         "problems": [], "exits": {"learner": {"41": 1}}, "audit": look().as_json(),
     }  # fmt: skip
-    total = merged([merged([run]), {**run, "seed": 2, "sound": False, "audit": None, "problems": ["late"]}])
+    total = merged(
+        [merged([run]), {**run, "seed": 2, "sound": False, "audit": None, "problems": ["late"], "stalls": [stall]}]
+    )
     assert (total["faults"], total["minutes"], total["seeds"]) == (6, 2.0, [1, 2])
     assert total["kinds"]["kill redis"] == {
-        "faults": 4, "recovery_p50_s": 1.0, "recovery_p99_s": 3.0, "restored_p50_s": 2.0, "restored_p99_s": 6.0
+        "faults": 4, "in_hand": 4, "recovery_p50_s": 1.0, "recovery_p99_s": 3.0, "recovery_max_s": 3.0,
+        "restored_p50_s": 2.0, "restored_p99_s": 6.0, "restored_max_s": 6.0,
     }  # fmt: skip
+    assert (total["stalls"], total["stalls_by_kind"]) == (1, {"cut learner>front": 1})
+    assert (total["losses"], total["evaluations"]) == (2, 6)
     assert total["kinds"]["overlapping faults"]["faults"] == 2
     assert total["exits"] == {"learner": {"41": 2}}
     assert not total["sound"]
-    assert "PROBLEM: late" in summary(total)
+    assert "seed 2 (staleness=0): late" in summary(total)
+    assert "stall: no step for 75.0 s after cut learner>front (at 40.0 s, ended by killing the learner)" in summary(
+        total
+    )
 
 
 def test_quantiles_are_values_that_were_seen() -> None:

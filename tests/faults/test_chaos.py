@@ -16,7 +16,7 @@ SEED = 1
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_nothing_is_lost_or_trained_twice_whatever_is_killed_cut_or_stopped(tmp_path: Path) -> None:
-    settings = Settings(lease_s=2.0)
+    settings = Settings(lease_s=2.0, staleness=1, evaluation=True)
     told: list[str] = []
     chaos = Chaos(tmp_path, prepare_data(tmp_path / "data"), settings, told.append)
     outcome = chaos.run(short(SEED, lease_s=settings.lease_s), seed=SEED, seconds=float("inf"))
@@ -24,7 +24,10 @@ def test_nothing_is_lost_or_trained_twice_whatever_is_killed_cut_or_stopped(tmp_
     assert outcome.audit is not None
     assert outcome.audit.conserved
     assert (outcome.audit.lost_groups, outcome.audit.lost_trajectories, outcome.audit.duplicated) == (0, 0, 0)
-    assert {"zombie learner", "kill redis"} <= {fault.kind for fault in outcome.faults}
-    cut_off = next(fault for fault in outcome.faults if fault.kind == "blackhole_short learner>front")
-    assert cut_off.steps <= 2, "a learner without a buffer went on: does the fault do anything?"
+    assert {"zombie learner", "lost_tail redis", "kill_fronts"} <= {fault.kind for fault in outcome.faults}
+    cut_off = next(fault for fault in outcome.faults if fault.kind == "away_cut learner>front")
+    assert cut_off.steps <= 1, "a learner without a buffer went on: does the fault do anything?"
+    assert outcome.stalls == []
+    assert outcome.losses == 1
+    assert outcome.evaluations > 0
     assert outcome.balanced == outcome.rounds

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from mesh.threads import thread_environment
 from rollmesh.launcher import exit_status
 from tests.faults.processes import FaultError, Launch, Supervisor
 from tests.faults.proxy import Conditions, Link, ProxyLoop
+from tests.faults.redis_disk import Durability, RedisDisk
+from tests.faults.reward import FREEZE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 _CLI = (sys.executable, "-m", "rollmesh.cli")
@@ -38,6 +40,8 @@ REWARDS = ("reward-0", "reward-1")
 GENERATORS = ("generator-0", "generator-1")
 LEARNER = "learner"
 REDIS = "redis"
+# What the slow generator asks of a reward service comes back so much later, twice.
+SLOW = Conditions(delay_s=0.6)
 START_S = 120.0
 
 
@@ -49,6 +53,10 @@ class Settings:
         lease_s: term of every lease.
         staleness: the bound.
         max_reuse: steps that may use a group.
+        order: which ready groups train first.
+        durability: of Redis.
+        slow: one generator is slow, so that the learner holds a part of a batch most of the time.
+        evaluation: rounds of evaluation run beside the training.
         groups, n: groups per batch, members per group.
         steps: batches after which the run ends; more than will be trained.
     """
@@ -56,6 +64,10 @@ class Settings:
     lease_s: float = 4.0
     staleness: int = 2
     max_reuse: int = 1
+    order: str = "in_order"
+    durability: Durability = "always"
+    slow: bool = False
+    evaluation: bool = False
     groups: int = 8
     n: int = 4
     steps: int = 1_000_000
@@ -65,7 +77,8 @@ class Settings:
         return {
             "run": {"name": "run", "dir": str(folder)},
             "model": {"path": str(data / "model")},
-            "data": {"train": str(data / "train.parquet")},
+            "data": {"train": str(data / "train.parquet")} | self._held_out(data),
+            "eval": {"every_steps": 10, "rows": 8, "timeout_s": 15.0} if self.evaluation else {},
             "algorithm": {"name": "grpo", "correction": {"mode": "behaviour"}},
             "rollout": {
                 "replicas": len(GENERATORS),
@@ -91,6 +104,7 @@ class Settings:
             "buffer": {
                 "max_staleness": self.staleness,
                 "max_reuse": self.max_reuse,
+                "order": self.order,
                 "lease_s": self.lease_s,
                 "reconnect_grace_s": 0.5,
             },
@@ -100,6 +114,12 @@ class Settings:
             "logging": {"samples_per_step": 0},
             "network": {"metrics": False, "rpc_timeout_s": 4.0},
         }
+
+    def _held_out(self, data: Path) -> dict[str, str]:
+        return {"eval": str(data / "eval.parquet")} if self.evaluation else {}
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def prepare_data(folder: Path) -> Path:
@@ -142,6 +162,7 @@ class World:
         self._exit = ExitStack()
         self._proxies = ProxyLoop()
         self._exit.callback(self._proxies.close)
+        self.disk = RedisDisk(folder / "redis-data", settings.durability)
         self.supervisor = Supervisor(folder)
         self._ports = {name: free_port() for name in (*FRONTS, *REWARDS, REDIS)}
         self.links: dict[str, list[Link]] = {}
@@ -174,6 +195,8 @@ class World:
             self.supervisor.wait_ready(name, START_S)
         for name in REWARDS:
             self.supervisor.add(name, partial(self._reward, name))
+            if self.settings.slow:
+                self.links[name][0].usually(GENERATORS[1], SLOW)
         self.supervisor.add(LEARNER, self._learner)
         for name in GENERATORS:
             self.supervisor.add(name, partial(self._generator, name))
@@ -212,19 +235,10 @@ class World:
     # ------------------------------------------------------------------------------------------------- launches
 
     def _redis(self, _index: int) -> Launch:
-        folder = self.folder / "redis-data"
-        folder.mkdir(exist_ok=True)
-        settings = {
-            "bind": "127.0.0.1",
-            "port": str(self._ports[REDIS]),
-            "dir": str(folder),
-            "appendonly": "yes",
-            "appendfsync": "always",
-            "save": "",
-            "maxmemory-policy": "noeviction",
-        }
+        self.disk.before_start()
+        settings = {"bind": "127.0.0.1", "port": str(self._ports[REDIS]), "maxmemory-policy": "noeviction"}
         options = [part for key, value in settings.items() for part in (f"--{key}", value)]
-        return Launch([find_redis_server(), *options], {})
+        return Launch([find_redis_server(), *options, *self.disk.options()], {})
 
     def _front(self, name: str, index: int) -> Launch:
         overrides = {
@@ -236,7 +250,13 @@ class World:
 
     def _reward(self, name: str, index: int) -> Launch:
         overrides = {"network.advertise": self._link(name).address}
-        return self._launch(name, index, (*_CLI, "reward", "serve"), self._ports[name], overrides, self._mesh())
+        launch = self._launch(name, index, (*_CLI, "reward", "serve"), self._ports[name], overrides, self._mesh())
+        environment = {**launch.environment, FREEZE_VARIABLE: str(self.freeze_file(name))}
+        return replace(launch, environment=environment)
+
+    def freeze_file(self, reward: str) -> Path:
+        """What tells a reward service to hold its interpreter (`tests.faults.reward`)."""
+        return self._ready / f"{reward}.freeze"
 
     def _learner(self, index: int) -> Launch:
         # Its own port each time: one that was only stopped still holds the last.
