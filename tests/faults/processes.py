@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from mesh.supervised import wrapped
+from tests.faults.connections import owner_of
 
 # Pauses before a restart: the first, and the longest of a service that keeps on ending at once.
 _FIRST_PAUSE_S = 0.2
@@ -109,38 +110,6 @@ def _command(process: psutil.Process) -> str:
         return ""
 
 
-def _socket_inode(port: int) -> str | None:
-    """The connected socket of 127.0.0.1:`port`, as the kernel numbers it; gRPC's are of IPv6 with IPv4 addresses."""
-    for table, host in (("tcp", "0100007F"), ("tcp6", "0000000000000000FFFF00000100007F")):
-        local = f"{host}:{port:04X}"
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[1] == local and fields[9] != "0":
-                return fields[9]
-    return None
-
-
-def _sockets(pid: int) -> set[str]:
-    """What the descriptors of a process point at."""
-    found = set()
-    try:
-        with os.scandir(f"/proc/{pid}/fd") as entries:
-            for entry in entries:
-                try:
-                    found.add(os.readlink(entry.path))
-                except OSError:
-                    continue  # closed meanwhile
-    except OSError:
-        pass  # the process has ended
-    return found
-
-
-def owner_of(port: int, pids: Iterable[int]) -> int | None:
-    """Which of these processes has a connection from a local port of 127.0.0.1."""
-    inode = _socket_inode(port)
-    return next((pid for pid in pids if f"socket:[{inode}]" in _sockets(pid)), None) if inode else None
-
-
 @dataclass(slots=True)
 class _Service:
     name: str
@@ -190,15 +159,15 @@ class Supervisor:
             process.signal(signal.SIGKILL)
             process.ended.wait(_KILLED_S)
 
-    def owner(self, port: int) -> str:
-        """Name of the process here that has a connection from a local port of 127.0.0.1; '' where there is none."""
+    def owner(self, port: int, to: int) -> str:
+        """Name of the process here that has a connection between two ports of 127.0.0.1; '' where there is none."""
         alive = [process for process in reversed(self.processes) if not process.ended.is_set()]
         names = {process.popen.pid: process.name for process in alive}
-        pid = owner_of(port, names)
+        pid = owner_of(port, to, names)
         if pid is None:
             # Ranks are children of the process that was started.
             names = {child.pid: process.name for process in alive for child in process.tree()[1:]}
-            pid = owner_of(port, names)
+            pid = owner_of(port, to, names)
         return "" if pid is None else names[pid]
 
     def succeed(self, name: str) -> tuple[Process, Process]:

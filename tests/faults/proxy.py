@@ -111,10 +111,10 @@ class Link:
     Args:
         loop: runs the link.
         upstream: (host, port) of the service.
-        who: names the client whose connection comes from a port, as `service-number`; '' where it is not known.
+        who: names the client of a connection by the ports on either side, as `service-number`; '' where it is unknown.
     """
 
-    def __init__(self, loop: ProxyLoop, upstream: tuple[str, int], who: Callable[[int], str]) -> None:
+    def __init__(self, loop: ProxyLoop, upstream: tuple[str, int], who: Callable[[int, int], str]) -> None:
         self._loop = loop
         self._upstream = upstream
         self._who = who
@@ -186,7 +186,7 @@ class Link:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        client = self._who(writer.get_extra_info("peername")[1])
+        client = self._who(writer.get_extra_info("peername")[1], self.port)
         connection = _Connection(client, self.conditions(client))
         connection.ends.append(writer)
         self._open.add(connection)
@@ -229,8 +229,8 @@ class ProxyLoop:
         """Runs a coroutine in the thread and waits for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_S)
 
-    def link(self, port: int, who: Callable[[int], str] = lambda _port: "") -> Link:
-        """A new link to a service on this machine, listening; `who` names clients by the port they come from."""
+    def link(self, port: int, who: Callable[[int, int], str] = lambda _client, _link: "") -> Link:
+        """A new link to a service on this machine, listening; `who` names clients by the ports of their connections."""
         return Link(self, ("127.0.0.1", port), who).start()
 
     def close(self) -> None:

@@ -33,8 +33,9 @@ def test_the_process_behind_a_connection_is_known(supervisor: Supervisor, tmp_pa
     clients: list[str] = []
     loop = ProxyLoop()
 
-    def who(port: int) -> str:
-        clients.append(supervisor.owner(port))
+    def who(port: int, to: int) -> str:
+        assert supervisor.owner(port, to + 1) == "", "the port belongs to this connection, not to every one from it"
+        clients.append(supervisor.owner(port, to))
         return clients[-1]
 
     link = loop.link(1, who)  # nobody answers behind it, which does not matter here

@@ -34,7 +34,7 @@ def link() -> Iterator[Link]:
 
         threading.Thread(target=serve, daemon=True).start()
         loop = ProxyLoop()
-        made = loop.link(server.getsockname()[1], lambda port: CLIENTS.get(port, ""))
+        made = loop.link(server.getsockname()[1], lambda port, _to: CLIENTS.get(port, ""))
         yield made
         made.close()
         loop.close()

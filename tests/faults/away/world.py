@@ -18,7 +18,7 @@ from mesh.rpc import open_channel
 from tests.buffer.mesh_fixture import make_config
 from tests.faults.away.cases import GROUPS, STOPS, Case, Rules
 from tests.faults.away.run import BOUND_S, LEASE_S, MANY, Host, Run
-from tests.faults.processes import owner_of
+from tests.faults.connections import owner_of
 from tests.faults.proxy import ProxyLoop
 from tests.faults.world import free_port
 
@@ -84,10 +84,10 @@ class World:
         self._ports.add(port)
         return port
 
-    def _who(self, port: int) -> str:
+    def _who(self, port: int, to: int) -> str:
         """The process that has a connection from this port, as links name it."""
         pids = {self.hosts[name].pid: name for name in ("learner", "generator")}
-        return f"{pids.get(owner_of(port, pids) or 0, '')}-0"
+        return f"{pids.get(owner_of(port, to, pids) or 0, '')}-0"
 
     async def _start(self, rules: Rules, number: int) -> Run:
         folder = self._folder / f"run-{number}"
