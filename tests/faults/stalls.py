@@ -26,7 +26,7 @@ from tests.faults.world import FRONTS, GENERATORS, LEARNER, REDIS, REWARDS, STAR
 
 GRACE_S = 30.0
 # Longer than this, a stall does not end by itself.
-_WATCHED_S = 45.0
+_WATCHED_S = 20.0
 _REMEDIES = {
     "itself": (),
     "killing the learner": (LEARNER,),
