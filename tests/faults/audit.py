@@ -28,6 +28,7 @@ import redis
 from learner.consumption import Use, read_log, surviving
 from mesh.config.models import SecuritySection
 from mesh.errors import StoreError, UnreachableError
+from mesh.who_holds import reasons
 from protos import buffer_pb2
 from rollmesh.launcher.monitor import MeshView
 from tests.faults.moments import STATES
@@ -36,6 +37,8 @@ from tests.faults.redis_disk import Loss
 
 T = TypeVar("T")
 _ANSWER_S = 30.0
+# Holders that are named.
+_NAMED = 10
 _OTHER_FATES = ("evicted_stale", "filtered", "failed")
 
 
@@ -78,13 +81,18 @@ def ask_ledger(address: str, table: str = "train") -> buffer_pb2.LedgerResponse:
     return _ask(address, lambda view: view.ledger(table, 0))
 
 
-def describe(address: str) -> buffer_pb2.DescribeResponse:
-    """The table `train` as the mesh describes it.
+def who_waits(address: str) -> str:
+    """What the learner waits for, and who holds what since when, as the mesh says it.
 
     Raises:
         RollmeshError: it did not answer in time.
     """
-    return _ask(address, lambda view: view.describe("train"))
+
+    async def ask(view: MeshView) -> str:
+        table = await view.describe("train")
+        return f"{table.learner_waits}; {reasons(table, await view.holders('train', _NAMED))}"
+
+    return _ask(address, ask)
 
 
 def _ask(address: str, question: Callable[[MeshView], Awaitable[T]]) -> T:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from learner.consumption import read_log
-from mesh.errors import ConfigError, DataError, FencedError, RollmeshError, StarvedError
+from mesh.errors import ConfigError, DataError, FencedError, RollmeshError, StalledError, StarvedError
 from tests.faults.audit import Audit, Live, ask_ledger, audit, doubled, imbalances
 from tests.faults.inject import Injector
 from tests.faults.moments import Moments
@@ -29,7 +29,9 @@ from tests.faults.world import GENERATORS, LEARNER, START_S, Settings, World
 
 _END_S = 90.0
 # A launcher does not start again what ends with one of these.
-_FOR_GOOD = frozenset(str(error.exit_code) for error in (ConfigError, DataError, FencedError, StarvedError))
+_FOR_GOOD = frozenset(
+    str(error.exit_code) for error in (ConfigError, DataError, FencedError, StalledError, StarvedError)
+)
 # A mesh is under way once it has trained so much.
 _FIRST_STEPS = 3
 

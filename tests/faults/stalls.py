@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mesh.errors import RollmeshError
-from tests.faults.audit import describe
+from tests.faults.audit import who_waits
 from tests.faults.moments import Moments
 from tests.faults.observe import StepWatch, WriteRecord
 from tests.faults.processes import FaultError
@@ -46,7 +46,7 @@ class Stall:
         lasted_s: from the end of the fault, or the last step, until it happened.
         work: groups by state and tasks that waited.
         evaluation: the same of the evaluation.
-        waits: what the buffer said.
+        waits: who holds what since when, as the mesh says it.
         ended_by: what helped.
     """
 
@@ -174,6 +174,6 @@ class Progress:
 
     def _waits(self) -> str:
         try:
-            return describe(self._world.fronts[0]).learner_waits
+            return who_waits(self._world.fronts[0])
         except RollmeshError as error:
             return f"the buffer does not answer: {error}"

@@ -55,9 +55,7 @@ class Mesh:
 def progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Mesh, Progress]]]:
     for name in ("GRACE_S", "_WATCHED_S", "START_S"):
         monkeypatch.setattr(stalls, name, 0.3)
-    monkeypatch.setattr(
-        stalls, "describe", lambda _address: SimpleNamespace(learner_waits="the batch is leased in full")
-    )
+    monkeypatch.setattr(stalls, "who_waits", lambda _address: "the batch is leased in full")
     watch = StepWatch(tmp_path / "metrics.jsonl")
 
     def make(ahead: int, stuck: str = "") -> tuple[Mesh, Progress]:
