@@ -85,7 +85,7 @@ class World:
         return port
 
     def _who(self, port: int, to: int) -> str:
-        """The process that has a connection from this port, as links name it."""
+        """The process that has a connection between these ports, as links name it."""
         pids = {self.hosts[name].pid: name for name in ("learner", "generator")}
         return f"{pids.get(owner_of(port, to, pids) or 0, '')}-0"
 
