@@ -142,13 +142,13 @@ def short(seed: int, *, lease_s: float) -> Iterator[Round]:
     rounds = [
         (Fault("kill", dice.choice(GENERATORS)), Fault("kill_fronts", "mesh", starts_s=0.3)),
         (_lost_tail(dice, round(dice.uniform(0.1, 0.6), 2)), Fault("kill", dice.choice(REWARDS), starts_s=0.2)),
-        (Fault("blackhole_short", (LEARNER, FRONT), lasts_s=round(lease_s * dice.uniform(0.3, 0.7), 2)),),
+        (Fault("away_cut", (LEARNER, FRONT), lasts_s=away(), moment="partial"),),
         (
             Fault("away_cut", (dice.choice(GENERATORS), FRONT), lasts_s=away(), moment="partial"),
             Fault("cut", ("*", LEARNER), lasts_s=round(lease_s * dice.uniform(0.3, 1.0), 2)),
             Fault("gil", dice.choice(REWARDS), lasts_s=away()),
         ),
-        (Fault("away_stop", dice.choice(GENERATORS), lasts_s=away(), moment="round"),),
+        (Fault("away_stop", dice.choice((FRONT, LEARNER, *GENERATORS)), lasts_s=away(), moment="round"),),
         (Fault("zombie", LEARNER),),
     ]
     dice.shuffle(rounds)
