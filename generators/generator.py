@@ -188,6 +188,7 @@ class Generator:
             registry=self.metrics.registry,
         )
         stack.push_async_callback(parts.close)
+        await parts.scorer.start()
         if parts.endpoint is not None:
             await parts.endpoint.start(*self._place)
             agent.set_status(endpoint=parts.endpoint.server.url)

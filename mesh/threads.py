@@ -51,6 +51,15 @@ def plan_threads(
     )
 
 
+def reward_workers() -> int:
+    """Most processes that score on this machine, where nobody has said otherwise.
+
+    Scorers that compute need no more than the cores; those that wait for something need a few at least. They are
+    started as they are needed, so the number costs nothing where scoring is quick.
+    """
+    return max(4, min(16, available_cores()))
+
+
 def thread_environment(threads: int) -> dict[str, str]:
     """Environment of a process that computes with `threads` threads and waits without spinning."""
     return {

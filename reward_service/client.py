@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import PayloadError
+from mesh.threads import reward_workers
 from protos import reward_pb2
 from reward_service.dispatcher import ClientStats, Dispatcher
 from reward_service.endpoint import Connect, connector, mesh_connector
@@ -31,14 +32,14 @@ __all__ = [
 
 
 class LocalScorer:
-    """Scores in this process.
+    """Scores without a service: in this process and workers of its own.
 
     Args:
         functions, by_data_source, workers, call_timeout_s: as of `ScoringEngine`.
         wait_s: default deadline of `score` in seconds.
 
     Raises:
-        RewardError: a function that cannot be loaded.
+        RewardError: as `ScoringEngine`.
     """
 
     def __init__(
@@ -46,12 +47,16 @@ class LocalScorer:
         functions: Sequence[FunctionSpec] = ("auto",),
         by_data_source: Mapping[str, Sequence[FunctionSpec]] = MappingProxyType({}),
         *,
-        workers: int = 1,
+        workers: int = 4,
         call_timeout_s: float = 8.0,
         wait_s: float = 30.0,
     ) -> None:
         self._engine = ScoringEngine(functions, by_data_source, workers=workers, call_timeout_s=call_timeout_s)
         self._wait_s = wait_s
+
+    async def start(self) -> None:
+        """See `RewardScorer.start`."""
+        await self._engine.start()
 
     async def score(
         self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
@@ -64,11 +69,12 @@ class LocalScorer:
         """Has no endpoints to change."""
 
     def waiting_reason(self) -> str:
-        lost = self._engine.lost_workers
-        return f"{lost} reward calls hang in this process" if lost else ""
+        """See `RewardScorer.waiting_reason`."""
+        return self._engine.waiting_reason()
 
     async def close(self) -> None:
-        self._engine.close()
+        """See `RewardScorer.close`."""
+        await self._engine.close()
 
 
 class RewardClient:
@@ -109,6 +115,11 @@ class RewardClient:
                 sets[key] = Dispatcher(key, connect_source or connect, timeout_s=timeout_s, attempts=attempts)
             self._by_source[source] = sets[key]
         self._dispatchers = (self._remote, *sets.values())
+
+    async def start(self) -> None:
+        """See `RewardScorer.start`."""
+        if self._local is not None:
+            await self._local.start()
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -179,7 +190,7 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
 
     Raises:
         ConfigError: a malformed endpoint or route.
-        RewardError: a function that cannot be loaded (in process).
+        RewardError: a scorer that does not exist (in process).
     """
     reward, security = config.reward, config.security
     functions, endpoints = split_routes(reward.by_data_source)
@@ -190,7 +201,7 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
         local = LocalScorer(
             reward.functions,
             functions,
-            workers=reward.workers,
+            workers=reward.workers or reward_workers(),
             call_timeout_s=reward.scorer_timeout_s,
             wait_s=config.rollout.reward_wait_s,
         )

@@ -1,7 +1,7 @@
-"""Runs coroutine reward functions on an event loop of their own.
+"""Runs coroutine reward functions of this very program on an event loop of their own.
 
 A user's coroutine may block its loop by mistake; that must not stop the service's heartbeats and other calls. A
-loop that does not answer is given up and replaced.
+loop that does not answer is given up and replaced. (Functions named by path run in `reward_service.workers`.)
 
 Invariant: every call ends in its outcomes or in `Failed("timeout")`, by the deadline and a short grace.
 """

@@ -2,7 +2,8 @@
 
 Invariants: the answer has one result per item, in order, by the deadline; one item's failure touches no other item
 (a group function's failure: its group alone); several functions are summed only where none of them failed, and a
-function without an opinion (unscorable) is left out of the sum unless all are.
+function without an opinion (unscorable) is left out of the sum unless all are. Which function runs where:
+`reward_service.workers`.
 """
 
 from __future__ import annotations
@@ -10,29 +11,69 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import cast
 
-from mesh.errors import PayloadError
+from mesh.errors import PayloadError, RewardError
 from protos import reward_pb2
 from reward_service.coroutines import CoroutinePool
 from reward_service.functions import RewardFunction
-from reward_service.loading import FunctionSpec, load_functions
+from reward_service.loading import FunctionSpec, is_path, load_function, named
 from reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable, to_proto
-from reward_service.pool import WorkerPool
+from reward_service.scorers import is_linear
+from reward_service.threads import ThreadPool
+from reward_service.workers.pool import PoolStats, ProcessPool
+
+Answers = list[list[Outcome] | Failed]
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A reward function, and where its calls run.
+
+    Attributes:
+        here: the function, where this process may call it.
+        there: its index among the functions of the worker processes, where they may.
+        is_here: whether this process calls it for items of a data_source.
+    """
+
+    name: str
+    here: RewardFunction | None
+    there: int | None
+    is_here: Callable[[str], bool]
+
+
+class _Request:
+    """The items of one `score` call; those that are needed here are decoded once."""
+
+    def __init__(self, items: Sequence[reward_pb2.ScoreItem], deadline: float) -> None:
+        self.items = items
+        self.deadline = deadline
+        self._parsed: dict[int, RewardItem | Failed] = {}
+
+    def parsed(self, index: int) -> RewardItem | Failed:
+        """One item as functions see it, or why it cannot be read."""
+        if index not in self._parsed:
+            try:
+                self._parsed[index] = RewardItem.from_proto(self.items[index])
+            except PayloadError as error:
+                self._parsed[index] = Failed("bad_input", str(error))
+        return self._parsed[index]
 
 
 class ScoringEngine:
-    """Runs the reward functions of one process.
+    """Runs the reward functions of one process and its workers.
 
     Args:
         functions: names or functions, summed.
         by_data_source: data_source -> functions that take precedence for it.
-        workers: threads for synchronous functions; coroutine functions share one event loop of their own.
+        workers: most worker processes; as many threads, where functions are given as objects.
         call_timeout_s: seconds that one call of a function may take.
 
     Raises:
-        RewardError: a function that cannot be loaded.
+        RewardError: a scorer that does not exist, or a function given as an object that has no known signature.
     """
 
     def __init__(
@@ -40,96 +81,167 @@ class ScoringEngine:
         functions: Sequence[FunctionSpec],
         by_data_source: Mapping[str, Sequence[FunctionSpec]] = MappingProxyType({}),
         *,
-        workers: int = 1,
+        workers: int = 4,
         call_timeout_s: float = 8.0,
     ) -> None:
-        self._default = load_functions(functions)
-        self._by_data_source = {source: load_functions(specs) for source, specs in by_data_source.items()}
         self._call_timeout_s = call_timeout_s
-        self._pool = WorkerPool(workers)
+        self._remote: list[tuple[str, str]] = []
+        self._default = self._prepared(functions)
+        self._by_data_source = {source: self._prepared(specs) for source, specs in by_data_source.items()}
+        self._processes = ProcessPool(self._remote, workers=workers, call_timeout_s=call_timeout_s)
+        # One thread is all that linear scorers can use.
+        objects = any(function.there is None for function in self._functions())
+        self._threads = ThreadPool(workers if objects else 1)
         self._coroutines = CoroutinePool()
 
     @property
-    def lost_workers(self) -> int:
+    def hanging_threads(self) -> int:
         """Threads given up because their call hangs."""
-        return self._pool.lost
+        return self._threads.lost
+
+    @property
+    def workers(self) -> PoolStats:
+        """Of the worker processes."""
+        return self._processes.stats
+
+    def waiting_reason(self) -> str:
+        """Why items wait although there should be room for them; empty while all is well."""
+        hanging = self.hanging_threads
+        return f"{hanging} reward calls hang in this process" if hanging else self._processes.waiting_reason()
+
+    async def start(self) -> None:
+        """Loads the functions that worker processes are to run; what `score` needs of it, it does itself.
+
+        Raises:
+            RewardError: a function that cannot be loaded.
+        """
+        # `auto` needs a worker for few sources, so it gets one when the first item of these comes.
+        if any(spec != "auto" for spec, _ in self._remote):
+            await self._processes.start()
 
     async def score(self, items: Sequence[reward_pb2.ScoreItem], timeout_s: float) -> list[reward_pb2.ScoreResult]:
         """One result per item, in order, within `timeout_s` seconds."""
-        deadline = time.monotonic() + timeout_s
+        request = _Request(items, time.monotonic() + timeout_s)
         outcomes: list[Outcome | None] = [None] * len(items)
-        routed: dict[tuple[RewardFunction, ...], list[int]] = {}
-        parsed: list[RewardItem | None] = []
-        for index, message in enumerate(items):
-            try:
-                item = RewardItem.from_proto(message)
-            except PayloadError as error:
-                outcomes[index] = Failed("bad_input", str(error))
-                parsed.append(None)
-                continue
-            parsed.append(item)
-            functions = self._by_data_source.get(item.data_source, self._default)
-            routed.setdefault(functions, []).append(index)
+        routed: dict[tuple[_Function, ...], list[int]] = {}
+        for index, item in enumerate(items):
+            routed.setdefault(self._by_data_source.get(item.data_source, self._default), []).append(index)
 
-        async def route(functions: tuple[RewardFunction, ...], indices: list[int]) -> None:
-            chosen = [item for index in indices if (item := parsed[index]) is not None]
-            columns = await asyncio.gather(*(self._apply(function, chosen, deadline) for function in functions))
+        async def route(functions: tuple[_Function, ...], indices: list[int]) -> None:
+            columns = await asyncio.gather(*(self._apply(function, request, indices) for function in functions))
             names = [function.name for function in functions]
             for row, index in enumerate(indices):
                 outcomes[index] = combine(names, [column[row] for column in columns])
 
         await asyncio.gather(*(route(functions, indices) for functions, indices in routed.items()))
         unanswered = Failed("no_scorer", "no reward function is configured")
-        return [
-            to_proto(message.item_id, outcome or unanswered) for message, outcome in zip(items, outcomes, strict=True)
-        ]
+        return [to_proto(item.item_id, outcome or unanswered) for item, outcome in zip(items, outcomes, strict=True)]
 
-    def close(self) -> None:
-        """Ends the worker threads."""
-        self._pool.close()
+    async def close(self) -> None:
+        """Ends threads and worker processes."""
+        self._threads.close()
         self._coroutines.close()
+        await self._processes.close()
 
-    async def _apply(self, function: RewardFunction, items: Sequence[RewardItem], deadline: float) -> list[Outcome]:
-        units = _units(function, items)
+    # ------------------------------------------------------------------------------------------ routing
+
+    def _prepared(self, specs: Sequence[FunctionSpec]) -> tuple[_Function, ...]:
+        return tuple(self._placed(spec, name) for spec, name in named(specs))
+
+    def _placed(self, spec: FunctionSpec, name: str) -> _Function:
+        """Decides where a function runs."""
+        here = None if is_path(spec) else load_function(spec, name=name)
+        if not isinstance(spec, str):
+            return _Function(name, here, None, lambda _source: True)
+        if (spec, name) not in self._remote:
+            self._remote.append((spec, name))
+        return _Function(name, here, self._remote.index((spec, name)), lambda source: is_linear(spec, source))
+
+    def _functions(self) -> list[_Function]:
+        return [function for functions in (self._default, *self._by_data_source.values()) for function in functions]
+
+    async def _apply(self, function: _Function, request: _Request, indices: Sequence[int]) -> list[Outcome]:
+        """One outcome per index."""
+        sources = {request.items[index].data_source for index in indices}
+        here = {source for source in sources if function.is_here(source)}
+        if len(here) == len(sources):
+            return await self._here(cast("RewardFunction", function.here), request, indices)
+        if not here:
+            return await self._there(function, request, indices)
+        near = [index for index in indices if request.items[index].data_source in here]
+        far = [index for index in indices if request.items[index].data_source not in here]
+        parts = await asyncio.gather(self._apply(function, request, near), self._apply(function, request, far))
+        found = dict(zip([*near, *far], [outcome for part in parts for outcome in part], strict=True))
+        return [found[index] for index in indices]
+
+    # ------------------------------------------------------------------------------------------ here
+
+    async def _here(self, function: RewardFunction, request: _Request, indices: Sequence[int]) -> list[Outcome]:
+        parsed = [request.parsed(index) for index in indices]
+        items = [item for item in parsed if isinstance(item, RewardItem)]
+        units = _units([item.group_id for item in items], whole_group=function.whole_group)
+        batches = [[items[place] for place in unit] for unit in units]
         if function.asynchronous:
-            answers = await self._run_coroutines(function, [[items[i] for i in unit] for unit in units], deadline)
+            answers = await self._run_coroutines(function, batches, request.deadline)
         else:
-            answers = await self._run_threads(function, [[items[i] for i in unit] for unit in units], deadline)
-        outcomes: list[Outcome] = [Failed("internal", "not scored")] * len(items)
-        for unit, answer in zip(units, answers, strict=True):
-            for position, index in enumerate(unit):
-                outcomes[index] = _named(answer, function.name) if isinstance(answer, Failed) else answer[position]
-        return outcomes
+            answers = await self._run_threads(function, batches, request.deadline)
+        scored = iter(_spread(function.name, units, answers))
+        return [item if isinstance(item, Failed) else next(scored) for item in parsed]
 
     async def _run_threads(
         self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], deadline: float
-    ) -> list[list[Outcome] | Failed]:
+    ) -> Answers:
         works = [lambda batch=batch: function.score(batch) for batch in batches]
-        share = -(-len(works) // self._pool.workers)
+        share = max(1, -(-len(works) // self._threads.size))
         parts = [works[start : start + share] for start in range(0, len(works), share)]
         answers = await asyncio.gather(
-            *(self._pool.run(part, call_timeout_s=self._call_timeout_s, deadline=deadline) for part in parts)
+            *(self._threads.run(part, call_timeout_s=self._call_timeout_s, deadline=deadline) for part in parts)
         )
         return [answer for part in answers for answer in part]
 
     async def _run_coroutines(
         self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], deadline: float
-    ) -> list[list[Outcome] | Failed]:
+    ) -> Answers:
         return await self._coroutines.run(
             [lambda batch=batch: function.score_async(batch) for batch in batches],  # type: ignore[misc]  # the default argument binds it
             call_timeout_s=self._call_timeout_s,
             deadline=deadline,
         )
 
+    # ------------------------------------------------------------------------------------------ there
 
-def _units(function: RewardFunction, items: Sequence[RewardItem]) -> list[list[int]]:
-    """Indices of the items that go into one call: each alone, or a group's together."""
-    if not function.whole_group:
-        return [[index] for index in range(len(items))]
-    groups: dict[str, list[int]] = {}
-    for index, item in enumerate(items):
-        groups.setdefault(item.group_id, []).append(index)
-    return list(groups.values())
+    async def _there(self, function: _Function, request: _Request, indices: Sequence[int]) -> list[Outcome]:
+        there = cast("int", function.there)
+        try:
+            async with asyncio.timeout(request.deadline - time.monotonic()):
+                await self._processes.start()
+        except TimeoutError:
+            return [Failed("timeout", f"{function.name}: its worker still starts", retryable=True)] * len(indices)
+        except RewardError as error:
+            return [Failed("no_worker", str(error), retryable=True)] * len(indices)
+        items = [request.items[index] for index in indices]
+        units = _units([item.group_id for item in items], whole_group=self._processes.kinds[there].whole_group)
+        batches = [[items[place].SerializeToString() for place in unit] for unit in units]
+        return _spread(function.name, units, await self._processes.run(there, batches, deadline=request.deadline))
+
+
+def _units(groups: Sequence[str], *, whole_group: bool) -> list[list[int]]:
+    """Places of the items that go into one call: each alone, or a group's together; `groups` holds each item's."""
+    if not whole_group:
+        return [[place] for place in range(len(groups))]
+    units: dict[str, list[int]] = {}
+    for place, group in enumerate(groups):
+        units.setdefault(group, []).append(place)
+    return list(units.values())
+
+
+def _spread(function: str, units: Sequence[Sequence[int]], answers: Answers) -> list[Outcome]:
+    """The outcomes of the units, by the items' places."""
+    outcomes: dict[int, Outcome] = {}
+    for unit, answer in zip(units, answers, strict=True):
+        for position, place in enumerate(unit):
+            outcomes[place] = _named(answer, function) if isinstance(answer, Failed) else answer[position]
+    return [outcomes[place] for place in range(len(outcomes))]
 
 
 def _named(failed: Failed, function: str) -> Failed:

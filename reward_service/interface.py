@@ -11,6 +11,14 @@ from protos import reward_pb2
 class RewardScorer(Protocol):
     """Scores items, here or elsewhere."""
 
+    async def start(self) -> None:
+        """Loads what scores here, so that the first items need not wait for it.
+
+        Raises:
+            RewardError: a function that cannot be loaded.
+        """
+        ...
+
     async def score(
         self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float | None = None
     ) -> list[reward_pb2.ScoreResult]:

@@ -17,18 +17,19 @@ from reward_service.scorers import SCORERS
 FunctionSpec = str | Callable[..., Any]
 
 
-def load_functions(specs: Iterable[FunctionSpec]) -> tuple[RewardFunction, ...]:
-    """Loads several functions; names that coincide are told apart by their full spelling.
-
-    Raises:
-        RewardError: an unknown name, a file or function that is missing, or a signature that does not fit.
-    """
+def named(specs: Iterable[FunctionSpec]) -> list[tuple[FunctionSpec, str]]:
+    """Functions with their names in components and errors; equal ones are told apart by their full spelling."""
     listed = list(specs)
     labels = [_label(spec) for spec in listed]
-    return tuple(
-        load_function(spec, name=label if labels.count(label) == 1 else f"{spec}#{index}")
+    return [
+        (spec, label if labels.count(label) == 1 else f"{spec}#{index}")
         for index, (spec, label) in enumerate(zip(listed, labels, strict=True))
-    )
+    ]
+
+
+def is_path(spec: FunctionSpec) -> bool:
+    """Whether a function is named by where it stands, so that any process can load it."""
+    return isinstance(spec, str) and ":" in spec
 
 
 def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunction:
@@ -39,11 +40,11 @@ def load_function(spec: FunctionSpec, *, name: str | None = None) -> RewardFunct
         name: what components and errors call it; by default the function's own name.
 
     Raises:
-        RewardError: as `load_functions`.
+        RewardError: an unknown name, a file or function that is missing, or a signature that does not fit.
     """
     if not isinstance(spec, str):
         return adapt(name or _label(spec), spec)
-    if ":" not in spec:
+    if not is_path(spec):
         return from_scorer(name or spec, _registered(spec))
     function = load_callable(spec, "reward function", RewardError)
     return adapt(name or _label(spec), function)

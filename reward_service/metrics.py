@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from protos import reward_pb2
+from reward_service.workers.pool import PoolStats
 
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 
@@ -20,13 +21,19 @@ class RewardMetrics:
         self._seconds = Histogram(
             "rollmesh_reward_call_seconds", "Duration of Score calls.", buckets=_SECONDS, registry=self.registry
         )
-        self._lost = Gauge(
-            "rollmesh_reward_lost_workers", "Threads given up because a reward call hangs.", registry=self.registry
+        self._hanging = Gauge(
+            "rollmesh_reward_hanging_threads", "Threads given up because a call hangs.", registry=self.registry
         )
-        self._totals = {"items": 0.0, "errors": 0.0, "calls": 0.0, "lost_workers": 0.0}
+        self._workers = Gauge("rollmesh_reward_workers", "Worker processes.", registry=self.registry)
+        self._ended = Gauge(
+            "rollmesh_reward_workers_ended", "Worker processes lost since the start.", ["why"], registry=self.registry
+        )
+        self._totals = dict.fromkeys(("items", "errors", "calls", "hanging_threads", "workers_ended"), 0.0)
 
-    def record(self, results: Sequence[reward_pb2.ScoreResult], seconds: float, *, lost_workers: int) -> None:
-        """Counts one answered call."""
+    def record(
+        self, results: Sequence[reward_pb2.ScoreResult], seconds: float, workers: PoolStats, *, hanging_threads: int
+    ) -> None:
+        """Counts one answered call, and notes how those stand who answer."""
         counts: dict[tuple[str, str], int] = {}
         for result in results:
             outcome = result.WhichOneof("outcome") or "none"
@@ -37,10 +44,14 @@ class RewardMetrics:
             if outcome == "error":
                 self._totals["errors"] += count
         self._seconds.observe(seconds)
-        self._lost.set(lost_workers)
+        self._hanging.set(hanging_threads)
+        self._workers.set(workers.workers)
+        self._ended.labels("overdue").set(workers.overdue)
+        self._ended.labels("died").set(workers.died)
         self._totals["items"] += len(results)
         self._totals["calls"] += 1
-        self._totals["lost_workers"] = lost_workers
+        self._totals["hanging_threads"] = hanging_threads
+        self._totals["workers_ended"] = workers.overdue + workers.died
 
     def gauges(self) -> Mapping[str, float]:
         """Figures for heartbeats."""

@@ -1,7 +1,8 @@
 """What goes into a reward function and the three ways in which it can come out.
 
 Invariants: a `Scored` that leaves this package is finite in total, components and per-token values; whatever went
-wrong is a `Failed` with a stable code, so that no failure is ever mistaken for a reward of zero.
+wrong is a `Failed` with a stable code, so that no failure is ever mistaken for a reward of zero; a reason is text that
+can be sent, of bounded length, whatever a function, a model or a dataset has put into it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,20 @@ from typing import Any
 
 from mesh.errors import PayloadError
 from protos import reward_pb2
+
+# Characters of a reason, and of an error's code.
+REASON_LENGTH = 2000
+_CODE_LENGTH = 64
+# Characters of a JSON field. Decoding holds the interpreter, about 10 ms for each million of them.
+JSON_LENGTH = 8 << 20
+
+
+def bounded(text: str, length: int = REASON_LENGTH) -> str:
+    """`text` as it can be sent: what cannot be encoded is replaced, what is too long ends with a mark."""
+    if len(text) > length:
+        mark = f"... ({len(text)} characters)"
+        text = text[: length - len(mark)] + mark
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +59,7 @@ class RewardItem:
         """Decodes the JSON fields.
 
         Raises:
-            PayloadError: where a JSON field is malformed or extra_info is not an object.
+            PayloadError: where a JSON field is malformed, too long or too deeply nested, or extra_info is no object.
         """
         text = message.extra_info_json
         extra_info = {} if text == "{}" else _decode(text, "extra_info_json")
@@ -65,10 +80,14 @@ class RewardItem:
 def _decode(text: str, field_name: str) -> Any:
     if not text:
         return None
+    if len(text) > JSON_LENGTH:
+        raise PayloadError(field_name, f"{len(text)} characters of JSON, {JSON_LENGTH} are allowed")
     try:
         return json.loads(text)
     except ValueError as error:
         raise PayloadError(field_name, f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise PayloadError(field_name, "JSON that is nested too deeply") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +105,21 @@ class Unscorable:
 
     reason: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", bounded(str(self.reason)))
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Scoring failed. `code` is short and stable: timeout, exception, nan, bad_input, bad_output, ..."""
+    """Scoring failed. `code` is short and stable: timeout, crashed, exception, nan, bad_input, bad_output, ..."""
 
     code: str
     message: str
     retryable: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "code", bounded(str(self.code), _CODE_LENGTH))
+        object.__setattr__(self, "message", bounded(str(self.message)))
 
 
 Outcome = Scored | Unscorable | Failed

@@ -47,7 +47,8 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
             raise PayloadError("items.item_id", "not unique in the request")
         began = time.monotonic()
         results = await self._engine.score(request.items, self._budget(context.time_remaining()))
-        self._metrics.record(results, time.monotonic() - began, lost_workers=self._engine.lost_workers)
+        seconds = time.monotonic() - began
+        self._metrics.record(results, seconds, self._engine.workers, hanging_threads=self._engine.hanging_threads)
         return reward_pb2.ScoreResponse(results=results)
 
     async def Info(
@@ -97,13 +98,19 @@ class RewardServer:
         self._health: health.aio.HealthServicer = add_health_and_reflection(self._server, [SERVICE_NAME])
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
-        """Binds, serves and returns the port.
+        """Loads the reward functions, binds, serves and returns the port.
 
         Raises:
             ConfigError: a bind to others without protection.
             PortInUseError: the port is taken.
+            RewardError: a function cannot be loaded.
         """
-        self.port = bind(self._server, host, port, self._security)
+        try:
+            await self._engine.start()
+            self.port = bind(self._server, host, port, self._security)
+        except BaseException:
+            await self._engine.close()
+            raise
         await self._server.start()
         await set_serving(self._health, [SERVICE_NAME])
         return self.port
@@ -113,4 +120,4 @@ class RewardServer:
         for name in ("", SERVICE_NAME):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.stop(grace_s)
-        self._engine.close()
+        await self._engine.close()

@@ -17,6 +17,7 @@ from mesh.heap import settle_heap
 from mesh.membership import MembershipAgent, new_member_id
 from mesh.metrics import metrics_server
 from mesh.service import Shutdown, advertised_address, run_service, write_ready_file
+from mesh.threads import reward_workers
 from protos import membership_pb2
 from reward_service.engine import ScoringEngine
 from reward_service.metrics import RewardMetrics
@@ -57,7 +58,9 @@ async def serve(
     """
     reward = config.reward
     local, _ = split_routes(reward.by_data_source)
-    engine = ScoringEngine(reward.functions, local, workers=reward.workers, call_timeout_s=reward.scorer_timeout_s)
+    engine = ScoringEngine(
+        reward.functions, local, workers=reward.workers or reward_workers(), call_timeout_s=reward.scorer_timeout_s
+    )
     server = RewardServer(
         engine,
         timeout_s=reward.timeout_s,

@@ -17,6 +17,7 @@ from typing import Any
 from mesh.config import Config, load_config
 from mesh.errors import ConfigError
 from mesh.service import AsyncBridge, advertised_address
+from mesh.threads import reward_workers
 from reward_service.engine import ScoringEngine
 from reward_service.routing import split_routes
 from reward_service.server import RewardServer
@@ -41,7 +42,8 @@ def train(
     Args:
         config: a configuration, the same as a mapping, or the path of a YAML file.
         reward_fn: in place of `reward.functions`: a function (or several, summed) with verl's, TRL's or the batch
-            signature, or import paths `module:function`. Functions are called in this process, in threads.
+            signature, or import paths `module:function`. Functions are called in this process, in threads: one that
+            holds the interpreter for ever holds this process. Paths run in worker processes, which are ended then.
         overrides: as on the command line, `"learner.steps=10"`.
         quiet: show nothing.
 
@@ -89,7 +91,10 @@ def _serving(config: Config, functions: Sequence[RewardFunction | str]) -> Itera
         return
     local, remote = split_routes(config.reward.by_data_source)
     engine = ScoringEngine(
-        functions, local, workers=config.reward.workers, call_timeout_s=config.reward.scorer_timeout_s
+        functions,
+        local,
+        workers=config.reward.workers or reward_workers(),
+        call_timeout_s=config.reward.scorer_timeout_s,
     )
 
     async def start() -> RewardServer:

@@ -96,10 +96,18 @@ class RewardSection(Section):
         default_factory=list, description="`grpc://host:port` of reward services; none: one is started here."
     )
     timeout_s: PositiveFloat = Field(10.0, description="Deadline of one Score call, in seconds.")
-    scorer_timeout_s: PositiveFloat = Field(8.0, description="Deadline of one scorer call inside the service.")
+    scorer_timeout_s: PositiveFloat = Field(
+        8.0, description="Seconds that one scorer call may take; then its worker process is ended and replaced."
+    )
     attempts: PositiveInt = Field(3, description="Tries of an item whose error is retryable.")
-    in_process: bool = Field(False, description="Score inside the generators (small runs); no service is started.")
-    workers: PositiveInt = Field(1, description="Threads of the reward service that run scorers.")
+    in_process: bool = Field(
+        False, description="Score beside the generators, in workers of theirs (small runs); no service is started."
+    )
+    workers: PositiveInt | None = Field(
+        None,
+        description="Most processes that run scorers, started as they are needed; none: as many as there are cores, at "
+        "least 4 and at most 16. Slow functions that wait for something need more.",
+    )
     python: Path | None = Field(None, description="Interpreter of the reward service; none: that of `rollmesh`.")
 
 

@@ -1,6 +1,13 @@
 """The scorers that come with the package, by the names used in `reward.functions`.
 
-Each is one small file with `score(item) -> Outcome`, pure and quick.
+Each is one small file with `score(item) -> Outcome`, pure.
+
+Which of them may share a process with a service: `LINEAR` names those whose time is linear in the length of the texts,
+whatever a model writes. They search and replace fixed words, compare numbers as decimals, count, or look at no more
+than the last few hundred characters; none of their regular expressions can try a part of a long text again from
+another place. `math` gives the text to a computer algebra system, for which `9^{9^{9^{9}}}` is a number to compute:
+it runs in worker processes, which can be killed, and so does `auto` for the sources that it hands to `math`. A scorer
+that is not proven linear does not belong into `LINEAR`.
 """
 
 from __future__ import annotations
@@ -41,3 +48,29 @@ SCORERS: Mapping[str, ItemScorer] = MappingProxyType(
         "strings": strings.score,
     }
 )
+
+LINEAR = frozenset(
+    {
+        "arithmetic",
+        "environment",
+        "exact_match",
+        "gsm8k",
+        "gsm8k_flexible",
+        "gsm8k_strict",
+        "math_dapo",
+        "math_string",
+        "qa",
+        "strings",
+    }
+)
+
+
+def is_linear(name: str, data_source: str) -> bool:
+    """Whether a scorer's time is linear for items of a source; see above."""
+    return name in LINEAR or (name == "auto" and auto.scorer_of(data_source) is not math_value.score)
+
+
+def prepare(name: str) -> None:
+    """Loads what a scorer imports when it is first called: no call of it is to be charged for that."""
+    if name in ("auto", "math"):
+        math_value.load()

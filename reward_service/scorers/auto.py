@@ -5,6 +5,8 @@ An episode that brings a reward of its own has been judged by it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from reward_service.outcomes import Failed, Outcome, RewardItem
 from reward_service.scorers import arithmetic, environment, exact_match, gsm8k, math_dapo, math_value, qa, strings
 
@@ -23,14 +25,18 @@ _RULES = (
 )
 
 
+def scorer_of(data_source: str) -> Callable[[RewardItem], Outcome] | None:
+    """The scorer of a source; None for an unknown one."""
+    name = data_source.lower()
+    return next((scorer for part, scorer in _RULES if part in name), None)
+
+
 def score(item: RewardItem) -> Outcome:
     """The chosen scorer's outcome; `Failed("no_scorer")` for an unknown source."""
     if environment.FIELD in item.extra_info:
         return environment.score(item)
-    name = item.data_source.lower()
-    for part, scorer in _RULES:
-        if part in name:
-            return scorer(item)
+    if (scorer := scorer_of(item.data_source)) is not None:
+        return scorer(item)
     known = ", ".join(part for part, _ in _RULES)
     return Failed(
         "no_scorer",

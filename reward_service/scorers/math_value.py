@@ -1,7 +1,8 @@
 r"""Mathematics, compared by value: math-verify reads both answers (LaTeX or plain), sympy decides whether they agree.
 
-Fractions, decimals, intervals, sets, equations and symbolic expressions are understood. The library's own time limits
-use signals, which only a main thread may; the deadline of the call stands for them.
+Fractions, decimals, intervals, sets, equations and symbolic expressions are understood. There are expressions that no
+computer has the time to evaluate: the deadline of the call ends them, with the process. (The library's own time limits
+cannot: a big power is one instruction, in which no signal is heard.)
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def grade(response: str, truth: str, *, boxed_truth: bool = True, reading: Readi
         reading: `any` and `expression_first` take boxes, formulas and plain expressions, in that order or with
             expressions first; `latex` takes formulas alone, boxes before others; `box` takes the last box.
     """
-    from math_verify import verify  # here, because sympy takes half a second to load
+    from math_verify import verify
 
     expected = _parse(rf"\boxed{{{truth}}}" if boxed_truth else truth, "any")
     start = response.rfind(r"\boxed{")
@@ -69,6 +70,11 @@ def score(item: RewardItem) -> Outcome:
     if not result.readable_truth:
         return Unscorable(f"the ground truth cannot be read as mathematics: {truth!r}")
     return Scored(float(result.correct), {"format": float(result.boxed), "readable": float(result.readable)})
+
+
+def load() -> None:
+    """Loads the library, which takes half a second."""
+    import math_verify  # noqa: F401
 
 
 def _parse(text: str, reading: Reading) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
 from reward_service.scorers.exact_match import accepted_answers
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPEN, _CLOSE = "<answer>", "</answer>"
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 # Answering so often is guessing: the reward is divided.
@@ -33,9 +33,17 @@ class Overlap(NamedTuple):
 
 
 def extract(response: str) -> str | None:
-    """The last answer, without white space around it; None without one."""
-    answers = _ANSWER.findall(response)
-    return answers[-1].strip() if answers else None
+    """The last answer, without white space around it; None without one.
+
+    Tags are paired from the left, each opening one with the next closing one.
+    """
+    answer = None
+    end = 0
+    # Not by a regular expression: over tags that are never closed, it would read the rest of the text for each.
+    while (start := response.find(_OPEN, end)) >= 0 and (close := response.find(_CLOSE, start)) >= 0:
+        answer = response[start + len(_OPEN) : close]
+        end = close + len(_CLOSE)
+    return None if answer is None else answer.strip()
 
 
 def normalize(text: str) -> str:
@@ -55,7 +63,7 @@ def grade(
         return 1.0 if any(truth in given for truth in expected) else format_score
     if given not in expected:
         return format_score
-    many = max(response.count("<answer>"), response.count("</answer>")) > _MANY_TAGS
+    many = max(response.count(_OPEN), response.count(_CLOSE)) > _MANY_TAGS
     return 1.0 / _MANY_TAGS_DIVISOR if many else 1.0
 
 

@@ -4,12 +4,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from reward_service.engine import ScoringEngine, combine
-from reward_service.outcomes import Failed, Scored, Unscorable
+from reward_service.outcomes import JSON_LENGTH, Failed, Scored, Unscorable
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ async def outcomes(engine: ScoringEngine, items: list[Any], timeout_s: float = 5
             for result in await engine.score(items, timeout_s)
         ]
     finally:
-        engine.close()
+        await engine.close()
 
 
 async def test_a_hanging_call_fails_alone_and_the_rest_goes_on(make_item: Any, hang: threading.Event) -> None:
@@ -48,11 +49,11 @@ async def test_given_up_threads_are_counted_and_come_back(make_item: Any, hang: 
     (result,) = await engine.score([make_item()], 5.0)
     assert result.error.code == "timeout"
     assert result.error.retryable
-    assert engine.lost_workers == 1
+    assert engine.hanging_threads == 1
     hang.set()
     (again,) = await engine.score([make_item()], 5.0)
     assert again.scored.total == 1.0
-    engine.close()
+    await engine.close()
 
 
 async def test_the_calls_deadline_wins_over_the_scorers(make_item: Any, hang: threading.Event) -> None:
@@ -87,7 +88,7 @@ async def test_a_coroutine_that_blocks_stops_neither_the_caller_nor_the_next_cal
     assert blocked.error.code == "timeout"
     (free,) = await engine.score([make_item()], 5.0)
     assert free.scored.total == 1.0
-    engine.close()
+    await engine.close()
 
 
 async def test_a_group_function_sees_each_group_whole_and_fails_for_its_group_alone(make_item: Any) -> None:
@@ -109,7 +110,7 @@ async def test_routes_by_source_and_names_components(make_item: Any) -> None:
     both, word = await engine.score(
         [make_item("a", "#### 42", data_source="x"), make_item("b", "'42'", data_source="words")], 5.0
     )
-    engine.close()
+    await engine.close()
     assert both.scored.total == 1.0
     assert dict(both.scored.components) == {
         "exact_match": 0.0,
@@ -127,6 +128,33 @@ async def test_malformed_json_fails_its_item_alone(make_item: Any) -> None:
         make_item("c", extra_info_json="[]"),
     ]
     assert await outcomes(ScoringEngine(["exact_match"]), items) == ["scored", "bad_input", "bad_input"]
+
+
+@pytest.mark.parametrize("place", ["here", "there"])
+async def test_json_that_nobody_can_decode_fails_its_item_alone(make_item: Any, tmp_path: Path, place: str) -> None:
+    (tmp_path / "mine.py").write_text("def score(solution_str, ground_truth): return 1.0\n")
+    bad = [
+        make_item("deep", extra_info_json="[" * 100_000),
+        make_item("deep truth", ground_truth_json='{"a":' * 50_000),
+        make_item("long", extra_info_json='{"a": "' + "x" * JSON_LENGTH + '"}'),
+        make_item("number", ground_truth_json="9" * 100_000),
+    ]
+    items = [make_item("first"), *bad, make_item("last")]
+    engine = ScoringEngine(["exact_match" if place == "here" else f"{tmp_path}/mine.py:score"])
+    assert await outcomes(engine, items, 20.0) == ["scored"] + ["bad_input"] * 4 + ["scored"]
+
+
+async def test_auto_takes_each_item_where_it_may_run(make_item: Any) -> None:
+    engine = ScoringEngine(["auto"])
+    await engine.start()
+    near = await engine.score([make_item("a"), make_item("b", "41")], 5.0)
+    assert [result.scored.total for result in near] == [1.0, 0.0]
+    assert engine.workers.workers == 0
+    items = [make_item("a"), make_item("b", r"\boxed{42}", data_source="MATH"), make_item("c", "41")]
+    mixed = await engine.score(items, 60.0)
+    assert [result.scored.total for result in mixed] == [1.0, 1.0, 0.0]
+    assert engine.workers.workers == 1
+    await engine.close()
 
 
 async def test_workers_share_the_items(make_item: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mesh.errors import RewardError
 from reward_service.functions import adapt
-from reward_service.loading import load_function, load_functions
+from reward_service.loading import load_function, named
 from reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "custom_reward.py"
@@ -146,7 +146,8 @@ def test_the_missing_column_is_named() -> None:
 
 
 def test_example_file_by_path() -> None:
-    both = load_functions([f"{EXAMPLE}:compute_score", f"{EXAMPLE}:group_diversity"])
+    specs = [f"{EXAMPLE}:compute_score", f"{EXAMPLE}:group_diversity"]
+    both = [load_function(spec, name=name) for spec, name in named(specs)]
     assert [function.name for function in both] == ["compute_score", "group_diversity"]
     assert both[0].score([item()]) == [Scored(1.0, {"is_number": 1.0})]
     same, other = item("1"), item("2")
@@ -173,7 +174,7 @@ def test_module_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.Mon
 def test_functions_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.py").write_text("def compute_score(solution_str, ground_truth): return 1\n")
-    names = [f.name for f in load_functions([f"{tmp_path}/{name}.py:compute_score" for name in ("one", "two")])]
+    names = [name for _, name in named([f"{tmp_path}/{name}.py:compute_score" for name in ("one", "two")])]
     assert len(set(names)) == 2
 
 

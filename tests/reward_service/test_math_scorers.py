@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reward_service.outcomes import RewardItem, Scored, Unscorable
-from reward_service.scorers import SCORERS, gsm8k_text, math_dapo, math_value, qa
+from reward_service.scorers import LINEAR, SCORERS, gsm8k_text, math_dapo, math_value, qa
 from reward_service.scorers.boxes import last_boxed
 
 
@@ -62,6 +62,8 @@ def test_the_last_box(text: str, content: str | None) -> None:
         ("qa", "<answer>The Eiffel tower!</answer>", ["Louvre", "Eiffel Tower"], 1.0),
         ("qa", "<answer>Louvre</answer> or <answer>Paris</answer>", "Louvre", 0.0),
         ("qa", "Louvre", "Louvre", 0.0),
+        ("qa", "<answer>a <answer>Louvre</answer>", "answerlouvre", 1.0),
+        ("qa", "</answer><answer>Louvre</answer><answer>Paris", "Louvre", 1.0),
     ],
 )
 def test_totals(name: str, response: str, truth: Any, total: float) -> None:
@@ -104,6 +106,20 @@ def test_format_scores() -> None:
     assert qa.grade("<answer>x</answer>", ["y"], format_score=0.2) == 0.2
     assert qa.grade("<answer>y</answer>" * 11, ["y"]) == 0.25
     assert qa.grade("<answer>in Paris</answer>", ["Paris"], match="contains") == 1.0
+
+
+HOSTILE = [text * (1_000_000 // len(text)) for text in (
+    "<answer>", "</answer>", "<answer>a", r"\boxed{", r"\boxed", "{", "1,", "1,111", "9", "#### -", "Answer: ", r"\frac",
+    r"\text{ ", r"\sqrt", "$", "=", " the", "'", "-.", "\u00e9 ",
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(LINEAR))
+def test_a_linear_scorer_takes_a_million_characters_of_anything(name: str) -> None:
+    """Of a quadratic one, the time limit of the tests would tell."""
+    for text in HOSTILE:
+        for truth in ("42", ["42", text]):
+            assert outcome(name, text, truth) is not None
 
 
 def test_shared_words() -> None:

@@ -53,7 +53,7 @@ async def test_right_answers_score_one_and_others_zero() -> None:
             for right in (True, False)
         ]
     results = await engine.score(items, 20.0)
-    engine.close()
+    await engine.close()
     for result in results:
         assert result.WhichOneof("outcome") == "scored"
         assert result.scored.total == float(result.item_id.endswith("True"))

@@ -1,9 +1,8 @@
-"""Threads that run synchronous reward functions, each call under its own deadline.
+"""Threads that run synchronous reward functions of this very program, each call under its own deadline.
 
-A Python thread cannot be ended from outside. So a worker whose call is overdue is given up: its job is closed, a
-fresh worker takes its place, and whatever the late call returns is dropped. (A call that never lets go of the
-interpreter, such as a runaway regular expression, stops its whole process; then the client's deadline holds, which is
-why runs that matter score in a service of their own.)
+A Python thread cannot be ended from outside. So a thread whose call is overdue is given up: its job is closed, a
+fresh thread takes its place, and whatever the late call returns is dropped. A call that never lets go of the
+interpreter stops its whole process: only functions that cannot leave it run here (see `reward_service.workers`).
 
 Invariants: every call of a job ends in its results or in `Failed("timeout")`, at its deadline at the latest; a late
 result is never used; at most `max_lost` given-up threads exist at a time, after which jobs wait for a free one (and
@@ -26,7 +25,7 @@ Work = Callable[[], list[Outcome]]
 
 
 class _Job:
-    """Calls that one worker runs in order. All fields below `lock` are guarded by it."""
+    """Calls that one thread runs in order. All fields below `lock` are guarded by it."""
 
     def __init__(self, works: Sequence[Work]) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -44,7 +43,7 @@ class _Job:
             return self._running_since
 
     def run(self) -> bool:
-        """Called by a worker. False where the job was closed under it: the worker has been replaced."""
+        """Called by a thread. False where the job was closed under it: the thread has been replaced."""
         for work in self._works:
             with self._lock:
                 if self._closed:
@@ -61,7 +60,7 @@ class _Job:
         return True
 
     def close(self) -> tuple[list[list[Outcome]], bool]:
-        """Ends the job: its results so far, and whether a worker was inside a call."""
+        """Ends the job: its results so far, and whether a thread was inside a call."""
         with self._lock:
             self._closed = True
             inside = self._running_since is not None and len(self._results) < len(self._works)
@@ -72,23 +71,23 @@ class _Job:
             self.done.set_result(None)
 
 
-class WorkerPool:
-    """`workers` threads for synchronous reward functions."""
+class ThreadPool:
+    """`size` threads for synchronous reward functions."""
 
-    def __init__(self, workers: int, *, max_lost: int = 16) -> None:
+    def __init__(self, size: int, *, max_lost: int = 16) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._max_lost = max_lost
         self._lock = threading.Lock()
-        self._workers = workers
+        self._size = size
         self._alive = 0
         self._lost = 0
         self._closed = False
         self._refill()
 
     @property
-    def workers(self) -> int:
+    def size(self) -> int:
         """Threads that take jobs when none is given up."""
-        return self._workers
+        return self._size
 
     @property
     def lost(self) -> int:
@@ -99,7 +98,7 @@ class WorkerPool:
     async def run(
         self, works: Sequence[Work], *, call_timeout_s: float, deadline: float
     ) -> list[list[Outcome] | Failed]:
-        """Runs calls one after another in one worker.
+        """Runs calls one after another in one thread.
 
         Args:
             call_timeout_s: seconds that one call may take.
@@ -129,7 +128,7 @@ class WorkerPool:
         return results
 
     def close(self) -> None:
-        """Lets the workers end; calls that hang are left to the end of the process (the threads are daemons)."""
+        """Lets the threads end; calls that hang are left to the end of the process (the threads are daemons)."""
         with self._lock:
             self._closed = True
             alive = self._alive
@@ -150,7 +149,7 @@ class WorkerPool:
 
     def _refill(self) -> None:
         with self._lock:
-            missing = 0 if self._closed or self._lost >= self._max_lost else self._workers - self._alive
+            missing = 0 if self._closed or self._lost >= self._max_lost else self._size - self._alive
             self._alive += missing
         for _ in range(missing):
             threading.Thread(target=self._work, name="scorer", daemon=True).start()

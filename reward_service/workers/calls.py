@@ -1,0 +1,70 @@
+"""What the owner keeps of its callers: a call, and the units of it that go to workers.
+
+Invariants: each unit of a call gets one answer; what is still open at the call's deadline is answered then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from reward_service.outcomes import Failed, Outcome
+
+CLOSED = Failed("closed", "the reward workers are closed", retryable=True)
+
+
+class Call:
+    """One caller that waits for several units.
+
+    Args:
+        deadline: monotonic time by which it goes.
+    """
+
+    def __init__(self, units: int, deadline: float) -> None:
+        self.deadline = deadline
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.answers: list[list[Outcome] | Failed | None] = [None] * units
+        self._open = units
+
+    def answer(self, place: int, answer: list[Outcome] | Failed) -> None:
+        """Answers one unit; a second answer is dropped."""
+        if self.answers[place] is not None:
+            return
+        self.answers[place] = answer
+        self._open -= 1
+        if not self._open and not self.done.done():
+            self.done.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """Items that one call of a function gets.
+
+    Attributes:
+        function: its index.
+        items: serialized ScoreItems.
+        queued: monotonic time at which it began to wait.
+        begun: it is, or was, in a worker's hands.
+        losses: workers that died with it in their hands, without a sign of what killed them.
+    """
+
+    call: Call
+    place: int
+    function: int
+    items: Sequence[bytes]
+    queued: float = field(default_factory=time.monotonic)
+    begun: bool = False
+    losses: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Somebody still waits for its answer."""
+        return self.call.answers[self.place] is None
+
+    def answer(self, answer: list[Outcome] | Failed) -> None:
+        """Answers it."""
+        if not isinstance(answer, Failed) and len(answer) != len(self.items):
+            answer = Failed("internal", f"{len(answer)} outcomes for {len(self.items)} items")
+        self.call.answer(self.place, answer)

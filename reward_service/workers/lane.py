@@ -1,0 +1,200 @@
+"""The queue of units before several workers, and how many workers there are.
+
+Invariants: a unit waits for a worker on its call's time, not on its own; workers are started when units wait, never
+more than `limit`; workers that die one after another are started ever more slowly, and the reason is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from reward_service.workers.calls import CLOSED, Unit
+from reward_service.workers.process import WorkerProcess
+from reward_service.workers.slot import Slot
+
+log = logging.getLogger(__name__)
+
+# Seconds that a unit waits before another worker is started for it.
+_PATIENCE_S = 0.1
+# Seconds of work that are not worth a second worker.
+_NOTHING_S = 0.005
+# Seconds of work in one message to a worker, and most units and bytes of it.
+_MESSAGE_S = 0.05
+_MESSAGE_UNITS = 256
+_MESSAGE_BYTES = 1 << 20
+# Coroutines that one event loop runs together.
+_TOGETHER = 256
+# Weight of the last measurement in a function's seconds per unit.
+_NEWS = 0.3
+# Deaths in a row that are no pattern yet; then pauses between starts grow up to the longest.
+_FEW_DEATHS = 3
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+
+class Lane:
+    """Workers for functions of one kind.
+
+    Args:
+        functions: (name in the configuration, name for errors) of all that a worker loads.
+        limit: most workers.
+        concurrent: they run coroutine functions, many units at a time; else one unit after another.
+        call_timeout_s: seconds that one unit may take.
+    """
+
+    def __init__(
+        self, functions: Sequence[tuple[str, str]], *, limit: int, concurrent: bool, call_timeout_s: float
+    ) -> None:
+        self.concurrent = concurrent
+        self.call_timeout_s = call_timeout_s
+        self.overdue = 0
+        self.died = 0
+        self._functions = functions
+        self._limit = limit
+        self._queue: deque[Unit] = deque()
+        self._slots: dict[Slot, asyncio.Task[None]] = {}
+        self._seconds: dict[int, float] = {}
+        self._deaths = 0
+        self._last_death = ""
+        self._growth: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers that have loaded their functions."""
+        return [slot.pid for slot in self._slots if slot.pid is not None]
+
+    def put(self, units: Sequence[Unit]) -> None:
+        """Queues units."""
+        if self._closed:
+            for unit in units:
+                unit.answer(CLOSED)
+            return
+        self._queue.extend(units)
+        self._rouse()
+
+    def waiting_reason(self) -> str:
+        """Why units wait although workers should be free; empty while all is well."""
+        if self._deaths > _FEW_DEATHS:
+            return f"{self._deaths} reward workers ended one after another, at last: {self._last_death}"
+        return ""
+
+    def why_not_begun(self) -> str:
+        """What a unit has waited for in vain."""
+        return self.waiting_reason() or (
+            f"no free worker: {len(self._slots)} of reward.workers ({self._limit}) are busy or start"
+        )
+
+    def adopt(self, worker: WorkerProcess | None = None) -> None:
+        """Adds a slot, with a worker that has loaded its functions already, or none yet."""
+        slot = Slot(self)
+        task = asyncio.get_running_loop().create_task(slot.run(worker), name="reward-worker")
+        self._slots[slot] = task
+        task.add_done_callback(lambda done: self._leave(slot, done))
+
+    async def close(self) -> None:
+        """Ends the workers, those without work in peace."""
+        if self._growth is not None:
+            self._growth.cancel()
+        self._closed = True
+        for task in self._slots.values():
+            task.cancel()
+        await asyncio.gather(*self._slots.values(), return_exceptions=True)
+        self._slots.clear()
+        for unit in self._queue:
+            unit.answer(CLOSED)
+
+    # ------------------------------------------------------------------------------------------ for the slots
+
+    async def open_worker(self) -> WorkerProcess:
+        """See `Source`."""
+        if (excess := self._deaths - _FEW_DEATHS) > 0:
+            await asyncio.sleep(min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(excess, 10)))
+        worker, _ = await WorkerProcess.open(self._functions, self.call_timeout_s)
+        return worker
+
+    def name(self, function: int) -> str:
+        """See `Source`."""
+        return self._functions[function][1]
+
+    def next_units(self, in_hand: int) -> list[Unit]:
+        """See `Source`."""
+        units: list[Unit] = []
+        size = 0
+        room = _TOGETHER - in_hand if self.concurrent else 1
+        while self._queue and len(units) < room and size < _MESSAGE_BYTES:
+            unit = self._queue.popleft()
+            if not unit.open:
+                continue
+            if not units and not self.concurrent:
+                room = self._room(unit.function)
+            elif units and unit.function != units[0].function:
+                self._queue.appendleft(unit)
+                break
+            units.append(unit)
+            size += sum(map(len, unit.items))
+        return units
+
+    def put_back(self, units: list[Unit]) -> None:
+        """See `Source`."""
+        self._queue.extendleft(reversed(units))
+        self._rouse()
+
+    def learned(self, function: int, seconds: float, units: int) -> None:
+        """See `Source`."""
+        self._deaths = 0
+        each = seconds / units
+        before = self._seconds.get(function, each)
+        self._seconds[function] = before + _NEWS * (each - before)
+
+    def ended(self, why: str, *, overdue: bool) -> None:
+        """See `Source`."""
+        if overdue:
+            self.overdue += 1
+            return
+        self.died += 1
+        self._deaths += 1
+        self._last_death = why
+        if self._deaths > _FEW_DEATHS:
+            log.error("%s", self.waiting_reason())
+
+    # ------------------------------------------------------------------------------------------ size
+
+    def _room(self, function: int) -> int:
+        """Units for one message: so many as take a moment, and no more than this worker's share of what waits."""
+        each = self._seconds.get(function)
+        if each is None:
+            return 1
+        share = -(-(len(self._queue) + 1) // max(1, len(self._slots)))
+        least, most = (int(seconds / max(each, 1e-6)) for seconds in (_NOTHING_S, _MESSAGE_S))
+        return max(1, min(_MESSAGE_UNITS, most, max(share, least)))
+
+    def _rouse(self) -> None:
+        """Tells slots that units wait, and starts another worker if they still do in a moment."""
+        if not self._queue:
+            return
+        for slot in self._slots:
+            if slot.idle or self.concurrent:
+                slot.wake()
+        if self._growth is None and len(self._slots) < self._limit:
+            self._growth = asyncio.get_running_loop().call_later(_PATIENCE_S if self._slots else 0.0, self._grow)
+
+    def _leave(self, slot: Slot, task: asyncio.Task[None]) -> None:
+        """A slot has ended: with the lane, or because this machine has no room for it."""
+        if self._closed or task.cancelled():
+            return
+        del self._slots[slot]
+        log.error("a reward worker is given up", exc_info=task.exception())
+        self._rouse()
+
+    def _grow(self) -> None:
+        self._growth = None
+        waits = next((unit for unit in self._queue if unit.open), None)
+        if waits is None or len(self._slots) >= self._limit:
+            return
+        if not self._slots or time.monotonic() - waits.queued >= _PATIENCE_S:
+            self.adopt()
+        self._rouse()

@@ -1,0 +1,73 @@
+"""What a worker process and its owner say to each other: msgpack over a socket pair. Nothing is ever unpickled.
+
+To the worker: first `[[[spec, name], ...], call_timeout_s, log level]`, then work messages
+`[function, [[unit, deadline, [item, ...]], ...]]`, where an item is a serialized ScoreItem.
+
+From the worker: `[READY, [[whole_group, asynchronous], ...]]` or `[REFUSED, message, hint]`, then messages
+`[DONE, [[unit, answer], ...]]`. An answer is what `pack_answer` made, or nil for a unit that was not begun.
+
+Invariant: an answer holds one outcome per item and at most `ANSWER_BYTES`; its numbers are floats, its texts can be
+sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from reward_service.outcomes import Failed, Outcome, Scored, Unscorable
+
+READY, REFUSED, DONE = "ready", "refused", "done"
+ANSWER_BYTES = 16 << 20
+# A message of a worker that is larger is no answer: it is ended.
+MESSAGE_BYTES = 64 << 20
+_SCORED, _UNSCORABLE, _FAILED = 0, 1, 2
+
+
+def pack_answer(outcomes: Sequence[Outcome]) -> bytes:
+    """The outcomes of a unit as bytes."""
+    packed: bytes = msgpack.packb([_packed(outcome) for outcome in outcomes])
+    if len(packed) > ANSWER_BYTES:
+        return pack_answer([Failed("bad_output", f"{len(packed)} bytes of results")] * len(outcomes))
+    return packed
+
+
+def unpack_answer(packed: bytes) -> list[Outcome]:
+    """What `pack_answer` has packed."""
+    return [_unpacked(*values) for values in msgpack.unpackb(packed)]
+
+
+def stream(longest: int = 0) -> Any:
+    """Takes bytes as they come (`feed`) and gives messages (by iteration), of `longest` bytes at most (0: of any)."""
+    return msgpack.Unpacker(max_buffer_size=longest)
+
+
+def pack(message: Any) -> bytes:
+    """A message as bytes."""
+    packed: bytes = msgpack.packb(message)
+    return packed
+
+
+def _packed(outcome: Outcome) -> tuple[Any, ...]:
+    if isinstance(outcome, Unscorable):
+        return _UNSCORABLE, outcome.reason
+    if isinstance(outcome, Failed):
+        return _FAILED, outcome.code, outcome.message, outcome.retryable
+    try:
+        components = {_sendable(str(name)): float(value) for name, value in outcome.components.items()}
+        return _SCORED, float(outcome.total), components, [float(value) for value in outcome.per_token]
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        return _packed(Failed("bad_output", f"a reward that is not made of numbers: {error}"))
+
+
+def _sendable(name: str) -> str:
+    name.encode()
+    return name
+
+
+def _unpacked(kind: int, *values: Any) -> Outcome:
+    if kind == _SCORED:
+        return Scored(*values)
+    return Unscorable(*values) if kind == _UNSCORABLE else Failed(*values)

@@ -1,0 +1,70 @@
+"""A page of memory that a worker process shares with its owner: what it works on, and since when.
+
+It costs no system call, is exact at the moment at which a worker dies, and can be read however stuck the worker is.
+Invariant: one side writes each field; the unit is written after its beginning, so that no unit ever looks older than
+it is.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+import time
+from typing import Self
+
+_NONE = -1
+_UNIT = struct.Struct("@q")
+_TIME = struct.Struct("@d")
+_UNIT_AT, _BEGAN_AT, _RECALLED_AT, _SIZE = 0, 8, 16, 24
+
+
+class Page:
+    """The shared fields. Times are `time.monotonic()`, which all processes of a machine share."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._map = mmap.mmap(descriptor, _SIZE)
+
+    @classmethod
+    def create(cls) -> tuple[Self, int]:
+        """A page, and a descriptor to be passed to the worker and then closed."""
+        with tempfile.TemporaryFile() as file:
+            file.write(_UNIT.pack(_NONE) + _TIME.pack(0.0) + _UNIT.pack(_NONE))
+            file.flush()
+            return cls(file.fileno()), os.dup(file.fileno())
+
+    def begin(self, unit: int) -> None:
+        """The worker begins a unit."""
+        _TIME.pack_into(self._map, _BEGAN_AT, time.monotonic())
+        _UNIT.pack_into(self._map, _UNIT_AT, unit)
+
+    def idle(self) -> None:
+        """The worker is between units."""
+        _UNIT.pack_into(self._map, _UNIT_AT, _NONE)
+
+    def recall(self, unit: int) -> None:
+        """The owner wants no unit up to this one begun any more."""
+        _UNIT.pack_into(self._map, _RECALLED_AT, unit)
+
+    @property
+    def unit(self) -> int | None:
+        """What the worker works on; None between units."""
+        (unit,) = _UNIT.unpack_from(self._map, _UNIT_AT)
+        return None if unit == _NONE else unit
+
+    @property
+    def began(self) -> float:
+        """When it began that."""
+        (began,) = _TIME.unpack_from(self._map, _BEGAN_AT)
+        return float(began)
+
+    @property
+    def recalled(self) -> int:
+        """The last unit that is not to be begun."""
+        (unit,) = _UNIT.unpack_from(self._map, _RECALLED_AT)
+        return int(unit)
+
+    def close(self) -> None:
+        """Unmaps it."""
+        self._map.close()

@@ -1,0 +1,103 @@
+"""All worker processes of a service: plain functions in as many as are needed, coroutine functions in one event loop.
+
+Invariants: every unit is answered by its call's deadline; the event loop of the caller runs no code of a function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reward_service.outcomes import Failed, Outcome
+from reward_service.workers.calls import Call, Unit
+from reward_service.workers.lane import Lane
+from reward_service.workers.process import Kind, WorkerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """Workers at present; those that were ended for being overdue, and those that died, since the start."""
+
+    workers: int = 0
+    overdue: int = 0
+    died: int = 0
+
+
+class ProcessPool:
+    """Runs functions, known by their index in `functions`, in worker processes.
+
+    Args:
+        functions: (name in the configuration, name for errors).
+        workers: most processes for plain functions.
+        call_timeout_s: seconds that one call of a function may take.
+    """
+
+    def __init__(self, functions: Sequence[tuple[str, str]], *, workers: int, call_timeout_s: float) -> None:
+        self.kinds: list[Kind] = []
+        self._functions = functions
+        self._plain = Lane(functions, limit=workers, concurrent=False, call_timeout_s=call_timeout_s)
+        self._coroutines = Lane(functions, limit=1, concurrent=True, call_timeout_s=call_timeout_s)
+        self._call_timeout_s = call_timeout_s
+        self._starting = asyncio.Lock()
+
+    @property
+    def stats(self) -> PoolStats:
+        """See `PoolStats`."""
+        lanes = (self._plain, self._coroutines)
+        return PoolStats(
+            sum(len(lane.pids) for lane in lanes), sum(lane.overdue for lane in lanes), sum(lane.died for lane in lanes)
+        )
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers."""
+        return [*self._plain.pids, *self._coroutines.pids]
+
+    async def start(self) -> None:
+        """Starts a first worker, which says what the functions are, unless there has been one.
+
+        Raises:
+            RewardError: a function that cannot be loaded.
+        """
+        async with self._starting:
+            if self.kinds:
+                return
+            worker, self.kinds = await WorkerProcess.open(self._functions, self._call_timeout_s)
+            plain = any(not kind.asynchronous for kind in self.kinds)
+            (self._plain if plain else self._coroutines).adopt(worker)
+
+    async def run(
+        self, function: int, units: Sequence[Sequence[bytes]], *, deadline: float
+    ) -> list[list[Outcome] | Failed]:
+        """Calls a function once per unit.
+
+        Args:
+            function: its index.
+            units: serialized ScoreItems per call.
+            deadline: monotonic time by which all must be answered.
+
+        Returns:
+            per unit its outcomes, or the `Failed` of one that was not done.
+        """
+        lane = self._coroutines if self.kinds[function].asynchronous else self._plain
+        call = Call(len(units), deadline)
+        mine = [Unit(call, place, function, items) for place, items in enumerate(units)]
+        lane.put(mine)
+        try:
+            await asyncio.wait((call.done,), timeout=max(0.0, deadline - time.monotonic()))
+        finally:
+            for unit in mine:
+                if unit.open:
+                    why = "a worker is still busy with it" if unit.begun else lane.why_not_begun()
+                    unit.answer(Failed("timeout", f"the call's deadline passed: {why}", retryable=True))
+        return [answer for answer in call.answers if answer is not None]
+
+    def waiting_reason(self) -> str:
+        """Why items wait although workers should be free; empty while all is well."""
+        return self._plain.waiting_reason() or self._coroutines.waiting_reason()
+
+    async def close(self) -> None:
+        """Ends all workers and all that their functions have started in their process groups."""
+        await asyncio.gather(self._plain.close(), self._coroutines.close())

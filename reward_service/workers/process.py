@@ -1,0 +1,270 @@
+"""One worker process, as its owner sees it.
+
+Invariants: the process leads a process group of its own, which is killed whole; it is given the owner's view of the
+file system and of Python's path, and nothing of its memory (it is no fork of a process with threads); the kernel kills
+it when its owner dies; once `end` has returned, it is reaped and its descriptors are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgpack
+
+from mesh.errors import RewardError
+from mesh.supervised import wrapped
+from mesh.threads import thread_environment
+from reward_service.outcomes import Outcome
+from reward_service.workers.messages import DONE, MESSAGE_BYTES, READY, pack, stream, unpack_answer
+from reward_service.workers.page import Page
+
+# Unit, and its outcomes; None where it was not begun.
+Answer = tuple[int, list[Outcome] | None]
+# The path comes first: the package itself may be found by it alone.
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from reward_service.workers.program import main; main()"
+)
+# Seconds for loading the functions; a reward model on a slow disk is among them.
+_LOAD_S = 150.0
+# Seconds for a worker without work to end by itself when it is hung up on.
+_LEAVE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a worker says of a function: see `RewardFunction`."""
+
+    whole_group: bool
+    asynchronous: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process ended.
+
+    Attributes:
+        code: its exit code, or a signal's negative number.
+        killed: it was alive when we ended it.
+        unit: what it was busy with.
+    """
+
+    code: int
+    killed: bool
+    unit: int | None
+
+    @property
+    def words(self) -> str:
+        """What there is to say of it."""
+        if self.killed:
+            return "it had closed its connection"
+        return f"exit code {self.code}" if self.code >= 0 else f"signal {signal.Signals(-self.code).name}"
+
+    @property
+    def from_outside(self) -> bool:
+        """Somebody else ended it, or a kernel that needs memory."""
+        return not self.killed and self.code in (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def _started(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """Starts the program, from the event loop's own thread: the kernel counts an owner as dead when the thread is that
+    has started a process."""
+    return subprocess.Popen(
+        wrapped([sys.executable, "-c", _PROGRAM, json.dumps(sys.path), *map(str, fds)]),
+        stdin=subprocess.DEVNULL,
+        pass_fds=fds,
+        start_new_session=True,
+        env={**os.environ, **thread_environment(1)},
+    )
+
+
+def _ends_within(pid: int, seconds: float) -> bool:
+    """Waits for the end of a child without reaping it (on Linux; elsewhere it is not waited for)."""
+    if sys.platform != "linux":
+        return False
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:  # somebody else has reaped it
+        return True
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(descriptor)
+
+
+class WorkerProcess(asyncio.Protocol):
+    """A worker from its start to its end. All of it belongs to one event loop.
+
+    Attributes:
+        page: what it is busy with.
+        on_event: told when answers have come or the connection has ended.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], page: Page, names: Sequence[str]) -> None:
+        self.page = page
+        self.on_event: Callable[[], None] = lambda: None
+        self._process = process
+        self._stream = stream(MESSAGE_BYTES)
+        self._answers: list[Answer] = []
+        self._names = names
+        self._said: list[Any] | None = None
+        self._heard = asyncio.Event()
+        self._transport: asyncio.WriteTransport | None = None
+        self._gone = asyncio.Event()
+        self._ending: Ending | None = None
+
+    @classmethod
+    async def open(
+        cls, functions: Sequence[tuple[str, str]], call_timeout_s: float
+    ) -> tuple[WorkerProcess, list[Kind]]:
+        """A worker that has loaded functions, given as (name in the configuration, name for errors), and their kinds.
+
+        Raises:
+            RewardError: there is no room for a process, or it cannot load them, dies over it, or takes too long.
+        """
+        try:
+            worker = await cls._spawn([name for _, name in functions])
+        except OSError as error:
+            raise RewardError(f"no reward worker can be started: {error}") from error
+        level = logging.getLevelName(logging.getLogger().getEffectiveLevel())
+        worker.send([[list(function) for function in functions], call_timeout_s, level])
+        try:
+            return worker, await worker._loaded()
+        except BaseException:
+            await worker.end()
+            raise
+
+    @classmethod
+    async def _spawn(cls, names: Sequence[str]) -> WorkerProcess:
+        ours, theirs = socket.socketpair()
+        page, page_fd = Page.create()
+        fds = (theirs.fileno(), page_fd)
+        try:
+            process = _started(fds)
+        except OSError:
+            ours.close()
+            page.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(page_fd)
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        _, worker = await loop.create_unix_connection(lambda: cls(process, page, names), sock=ours)
+        return worker
+
+    @property
+    def pid(self) -> int:
+        """Of the process, and of its process group."""
+        return self._process.pid
+
+    @property
+    def lost(self) -> bool:
+        """The connection has ended: the process has, or will not be heard of any more."""
+        return self._gone.is_set()
+
+    def send(self, message: Any) -> None:
+        """Sends a message; to a worker that is lost, nothing."""
+        if self._transport is not None and not self.lost:
+            self._transport.write(pack(message))
+
+    def take(self) -> list[Answer]:
+        """The answers that have come since."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    async def end(self, *, at_once: bool = True) -> Ending:
+        """Ends the process and all of its group, and waits until that is so; again, says how it ended.
+
+        Args:
+            at_once: by SIGKILL; else it is hung up on and given a moment to leave.
+        """
+        lost = self.lost
+        if self._transport is not None:
+            self._transport.abort()
+        if self._ending is None:
+            patience_s = _LEAVE_S if lost or not at_once else 0.0
+            reaped = asyncio.get_running_loop().run_in_executor(None, self._reap, patience_s)
+            code, killed = await asyncio.shield(reaped)
+            self._ending = Ending(code, killed, self.page.unit)
+            self.page.close()
+        return self._ending
+
+    async def _loaded(self) -> list[Kind]:
+        names = ", ".join(self._names)
+        try:
+            async with asyncio.timeout(_LOAD_S):
+                await self._heard.wait()
+        except TimeoutError:
+            raise RewardError(
+                f"a reward worker has not loaded {names} within {_LOAD_S:g} s",
+                hint="what a module does when it is imported must end",
+            ) from None
+        if self._said is None:
+            ending = await self.end()
+            raise RewardError(
+                f"a reward worker ended while it loaded {names}: {ending.words}",
+                hint="a module must not end the process that imports it; what it printed is in the service's log",
+            )
+        kind, *said = self._said
+        if kind != READY:
+            raise RewardError(said[0], hint=said[1])
+        return [Kind(*values) for values in said[0]]
+
+    def _reap(self, patience_s: float) -> tuple[int, bool]:
+        """In a thread: lets the process end by itself, kills the group while its leader still holds the number, reaps.
+
+        Returns:
+            the exit code, and whether the process was alive when it was killed.
+        """
+        killed = not _ends_within(self._process.pid, patience_s)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait(), killed
+
+    # ------------------------------------------------------------------------------------------ asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """For the event loop."""
+        self._transport = cast("asyncio.WriteTransport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """For the event loop."""
+        try:
+            self._stream.feed(data)
+            for message in self._stream:
+                self._take(message)
+        except (ValueError, TypeError, msgpack.UnpackException):  # it writes nonsense, or too much
+            self._lose()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # the base's signature
+        """For the event loop."""
+        self._lose()
+
+    def _take(self, message: Any) -> None:
+        kind, *said = message
+        if kind != DONE:
+            self._said = message
+            self._heard.set()
+            return
+        self._answers += [(unit, None if answer is None else unpack_answer(answer)) for unit, answer in said[0]]
+        self.on_event()
+
+    def _lose(self) -> None:
+        self._gone.set()
+        self._heard.set()
+        self.on_event()

@@ -1,0 +1,213 @@
+"""A worker process: loads reward functions once, then scores units until its owner hangs up.
+
+Invariants: it imports no gRPC, no torch and nothing else that the functions do not ask for; what they print goes to
+standard error, which is the service's log; the page says which unit a function is busy with, whatever that function
+does. Plain functions run in the main thread with no event loop around them, so that signals and `asyncio.run` work in
+them. The first unit of a coroutine function turns the worker into an event loop for the rest of its life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mesh.errors import PayloadError, RewardError
+from mesh.telemetry import setup_logging
+from protos import reward_pb2
+from reward_service.functions import RewardFunction
+from reward_service.loading import load_function
+from reward_service.outcomes import Failed, Outcome, RewardItem
+from reward_service.scorers import prepare
+from reward_service.workers.messages import DONE, READY, REFUSED, pack, pack_answer, stream
+from reward_service.workers.page import Page
+
+T = TypeVar("T")
+Unit = tuple[int, float, Sequence[bytes]]
+
+# Seconds and bytes after which answers leave although the message's units are not all done.
+_FLUSH_S = 0.02
+_FLUSH_BYTES = 1 << 20
+_READ_BYTES = 1 << 18
+
+
+class _Channel:
+    """The socket to the owner, blocking."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._stream = stream()
+
+    def receive(self) -> Any:
+        """The next message; None once the owner has hung up."""
+        while True:
+            for message in self._stream:
+                return message
+            data = self.connection.recv(_READ_BYTES)
+            if not data:
+                return None
+            self._stream.feed(data)
+
+    def send(self, message: Any) -> None:
+        self.connection.sendall(pack(message))
+
+
+def main() -> None:
+    """Serves; the arguments are the descriptors of the socket and of the page."""
+    connection_fd, page_fd = map(int, sys.argv[1:3])
+    for descriptor in (connection_fd, page_fd):
+        os.set_inheritable(descriptor, False)
+    connection, page = socket.socket(fileno=connection_fd), Page(page_fd)
+    # A process that a function forks must not keep the owner from seeing the end of this one.
+    os.register_at_fork(after_in_child=connection.close)
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    with contextlib.suppress(OSError):  # where memory runs out, it is the worker that goes
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    try:
+        _serve(_Channel(connection), page)
+    except (BrokenPipeError, ConnectionResetError):  # the owner has ended
+        return
+    except BaseException:  # noqa: BLE001  # an interrupt that a function raises: the exit code comes before the hang-up
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _serve(channel: _Channel, page: Page) -> None:
+    if (first := channel.receive()) is None:
+        return
+    specs, call_timeout_s, level = first
+    setup_logging("reward-worker", level)
+    try:
+        functions = [load_function(spec, name=name) for spec, name in specs]
+        for spec, _ in specs:
+            prepare(spec)
+    except RewardError as error:
+        channel.send([REFUSED, error.message, error.hint])
+        return
+    channel.send([READY, [[function.whole_group, function.asynchronous] for function in functions]])
+    while (message := channel.receive()) is not None:
+        index, units = message
+        if functions[index].asynchronous:
+            asyncio.run(_Loop(channel.connection, page, functions, call_timeout_s).serve(message))
+            return
+        _work(channel, page, functions[index], units)
+
+
+# ---------------------------------------------------------------------------------------------- plain functions
+
+
+def _work(channel: _Channel, page: Page, function: RewardFunction, units: Sequence[Unit]) -> None:
+    done: list[tuple[int, bytes | None]] = []
+    size, flushed = 0, time.monotonic()
+    for unit, deadline, blobs in units:
+        now = time.monotonic()
+        if size > _FLUSH_BYTES or now - flushed > _FLUSH_S:
+            channel.send([DONE, done])
+            done, size, flushed = [], 0, now
+        if unit <= page.recalled or now >= deadline:
+            done.append((unit, None))
+            continue
+        page.begin(unit)
+        items, outcomes = _parsed(blobs)
+        answer = _answer(items, outcomes, function.score(items) if items else [])
+        page.idle()
+        done.append((unit, answer))
+        size += len(answer)
+    channel.send([DONE, done])
+
+
+def _parsed(blobs: Sequence[bytes]) -> tuple[list[RewardItem], list[Failed | None]]:
+    """The items that can be read, and per item why it cannot."""
+    items: list[RewardItem] = []
+    failures: list[Failed | None] = []
+    for blob in blobs:
+        try:
+            items.append(RewardItem.from_proto(reward_pb2.ScoreItem.FromString(blob)))
+            failures.append(None)
+        except PayloadError as error:
+            failures.append(Failed("bad_input", str(error)))
+    return items, failures
+
+
+def _answer(items: Sequence[RewardItem], failures: Sequence[Failed | None], outcomes: Sequence[Outcome]) -> bytes:
+    if len(items) == len(failures):
+        return pack_answer(outcomes)
+    scored = iter(outcomes)
+    return pack_answer([failure or next(scored) for failure in failures])
+
+
+# ---------------------------------------------------------------------------------------------- coroutine functions
+
+
+class _Loop:
+    """Scores units together on an event loop; each answer leaves as soon as it is there."""
+
+    def __init__(
+        self, connection: socket.socket, page: Page, functions: Sequence[RewardFunction], call_timeout_s: float
+    ) -> None:
+        self._connection = connection
+        self._page = page
+        self._functions = functions
+        self._call_timeout_s = call_timeout_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, first: Any) -> None:
+        """Takes messages until the owner hangs up, beginning with one that has come already."""
+        reader, writer = await asyncio.open_unix_connection(sock=self._connection)
+        self._take(first, writer)
+        messages = stream()
+        while data := await reader.read(_READ_BYTES):
+            messages.feed(data)
+            for message in messages:
+                self._take(message, writer)
+
+    def _take(self, message: Any, writer: asyncio.StreamWriter) -> None:
+        index, units = message
+        for unit, deadline, blobs in units:
+            scoring = self._score(self._functions[index], deadline, blobs)
+            task = asyncio.create_task(self._one(unit, scoring, writer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _one(self, unit: int, scoring: Coroutine[Any, Any, bytes], writer: asyncio.StreamWriter) -> None:
+        answer = await _marked(scoring, self._page, unit)
+        writer.write(pack([DONE, [[unit, answer]]]))
+
+    async def _score(self, function: RewardFunction, deadline: float, blobs: Sequence[bytes]) -> bytes:
+        items, failures = _parsed(blobs)
+        try:
+            async with asyncio.timeout(min(self._call_timeout_s, deadline - time.monotonic())):
+                outcomes = await function.score_async(items) if items else []
+        except TimeoutError:
+            why = f"{function.name}: no answer within {self._call_timeout_s:g} s"
+            outcomes = [Failed("timeout", why, retryable=True)] * len(items)
+        return _answer(items, failures, outcomes)
+
+
+@types.coroutine
+def _marked(coroutine: Coroutine[Any, Any, T], page: Page, unit: int) -> Generator[Any, Any, T]:
+    """Runs a coroutine, and notes on the page when it is its turn."""
+    step: Callable[[], Any] = partial(coroutine.send, None)
+    while True:
+        page.begin(unit)
+        try:
+            awaited = step()
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            page.idle()
+        try:
+            step = partial(coroutine.send, (yield awaited))
+        except BaseException as error:  # noqa: BLE001  # a cancellation or the like, on its way to the coroutine
+            step = partial(coroutine.throw, error)

@@ -1,0 +1,239 @@
+"""A slot holds one worker process: starts it, feeds it, judges it, replaces it.
+
+Invariants: a unit is answered by its own outcomes, or by `Failed` where the unit itself kept its worker past its time
+(timeout) or was the worker's last (crashed); every other unit that a worker leaves goes back to the queue. A worker
+that is overdue, or whose connection has ended, is killed with its process group before its successor starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from mesh.errors import RewardError
+from reward_service.outcomes import Failed
+from reward_service.workers.calls import CLOSED, Unit
+from reward_service.workers.process import Ending, WorkerProcess
+
+log = logging.getLogger(__name__)
+
+# Seconds of a unit after which those that wait for it in the same worker are given to others.
+_STUCK_S = 0.25
+# Seconds that a message may take on its way, beyond the time of the call itself.
+_GRACE_S = 0.5
+# Workers that may die with a unit in hand, without a sign of what killed them, before the unit is given up.
+_LOSSES = 3
+
+
+class Source(Protocol):
+    """What a slot needs of its lane."""
+
+    call_timeout_s: float
+    concurrent: bool
+
+    async def open_worker(self) -> WorkerProcess:
+        """A worker that has loaded its functions.
+
+        Raises:
+            RewardError: it cannot be had.
+        """
+        ...
+
+    def name(self, function: int) -> str:
+        """A function's name."""
+        ...
+
+    def next_units(self, in_hand: int) -> list[Unit]:
+        """Units of one function for a worker that has so many in hand; none where none waits."""
+        ...
+
+    def put_back(self, units: list[Unit]) -> None:
+        """Units that another worker is to do, in front of all that wait."""
+        ...
+
+    def learned(self, function: int, seconds: float, units: int) -> None:
+        """Units took so long."""
+        ...
+
+    def ended(self, why: str, *, overdue: bool) -> None:
+        """A worker died, or was ended for being overdue."""
+        ...
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A unit in the worker's hands."""
+
+    unit: Unit
+    at: float
+
+
+class Slot:
+    """See the module."""
+
+    def __init__(self, lane: Source) -> None:
+        self._lane = lane
+        self._wake = asyncio.Event()
+        self._sent: dict[int, _Sent] = {}
+        self._tickets = 0
+        self._worker: WorkerProcess | None = None
+
+    @property
+    def idle(self) -> bool:
+        """It has a worker that could take a unit at once."""
+        return self._worker is not None and not self._sent
+
+    @property
+    def pid(self) -> int | None:
+        """Of the present worker."""
+        return self._worker.pid if self._worker is not None else None
+
+    def wake(self) -> None:
+        """Makes it look at the queue."""
+        self._wake.set()
+
+    async def run(self, worker: WorkerProcess | None = None) -> None:
+        """Works until cancelled.
+
+        Args:
+            worker: the first one, if there is one already.
+        """
+        while True:
+            if worker is None:
+                try:
+                    worker = await self._lane.open_worker()
+                except RewardError as error:
+                    self._lane.ended(error.message, overdue=False)
+                    continue
+            self._worker = worker
+            worker.on_event = self.wake
+            try:
+                overdue = await self._use(worker)
+            except asyncio.CancelledError:
+                self._worker = None
+                await worker.end(at_once=bool(self._sent))
+                for sent in self._sent.values():
+                    sent.unit.answer(CLOSED)
+                raise
+            self._worker = None
+            self._bury(worker, overdue, await worker.end())
+            worker = None
+
+    async def _use(self, worker: WorkerProcess) -> list[int] | None:
+        """Feeds a worker until it is overdue (the tickets that it owes), or lost (None)."""
+        while True:
+            self._wake.clear()
+            self._take(worker)
+            if worker.lost:
+                return None
+            if (overdue := self._overdue(worker)) is not None:
+                return overdue
+            self._recall(worker)
+            self._feed(worker)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience(worker)):
+                    await self._wake.wait()
+
+    def _take(self, worker: WorkerProcess) -> None:
+        now = time.monotonic()
+        answered: list[_Sent] = []
+        for ticket, outcomes in worker.take():
+            sent = self._sent.pop(ticket, None)
+            if sent is None:  # it was recalled too late, and is somebody else's now
+                continue
+            if outcomes is not None:
+                answered.append(sent)
+                sent.unit.answer(outcomes)
+        if not answered:
+            return
+        self._lane.learned(answered[0].unit.function, now - answered[0].at, len(answered))
+        if not self._lane.concurrent:
+            for sent in self._sent.values():
+                sent.at = now
+
+    def _feed(self, worker: WorkerProcess) -> None:
+        while self._lane.concurrent or not self._sent:
+            units = self._lane.next_units(len(self._sent))
+            if not units:
+                return
+            now = time.monotonic()
+            message = []
+            for unit in units:
+                unit.begun = True
+                self._sent[self._tickets] = _Sent(unit, now)
+                message.append((self._tickets, unit.call.deadline, unit.items))
+                self._tickets += 1
+            worker.send((units[0].function, message))
+
+    # ------------------------------------------------------------------------------------------ judging
+
+    def _overdue(self, worker: WorkerProcess) -> list[int] | None:
+        """The tickets for whose sake a worker is to be ended now; None: it may go on."""
+        due, busy = self._due(worker)
+        now = time.monotonic()
+        if now < due:
+            return None
+        if busy is not None and (not self._lane.concurrent or now - worker.page.began >= _GRACE_S):
+            return [busy]
+        if not self._lane.concurrent:
+            return []  # it has not even begun: it is stopped, not slow
+        # Its event loop turns, or is held by what no ticket owns up to.
+        latest = now - self._lane.call_timeout_s - _GRACE_S
+        return [ticket for ticket, sent in self._sent.items() if sent.at <= latest]
+
+    def _due(self, worker: WorkerProcess) -> tuple[float, int | None]:
+        """When the worker will be overdue as things stand, and the ticket that it is busy with."""
+        limit = self._lane.call_timeout_s
+        silent = min((sent.at for sent in self._sent.values()), default=math.inf) + limit + _GRACE_S
+        began, busy = worker.page.began, worker.page.unit
+        if busy not in self._sent:
+            return silent, None
+        return (min(silent, began + limit) if self._lane.concurrent else began + limit), busy
+
+    def _patience(self, worker: WorkerProcess) -> float | None:
+        """Seconds after which to look again; None: only an event can change anything."""
+        due, _ = self._due(worker)
+        if due == math.inf:
+            return None
+        left = max(0.001, due - time.monotonic())
+        several = len(self._sent) > 1 and not self._lane.concurrent
+        return min(left, _STUCK_S) if several else left
+
+    def _recall(self, worker: WorkerProcess) -> None:
+        """Gives units that wait for one that takes long to other workers."""
+        busy = worker.page.unit
+        if self._lane.concurrent or len(self._sent) < 2 or busy not in self._sent:
+            return
+        if time.monotonic() - worker.page.began < _STUCK_S:
+            return
+        worker.page.recall(self._tickets - 1)
+        waiting = [ticket for ticket in self._sent if ticket != busy]
+        self._lane.put_back([self._sent.pop(ticket).unit for ticket in waiting])
+
+    def _bury(self, worker: WorkerProcess, overdue: list[int] | None, ending: Ending) -> None:
+        """Answers for what a worker has left."""
+        self._take(worker)
+        if overdue is None:
+            guilty = [ending.unit] if ending.unit in self._sent else []
+            verdict = Failed("crashed", f"its worker died: {ending.words}", retryable=ending.from_outside)
+        else:
+            guilty = overdue
+            verdict = Failed("timeout", f"no answer within {self._lane.call_timeout_s:g} s; its worker was ended")
+        self._lane.ended(ending.words, overdue=overdue is not None)
+        for ticket in guilty:
+            unit = self._sent.pop(ticket).unit
+            unit.answer(verdict)
+            log.warning("reward worker %d, %s: %s", worker.pid, self._lane.name(unit.function), verdict.message)
+        left = [sent.unit for sent in self._sent.values()]
+        self._sent.clear()
+        for unit in left:
+            unit.losses += not guilty
+            if unit.losses >= _LOSSES:
+                why = f"{unit.losses} workers died with it in hand, at last: {ending.words}"
+                unit.answer(Failed("crashed", why, retryable=True))
+        self._lane.put_back([unit for unit in left if unit.open])

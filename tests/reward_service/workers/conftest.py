@@ -1,0 +1,44 @@
+"""Engines over hostile functions, closed whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from reward_service.engine import ScoringEngine
+
+HOSTILE = Path(__file__).parent / "hostile.py"
+
+
+@pytest.fixture
+def worker_processes() -> Callable[[], list[psutil.Process]]:
+    """Those of this process, ended but unreaped ones included."""
+
+    def found() -> list[psutil.Process]:
+        return [
+            child
+            for child in psutil.Process().children()
+            if child.status() == psutil.STATUS_ZOMBIE or "reward_service.workers" in " ".join(child.cmdline())
+        ]
+
+    return found
+
+
+@pytest_asyncio.fixture
+async def make_engine() -> AsyncIterator[Callable[..., ScoringEngine]]:
+    """`make_engine("compute_score", ...)`: an engine over functions of `hostile.py`, or other paths and names."""
+    made: list[ScoringEngine] = []
+
+    def make(*names: str, **options: Any) -> ScoringEngine:
+        specs = [name if ":" in name or name == "math" else f"{HOSTILE}:{name}" for name in names]
+        made.append(ScoringEngine(specs, **options))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        await engine.close()

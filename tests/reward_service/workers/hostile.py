@@ -1,0 +1,127 @@
+"""Reward functions that do what no reward function should, as the response says. Loaded by worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any) -> Any:
+    """verl's signature: 1.0, unless `solution_str` names one of the acts below (`act argument`)."""
+    act, _, argument = solution_str.partition(" ")
+    return ACTS[act](argument) if act in ACTS else 1.0
+
+
+def judge_group(completions: list[str], **_: Any) -> list[float]:
+    """TRL's signature: the size of the group; hangs or dies where a member says so."""
+    for text in completions:
+        compute_score("", text, None, None)
+    return [float(len(completions))] * len(completions)
+
+
+async def judge(solution_str: str, ground_truth: Any) -> float:
+    """A coroutine function: 1.0, unless told otherwise."""
+    act, _, argument = solution_str.partition(" ")
+    if act == "block":
+        time.sleep(600)
+    elif act == "block-in-task":
+        await asyncio.create_task(_blocking())
+    elif act == "deaf":
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(600)
+    elif act == "await":
+        await asyncio.sleep(float(argument))
+    elif act in ACTS:
+        ACTS[act](argument)
+    await asyncio.sleep(0)
+    return 1.0
+
+
+async def _blocking() -> None:
+    time.sleep(600)
+
+
+def _deep(depth: int) -> int:
+    return _deep(depth + 1) + 1
+
+
+def _ctypes_crash() -> None:
+    os.close(2)  # no core, no fault handler's page in the log
+    ctypes.string_at(0)
+
+
+def _child(path: str) -> None:
+    """Leaves a child in the worker's process group, tells its number, and hangs."""
+    child = subprocess.Popen(["sleep", "600"])
+    Path(path).write_text(str(child.pid))
+    time.sleep(600)
+
+
+def _forked(_: str) -> None:
+    """Dies, and leaves a fork of the worker behind that holds all that it held."""
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+    os._exit(4)
+
+
+def _stubborn_thread() -> None:
+    threading.Thread(target=lambda: [None for _ in iter(int, 1)]).start()
+
+
+def _meet(path: str) -> float:
+    """Says over a fifo that it is busy, and stays so."""
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(600)
+    return 1.0
+
+
+def _alarm(_: str) -> float:
+    """Signals reach a plain function: it runs in the main thread."""
+    rung = []
+    signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    while not rung:
+        time.sleep(0.01)
+    return 2.0
+
+
+ACTS = {
+    "sleep": lambda argument: time.sleep(float(argument or 600)),
+    "spin": lambda _: 9 ** (9**9),
+    "regex": lambda _: re.match(r"(a+)+b", "a" * 80),
+    "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    "child": _child,
+    "exit": lambda argument: os._exit(int(argument or 3)),
+    "segfault": lambda _: _ctypes_crash(),
+    "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "closefds": lambda _: (os.closerange(3, 64), time.sleep(600)),
+    "fork": _forked,
+    "interrupt": lambda _: (_ for _ in ()).throw(KeyboardInterrupt),
+    "SystemExit": lambda _: sys.exit(7),
+    "memory": lambda _: bytearray(1 << 60),
+    "recursion": lambda _: _deep(0),
+    "raise": lambda argument: (_ for _ in ()).throw(ValueError(argument * 100_000)),
+    "surrogate": lambda _: (_ for _ in ()).throw(ValueError("\ud800")),
+    "nan": lambda _: float("nan"),
+    "text": lambda _: "1.0",
+    "object": lambda _: threading.Lock(),
+    "names": lambda _: {"score": 1.0, "\ud800": 1.0},
+    "huge": lambda _: {"score": 1.0, **{f"{n:0100000}": 1.0 for n in range(200)}},
+    "print": lambda argument: print(argument) or (os.write(1, b"and by number\n") and 2.0),
+    "thread": lambda _: _stubborn_thread() or 2.0,
+    "loop": lambda _: asyncio.run(asyncio.sleep(0, 2.0)),
+    "alarm": _alarm,
+    "meet": _meet,
+}

@@ -1,0 +1,233 @@
+"""Whatever a function does, its item ends with a typed outcome in time, and all others are scored."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from protos import reward_pb2
+from reward_service.outcomes import REASON_LENGTH
+
+# Long enough for a good call on a busy machine.
+_LIMIT_S = 2.0
+
+
+def said(result: reward_pb2.ScoreResult) -> str:
+    """The code of an error, or what was scored."""
+    return result.error.code if result.HasField("error") else f"{result.scored.total:g}"
+
+
+async def gone(pid: int) -> None:
+    """Waits until a process has ended."""
+    try:
+        await asyncio.to_thread(psutil.Process(pid).wait, 20)
+    except psutil.NoSuchProcess:
+        return
+
+
+ENDS = {
+    "sleep": "timeout",
+    "spin": "timeout",
+    "regex": "timeout",
+    "stop": "timeout",
+    "child": "timeout",
+    "closefds": "crashed",
+    "exit": "crashed",
+    "segfault": "crashed",
+    "kill": "crashed",
+    "fork": "crashed",
+    "interrupt": "crashed",
+    "SystemExit": "exception",
+    "memory": "exception",
+    "recursion": "exception",
+    "raise x": "exception",
+    "surrogate": "exception",
+    "nan": "nan",
+    "text": "bad_output",
+    "object": "bad_output",
+    "names": "bad_output",
+    "huge": "bad_output",
+    "print hello": "2",
+    "thread": "2",
+    "loop": "2",
+    "alarm": "2",
+    "good": "1",
+}
+
+
+async def test_each_item_ends_by_itself(make_engine: Any, make_item: Any, tmp_path: Path) -> None:
+    engine = make_engine("compute_score", workers=3, call_timeout_s=_LIMIT_S)
+    await engine.start()
+    items = []
+    for number, act in enumerate(ENDS):
+        argument = f" {tmp_path / 'pid'}" if act == "child" else ""
+        items += [make_item(f"{number}", act + argument), make_item(f"{number} good", "good")]
+    results = await engine.score(items, 60.0)
+    assert {act: said(result) for act, result in zip(ENDS, results[::2], strict=True)} == ENDS
+    assert [said(result) for result in results[1::2]] == ["1"] * len(ENDS), "nobody else is affected"
+
+    by_act = dict(zip(ENDS, results[::2], strict=True))
+    assert "compute_score: no answer within 2 s" in by_act["spin"].error.message
+    assert "exit code 3" in by_act["exit"].error.message
+    assert "SIGSEGV" in by_act["segfault"].error.message
+    # What would end another worker in the same way is not tried again; what came from outside may pass.
+    assert [act for act, result in by_act.items() if result.error.retryable] == ["kill"]
+    assert max(len(result.error.message) for result in results) == REASON_LENGTH
+    assert by_act["raise x"].error.message.endswith("(100033 characters)"), "that it is cut off is told"
+    assert (engine.workers.overdue, engine.workers.died) == (5, 6)
+    await gone(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_group_function_loses_its_group_alone(make_engine: Any, make_item: Any) -> None:
+    engine = make_engine("judge_group", workers=2, call_timeout_s=_LIMIT_S)
+    texts = {"hangs": ["good", "spin"], "dies": ["exit", "good"], "lives": ["good", "good", "good"]}
+    items = [
+        make_item(f"{group}{n}", text, group_id=group) for group, each in texts.items() for n, text in enumerate(each)
+    ]
+    items.append(make_item("unreadable", "good", group_id="lives", extra_info_json="["))
+    results = await engine.score(items, 30.0)
+    assert [said(result) for result in results] == ["timeout"] * 2 + ["crashed"] * 2 + ["3"] * 3 + ["bad_input"]
+
+
+async def test_those_that_wait_for_one_that_hangs_are_given_to_another_worker(make_engine: Any, make_item: Any) -> None:
+    engine = make_engine("compute_score", workers=2, call_timeout_s=60.0)
+    # The worker has learned that calls are quick: all of these go out in one message.
+    await engine.score([make_item(str(n)) for n in range(64)], 20.0)
+    items = [make_item(str(n), "sleep" if n == 3 else "good") for n in range(64)]
+    results = await engine.score(items, 6.0)
+    assert [said(result) for result in results] == ["1"] * 3 + ["timeout"] + ["1"] * 60
+    assert "a worker is still busy with it" in results[3].error.message
+
+
+async def test_an_item_that_finds_no_free_worker_says_so_and_is_not_charged(
+    make_engine: Any, make_item: Any, tmp_path: Path
+) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=_LIMIT_S)
+    await engine.start()
+    os.mkfifo(tmp_path / "busy")
+    hanging = asyncio.create_task(engine.score([make_item("hangs", f"meet {tmp_path / 'busy'}")], 30.0))
+    await asyncio.to_thread((tmp_path / "busy").read_text)
+    waiting = asyncio.create_task(engine.score([make_item("waits")], 30.0))
+    (late,) = await engine.score([make_item("late")], 0.5)
+    assert said(late) == "timeout"
+    assert "no free worker" in late.error.message
+    assert "reward.workers" in late.error.message
+    assert late.error.retryable
+    assert [said((await task)[0]) for task in (hanging, waiting)] == ["timeout", "1"]
+
+
+async def test_a_worker_that_is_killed_from_outside_costs_its_item_at_most(
+    make_engine: Any, make_item: Any, tmp_path: Path, worker_processes: Any
+) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=60.0)
+    assert said((await engine.score([make_item()], 30.0))[0]) == "1"
+    (idle,) = worker_processes()
+    idle.kill()
+    await gone(idle.pid)
+    assert said((await engine.score([make_item()], 30.0))[0]) == "1"
+
+    os.mkfifo(tmp_path / "busy")
+    items = [make_item("busy", f"meet {tmp_path / 'busy'}"), *(make_item(str(n)) for n in range(8))]
+    scoring = asyncio.create_task(engine.score(items, 30.0))
+    psutil.Process(int(await asyncio.to_thread((tmp_path / "busy").read_text))).kill()
+    results = await scoring
+    assert [said(result) for result in results] == ["crashed"] + ["1"] * 8
+    assert results[0].error.retryable
+
+
+async def test_nothing_is_left_of_workers(make_engine: Any, make_item: Any, worker_processes: Any) -> None:
+    def held() -> tuple[int, int]:
+        return psutil.Process().num_fds(), len(worker_processes())
+
+    engine = make_engine("compute_score", workers=1, call_timeout_s=_LIMIT_S)
+    await engine.score([make_item()], 30.0)
+    before = held()
+    results = await engine.score([make_item(str(n), "exit" if n % 2 else "good") for n in range(12)], 30.0)
+    assert [said(result) for result in results] == ["1", "crashed"] * 6
+    assert said((await engine.score([make_item()], 30.0))[0]) == "1"
+    assert held() == before
+    await engine.close()
+    assert held()[1] == 0
+
+
+async def test_workers_that_die_one_after_another_are_started_ever_more_slowly(
+    make_engine: Any, make_item: Any
+) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=_LIMIT_S)
+    await engine.start()
+    results = await engine.score([make_item(str(n), "exit") for n in range(200)], 3.0)
+    codes = [said(result) for result in results]
+    assert codes.count("crashed") == engine.workers.died < 20
+    assert codes.count("timeout") == 200 - engine.workers.died
+    assert "reward workers ended one after another, at last: exit code 3" in results[-1].error.message
+    assert "exit code 3" in engine.waiting_reason()
+    assert said((await engine.score([make_item()], 30.0))[0]) == "1"
+    assert engine.waiting_reason() == ""
+
+
+async def test_calls_that_are_open_at_the_end_are_answered(
+    make_engine: Any, make_item: Any, worker_processes: Any
+) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=60.0)
+    await engine.start()
+    items = [make_item("a", "sleep"), make_item("b", "good"), make_item("c", "sleep")]
+    scoring = [asyncio.create_task(engine.score([item], 60.0)) for item in items]
+    await asyncio.sleep(0)
+    await engine.close()
+    assert {said((await task)[0]) for task in scoring} <= {"closed", "1"}
+    assert worker_processes() == []
+
+
+# ---------------------------------------------------------------------------------------------- coroutines
+
+
+async def test_coroutines_that_block_or_do_not_listen_end_alone(make_engine: Any, make_item: Any) -> None:
+    engine = make_engine("judge", call_timeout_s=_LIMIT_S)
+    acts = {
+        "await 600": "timeout",
+        "deaf": "timeout",
+        "raise x": "exception",
+        "exit": "crashed",
+        "await 0.01": "1",
+        "block": "timeout",
+        "good": "1",
+    }
+    items = [make_item(act, act) for act in acts] + [make_item(str(n)) for n in range(40)]
+    results = await engine.score(items, 60.0)
+    assert {result.item_id: said(result) for result in results[: len(acts)]} == acts
+    assert [said(result) for result in results[len(acts) :]] == ["1"] * 40
+    assert results[0].error.retryable, "a judge may answer another time"
+
+
+async def test_a_coroutine_that_blocks_in_a_task_of_its_own(make_engine: Any, make_item: Any) -> None:
+    engine = make_engine("judge", call_timeout_s=_LIMIT_S)
+    (result,) = await engine.score([make_item("a", "block-in-task")], 30.0)
+    assert said(result) == "timeout"
+    assert said((await engine.score([make_item()], 30.0))[0]) == "1"
+
+
+async def test_coroutines_wait_together(make_engine: Any, make_item: Any) -> None:
+    engine = make_engine("judge", call_timeout_s=30.0)
+    await engine.start()
+    began = time.monotonic()
+    results = await engine.score([make_item(str(n), "await 0.5") for n in range(200)], 60.0)
+    assert {said(result) for result in results} == {"1"}
+    assert time.monotonic() - began < 50, "one after another they would take 100 s"
+
+
+# ---------------------------------------------------------------------------------------------- built-in scorers
+
+
+async def test_numbers_that_nobody_can_compute_end_alone(make_engine: Any, make_item: Any) -> None:
+    engine = make_engine("math", workers=3, call_timeout_s=_LIMIT_S)
+    await engine.start()
+    bombs = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{7^{7^{10}}}", r"\boxed{(10^{8})!}"]
+    items = [make_item(f"bomb{n}", bomb) for n, bomb in enumerate(bombs)]
+    items += [make_item(str(n), r"\boxed{42}") for n in range(8)]
+    results = await engine.score(items, 60.0)
+    assert [said(result) for result in results] == ["timeout"] * 3 + ["1"] * 8

@@ -1,0 +1,138 @@
+"""Worker processes from start to end: what cannot be loaded, where output goes, who dies with whom."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mesh.errors import RewardError
+from reward_service.outcomes import Failed, Scored, Unscorable
+from reward_service.workers.messages import ANSWER_BYTES, pack_answer, unpack_answer
+from reward_service.workers.page import Page
+
+ROOT = Path(__file__).resolve().parents[3]
+OWNER = """
+import asyncio, sys
+from protos import reward_pb2
+from reward_service.engine import ScoringEngine
+
+async def main():
+    engine = ScoringEngine([sys.argv[1] + ":compute_score"])
+    await engine.start()
+    item = reward_pb2.ScoreItem(item_id="a", response=sys.argv[2], ground_truth_json="1", extra_info_json="{}")
+    (result,) = await engine.score([item], 60.0)
+    print("scored", result.scored.total)
+    await engine.close()
+
+asyncio.run(main())
+"""
+
+
+def owner(response: str) -> subprocess.Popen[str]:
+    """A program of its own that scores one item with `hostile.py`."""
+    hostile = Path(__file__).parent / "hostile.py"
+    return subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(hostile), response],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import nothing_of_that_name\n", "importing it raised ModuleNotFoundError"),
+        ("import os; os._exit(5)\n", "ended while it loaded score: exit code 5"),
+        ("def scor(items): pass\n", "did you mean 'scor'"),
+        ("def score(text): pass\n", "no known signature"),
+    ],
+)
+async def test_a_function_that_cannot_be_loaded_is_named_at_the_start(
+    make_engine: Any, worker_processes: Any, tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(RewardError, match=words):
+        await make_engine(f"{tmp_path}/mine.py:score").start()
+    assert worker_processes() == []
+
+
+async def test_a_module_that_hangs_while_it_is_imported(
+    make_engine: Any, worker_processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reward_service.workers.process._LOAD_S", 0.5)
+    (tmp_path / "mine.py").write_text("import time; time.sleep(600)\n")
+    with pytest.raises(RewardError, match=r"not loaded score within 0\.5 s"):
+        await make_engine(f"{tmp_path}/mine.py:score").start()
+    assert worker_processes() == []
+
+
+async def test_a_file_that_breaks_later_is_told_to_those_that_wait(
+    make_engine: Any, make_item: Any, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("import os\ndef score(solution_str, ground_truth): os._exit(9)\n")
+    engine = make_engine(f"{mine}:score", workers=1)
+    await engine.start()
+    mine.write_text("1 / 0\n")
+    dies, waits = await engine.score([make_item("dies"), make_item("waits")], 3.0)
+    assert dies.error.code == "crashed"
+    assert waits.error.code == "timeout"
+    assert "importing it raised ZeroDivisionError" in waits.error.message
+    mine.write_text("def score(solution_str, ground_truth): return 4.0\n")
+    (mended,) = await engine.score([make_item()], 30.0)
+    assert mended.scored.total == 4.0
+
+
+def test_what_a_function_prints_goes_to_standard_error() -> None:
+    process = owner("print hello")
+    out, err = process.communicate(timeout=60)
+    assert out == "scored 2.0\n"
+    assert "hello\n" in err
+    assert "and by number\n" in err
+
+
+def test_workers_end_with_their_owner(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "busy")
+    process = owner(f"meet {tmp_path / 'busy'}")
+    worker = psutil.Process(int((tmp_path / "busy").read_text()))
+    assert worker.ppid() == process.pid
+    process.kill()
+    process.communicate(timeout=20)
+    psutil.wait_procs([worker], timeout=20)
+    assert not worker.is_running()
+
+
+def test_the_page_says_what_and_since_when() -> None:
+    mine, descriptor = Page.create()
+    its = Page(descriptor)
+    os.close(descriptor)
+    assert mine.unit is None
+    its.begin(7)
+    began = mine.began
+    assert mine.unit == 7
+    its.idle()
+    its.begin(8)
+    assert mine.began >= began > 0
+    assert its.recalled == -1
+    mine.recall(7)
+    assert its.recalled == 7
+    mine.close()
+    its.close()
+
+
+def test_answers_survive_and_are_bounded() -> None:
+    outcomes = [Scored(1.5, {"part": 2.0}, [0.5]), Unscorable("why"), Failed("code", "message", retryable=True)]
+    assert unpack_answer(pack_answer(outcomes)) == outcomes
+    (huge,) = unpack_answer(pack_answer([Scored(1.0, {}, [0.0] * (ANSWER_BYTES // 8))]))
+    assert isinstance(huge, Failed)
+    (odd,) = unpack_answer(pack_answer([Scored(1.0, {"part": object()})]))  # type: ignore[dict-item]
+    assert isinstance(odd, Failed)
+    assert odd.code == "bad_output"
