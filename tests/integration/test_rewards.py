@@ -1,8 +1,9 @@
-"""A whole run with the rewards of somebody else's server."""
+"""Whole runs with the rewards of somebody else's server, and with a function that does what none should."""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +27,47 @@ def test_a_third_party_server_scores_a_run(start_mesh, third_party_server: str) 
         check=False,
     )
     assert check.returncode == 0, check.stdout + check.stderr
+
+
+# One response in a hundred or so is answered by the worst that a function can do. Each act leaves a sign of itself.
+_WORST = """
+import os, re, time, zlib
+from pathlib import Path
+
+ACTS = {
+    "spin": lambda: 9 ** (9 ** 9),
+    "regex": lambda: re.match(r"(a+)+b", "a" * 80),
+    "exit": lambda: os._exit(3),
+    "sleep": lambda: time.sleep(600),
+}
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    place = zlib.crc32(f"{extra_info['index']} {solution_str}".encode()) % 400
+    if extra_info["split"] == "train" and place < len(ACTS):
+        name = list(ACTS)[place]
+        Path(__file__).with_name(f"{name}.done").touch()
+        ACTS[name]()
+    return float(solution_str.strip() == str(ground_truth)) + 0.001 * len(set(solution_str))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("place", ["in_process", "service"])
+def test_a_run_ends_as_it_would_have_whatever_a_reward_function_does(start_mesh, tmp_path: Path, place: str) -> None:
+    (tmp_path / "worst.py").write_text(_WORST)
+    run = start_mesh(
+        "--learner.steps=15",
+        "--rollout.replicas=1",
+        f"--reward.functions=[{tmp_path / 'worst.py'}:compute_score]",
+        f"--reward.in_process={'true' if place == 'in_process' else 'false'}",
+        "--reward.scorer_timeout_s=1.5",
+    )
+    assert run.finish(200.0) == 0, run.tail()
+    audit(run)
+    assert len(run.metric("critic/score/mean")) == 15, run.tail()
+    acts = {path.stem for path in tmp_path.glob("*.done")}
+    assert acts == {"spin", "regex", "exit", "sleep"}, "the run was long enough to meet all of them"
+    log = (run.folder / "logs" / ("reward.log" if place == "service" else "generator-0.log")).read_text()
+    assert "no answer within 1.5 s; its worker was ended" in log
+    assert "its worker died: exit code 3" in log

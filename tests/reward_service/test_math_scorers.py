@@ -109,8 +109,8 @@ def test_format_scores() -> None:
 
 
 HOSTILE = [text * (1_000_000 // len(text)) for text in (
-    "<answer>", "</answer>", "<answer>a", r"\boxed{", r"\boxed", "{", "1,", "1,111", "9", "#### -", "Answer: ", r"\frac",
-    r"\text{ ", r"\sqrt", "$", "=", " the", "'", "-.", "\u00e9 ",
+    "<answer>", "</answer>", "<answer>a", r"\boxed{", r"\boxed", "{", "1,", "1,111", "9", "#### -", "Answer: ",
+    r"\frac", r"\text{ ", r"\sqrt", "$", "=", " the", "'", "-.", "\u00e9 ",
 )]  # fmt: skip
 
 
