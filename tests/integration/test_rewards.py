@@ -42,7 +42,7 @@ ACTS = {
 }
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):
-    place = zlib.crc32(f"{extra_info['index']} {solution_str}".encode()) % 400
+    place = zlib.crc32(f"{extra_info['index']} {solution_str}".encode()) % 200
     if extra_info["split"] == "train" and place < len(ACTS):
         name = list(ACTS)[place]
         Path(__file__).with_name(f"{name}.done").touch()
@@ -57,7 +57,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 def test_a_run_ends_as_it_would_have_whatever_a_reward_function_does(start_mesh, tmp_path: Path, place: str) -> None:
     (tmp_path / "worst.py").write_text(_WORST)
     run = start_mesh(
-        "--learner.steps=15",
+        "--learner.steps=8",
         "--rollout.replicas=1",
         f"--reward.functions=[{tmp_path / 'worst.py'}:compute_score]",
         f"--reward.in_process={'true' if place == 'in_process' else 'false'}",
@@ -65,7 +65,7 @@ def test_a_run_ends_as_it_would_have_whatever_a_reward_function_does(start_mesh,
     )
     assert run.finish(200.0) == 0, run.tail()
     audit(run)
-    assert len(run.metric("critic/score/mean")) == 15, run.tail()
+    assert len(run.metric("critic/score/mean")) == 8, run.tail()
     acts = {path.stem for path in tmp_path.glob("*.done")}
     assert acts == {"spin", "regex", "exit", "sleep"}, "the run was long enough to meet all of them"
     log = (run.folder / "logs" / ("reward.log" if place == "service" else "generator-0.log")).read_text()
