@@ -8,11 +8,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import reward_pb2
+from reward_service.client import RewardClient
+from reward_service.engine import ScoringEngine
 from reward_service.outcomes import REASON_LENGTH
+from reward_service.server import RewardServer
 
+HOSTILE = Path(__file__).parent / "hostile.py"
 # Long enough for a good call on a busy machine.
 _LIMIT_S = 2.0
 
@@ -181,6 +187,28 @@ async def test_calls_that_are_open_at_the_end_are_answered(
     await engine.close()
     assert {said((await task)[0]) for task in scoring} <= {"closed", "1"}
     assert worker_processes() == []
+
+
+async def test_the_service_answers_while_all_of_its_workers_hang(make_item: Any, tmp_path: Path) -> None:
+    engine = ScoringEngine([f"{HOSTILE}:compute_score"], {"easy": ["exact_match"]}, workers=1, call_timeout_s=60.0)
+    server = RewardServer(engine, timeout_s=60.0)
+    address = f"127.0.0.1:{await server.start()}"
+    os.mkfifo(tmp_path / "busy")
+    client = RewardClient([f"grpc://{address}"])
+    try:
+        hanging = asyncio.create_task(client.score([make_item("a", f"meet {tmp_path / 'busy'}")], timeout_s=60.0))
+        worker = psutil.Process(int(await asyncio.to_thread((tmp_path / "busy").read_text)))
+        async with grpc.aio.insecure_channel(address) as channel:
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            answer = await health.Check(health_pb2.HealthCheckRequest(), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        (easy,) = await client.score([make_item("b", data_source="easy")], timeout_s=10.0)
+        assert said(easy) == "1"
+        hanging.cancel()
+        worker.terminate()
+    finally:
+        await client.close()
+        await server.stop(0)
 
 
 # ---------------------------------------------------------------------------------------------- coroutines
