@@ -71,7 +71,6 @@ def _child(path: str) -> None:
 def _forked(_: str) -> None:
     """Dies, and leaves a fork of the worker behind that holds all that it held."""
     if os.fork() == 0:
-        os.setsid()
         time.sleep(600)
     os._exit(4)
 
