@@ -183,7 +183,7 @@ class Run:
     async def audit(self) -> None:
         """The ledger balances, and nothing was trained more often than it may be."""
         ledger = await self.client.ledger("train", 10)
-        assert list(ledger.discrepancies) == [], self.rules
+        assert list(ledger.discrepancies) == [], f"{self.rules}: {ledger}"
         versions = [version for version, _ in self.trained]
         assert versions == list(range(len(versions))), (self.rules, versions)
         for version, groups in self.trained:
