@@ -240,14 +240,14 @@ class AdmitSession:
     async def _responses(self, grants: list[Grant]) -> AsyncIterator[bytes]:
         """Grants with their prompts and drafts, serialized, in messages of bounded size."""
         store, rules = self._front.store, self._rules
-        prompts = await store.prompts(self._table, [grant.ordinal for grant in grants])
+        prompts = await store.prompts(self._table, [grant.prompt for grant in grants])
         view = store.views[self._table]
         floor = gate.version_floor(view.u, max(0, view.demand - 1), rules.groups_per_step, rules.max_staleness)
         parts: list[bytes] = []
         size = 0
         lost = []
         for grant in grants:
-            if (prompt := prompts.get(grant.ordinal)) is None:
+            if (prompt := prompts.get(grant.prompt)) is None:
                 lost.append((grant.group_id, grant.lease_id))
                 continue
             message = pb.GroupGrant(

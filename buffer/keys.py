@@ -46,8 +46,9 @@ class Keys:
         """The groups that a generator, or the learner, holds."""
         return self.table(table, "leased" if holder == "learner" else f"held:{holder}")
 
-    def prompt(self, table: str, ordinal: int | str) -> str:
-        return f"rollmesh:{self.run_name}:{table}:p:{ordinal}"
+    def prompt(self, table: str, name: str) -> str:
+        """A prompt's key: its name has its ordinal and the digest of its bytes."""
+        return f"rollmesh:{self.run_name}:{table}:p:{name}"
 
     def payloads(self, table: str, group_id: str) -> str:
         """What the keys of a group's payloads begin with."""

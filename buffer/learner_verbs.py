@@ -7,6 +7,7 @@ from typing import Any
 
 import msgpack
 
+from buffer.payloads import digest_of
 from buffer.policy.order import Candidate, GroupFacts
 from buffer.records import Leased, Outlook, facts_of, leased_of
 from buffer.refusals import checked, fenced
@@ -31,8 +32,8 @@ class LearnerVerbs(Verbs):
     ) -> tuple[int, int, int, int]:
         """Adds tasks; returns (added, seeded, pending, withdrawn). `reserve` gives the bytes a group may need.
 
-        A prompt is stored before its task counts, so it is seen first whether the task can: prompts in use are not
-        for a learner of the past to replace, and those whose group has ended are not to come back.
+        A prompt is stored before its task counts, under a name that holds the digest of its bytes: what is stored for
+        a task that is refused takes no other prompt's place, and is swept.
         """
         present = await self._table_verb("look", table)
         if self.views[table].incarnation > incarnation:
@@ -40,13 +41,15 @@ class LearnerVerbs(Verbs):
         commands: list[tuple[str | bytes, ...]] = []
         arguments: list[str | bytes | int] = []
         for task in tasks:
+            blob = task.SerializeToString()
+            digest = digest_of(blob)
             if task.ordinal > present[2]:
-                blob = task.SerializeToString()
-                self._remember(table, task.ordinal, blob)
-                commands.append(("SET", self.keys.prompt(table, task.ordinal), blob))
+                key = self.keys.prompt(table, f"{task.ordinal}:{digest}")
+                self._remember(key, blob)
+                commands.append(("SET", key, blob))
             pin = str(PolicyVersion.from_proto(task.pinned)) if task.HasField("pinned") else ""
             entry = msgpack.packb([task.ordinal, task.n, pin, reserve(task), task.task_id, "", 0])
-            arguments += [task.ordinal, entry, pin]
+            arguments += [task.ordinal, entry, pin, digest]
         answer = await self._redis.after(
             commands, "seed", table, incarnation, int(end_of_data), int(withdraw), call, *arguments
         )

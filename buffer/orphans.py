@@ -1,13 +1,14 @@
 """Stored values that no group owns: found by a slow walk over the keys, and removed.
 
-They come from a front that died between a SET and its verb, from writes that were superseded, from a removal that was
-lost.
+They come from a front that died between a SET and its verb, from writes that were superseded and tasks that were
+refused, from a removal that was lost.
 
 Invariants
   * Only what no verb can ever accept any more is an orphan: its group has ended (ids are not used again), or the member
     is stored under another name, or the attempt that wrote it is over (attempts only grow). That never changes back, so
     a sweep cannot race with a write. In particular, what a dead front has SET for a member that its holder may still
-    write is none: the repeated write finds it, and it stays.
+    write is none: the repeated write finds it, and it stays. A prompt is one if its ordinal was seeded (that is done
+    once) and the table does not name it.
   * An orphan is removed in two passes: the first lets it expire in `_MARK_S`, a later one removes what has been marked
     for the wanted age. What the end of a group names for removal is thus left to the collector, and passes of several
     fronts add up without any state but the keys'. No other value ever expires.
@@ -97,23 +98,33 @@ async def sweep_orphans(access: RedisAccess, keys: Keys, table: str, *, age_s: f
         StoreError: Redis failed; a later pass goes on.
     """
     swept = 0
-    prefix = keys.payload(table, "", "", "").removesuffix("::")
-    async for portion in _portions(access.scan(f"{_literal(prefix)}*", _PORTION)):
-        orphans = await _orphans(access, table, prefix, portion)
-        ages = await access.batch([("PTTL", key) for key in orphans])
-        commands: list[tuple[Argument, ...]] = []
-        for key, left_ms in zip(orphans, ages, strict=True):
-            if left_ms == -1:
-                commands.append(("EXPIRE", key, _MARK_S))
-            elif 0 <= left_ms <= (_MARK_S - age_s) * 1000:
-                commands.append(("UNLINK", key))
-        replies = await access.batch(commands)
-        removed = sum(reply for command, reply in zip(commands, replies, strict=True) if command[0] == "UNLINK")
-        if removed:
-            await access.batch([("HINCRBY", keys.table(table), "orphans_swept", removed)])
-            swept += removed
+    of_groups = keys.payload(table, "", "", "").removesuffix("::")
+    async for portion in _portions(access.scan(f"{_literal(of_groups)}*", _PORTION)):
+        orphans = await _orphans(access, table, of_groups, portion)
+        swept += await _remove(access, keys, table, orphans, age_s)
+        await asyncio.sleep(pause_s)
+    of_prompts = keys.prompt(table, "")
+    async for portion in _portions(access.scan(f"{_literal(of_prompts)}*", _PORTION)):
+        orphans = await _orphaned_prompts(access, keys, table, of_prompts, portion)
+        swept += await _remove(access, keys, table, orphans, age_s)
         await asyncio.sleep(pause_s)
     return swept
+
+
+async def _remove(access: RedisAccess, keys: Keys, table: str, orphans: Sequence[str], age_s: float) -> int:
+    """Marks orphans, or removes those that have been marked for so long; returns how many were removed."""
+    ages = await access.batch([("PTTL", key) for key in orphans])
+    commands: list[tuple[Argument, ...]] = []
+    for key, left_ms in zip(orphans, ages, strict=True):
+        if left_ms == -1:
+            commands.append(("EXPIRE", key, _MARK_S))
+        elif 0 <= left_ms <= (_MARK_S - age_s) * 1000:
+            commands.append(("UNLINK", key))
+    replies = await access.batch(commands)
+    removed = sum(reply for command, reply in zip(commands, replies, strict=True) if command[0] == "UNLINK")
+    if removed:
+        await access.batch([("HINCRBY", keys.table(table), "orphans_swept", removed)])
+    return removed
 
 
 async def _orphans(access: RedisAccess, table: str, prefix: str, found: Sequence[bytes]) -> list[str]:
@@ -122,6 +133,20 @@ async def _orphans(access: RedisAccess, table: str, prefix: str, found: Sequence
     answer = await access.verb("owned", table, *group_ids)
     owners = {gid: Owner.from_reply(reply) for gid, reply in zip(group_ids, answer[2], strict=True) if reply}
     return [key for key, gid, name in named if gid not in owners or not owners[gid].may_own(name)]
+
+
+async def _orphaned_prompts(
+    access: RedisAccess, keys: Keys, table: str, prefix: str, found: Sequence[bytes]
+) -> list[str]:
+    names = [(key, *key.removeprefix(prefix).partition(":")[::2]) for key in map(bytes.decode, found)]
+    # In this order: what was seeded before is named from then on, or never.
+    seeded = (await access.verb("look", table))[2]
+    (digests,) = await access.batch([("HMGET", keys.table(table, "prompts"), *(ordinal for _, ordinal, _ in names))])
+    return [
+        key
+        for (key, ordinal, digest), named in zip(names, digests, strict=True)
+        if not ordinal.isdigit() or (int(ordinal) <= seeded and (named or b"").decode() != digest)
+    ]
 
 
 async def _portions(found: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:

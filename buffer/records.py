@@ -16,13 +16,13 @@ from protos import trajectory_pb2 as trajectory
 class Grant:
     """A generator's right to a group. `done` has one character per member, `1` where an outcome is stored.
 
-    `drafts` are what earlier holders had sampled of members that are not done.
+    `prompt` names its prompt; `drafts` are what earlier holders had sampled of members that are not done.
     """
 
     group_id: str
     lease_id: str
     attempt: int
-    ordinal: int
+    prompt: str
     done: str
     parent: str
     drafts: tuple[DraftPlace, ...]
@@ -82,7 +82,7 @@ class Leased:
     group_id: str
     lease_id: str
     for_version: int
-    ordinal: int
+    prompt: str
     attempt: int
     generating_ms: int
     queued_ms: int
@@ -149,17 +149,23 @@ class Outlook:
 
 def grant_of(item: Sequence[Any]) -> Grant:
     """As `admit` and `attach` answer it."""
-    gid, lease, attempt, ordinal, done, parent, drafts = item
+    gid, lease, attempt, prompt, done, parent, drafts = item
     return Grant(
-        gid.decode(), lease.decode(), int(attempt), int(ordinal), done.decode(), parent.decode(), draft_places(drafts)
+        gid.decode(),
+        lease.decode(),
+        int(attempt),
+        prompt.decode(),
+        done.decode(),
+        parent.decode(),
+        draft_places(drafts),
     )
 
 
 def leased_of(item: Sequence[Any]) -> Leased:
     """As `sample` and `attach` answer it."""
-    gid, lease, version, ordinal, attempt, generating, queued, payloads, metas, use, priority, chance, size = item
+    gid, lease, version, prompt, attempt, generating, queued, payloads, metas, use, priority, chance, size = item
     return Leased(
-        gid.decode(), lease.decode(), version, ordinal, attempt, generating, queued,
+        gid.decode(), lease.decode(), version, prompt.decode(), attempt, generating, queued,
         places(payloads), tuple(metas), size, use, float(priority), float(chance),
     )  # fmt: skip
 

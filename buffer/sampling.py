@@ -294,7 +294,7 @@ class SampleSession:
         store = self._front.store
         if not leased:
             return
-        prompts = await store.prompts(self._table, [group.ordinal for group in leased])
+        prompts = await store.prompts(self._table, [group.prompt for group in leased])
         values = store.payloads.of_groups(self._table, leased, inline=self._with_payloads)
         lost: list[tuple[str, str]] = []
         too_large: list[tuple[str, str]] = []
@@ -303,11 +303,11 @@ class SampleSession:
         size = 0
         for group in leased:
             stored = await anext(values)
-            if group.ordinal not in prompts or None in stored:
+            if group.prompt not in prompts or None in stored:
                 lost.append((group.group_id, group.lease_id))
                 continue
             of_members = _by_member(group, stored) if self._with_payloads else None
-            message = _spliced(group, prompts[group.ordinal], of_members)
+            message = _spliced(group, prompts[group.prompt], of_members)
             length = sum(map(len, message))
             if length + _FRAME_BYTES > self._front.max_message_bytes:
                 _log.error("group %s has %d bytes without its payloads: no message takes it", group.group_id, length)

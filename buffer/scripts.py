@@ -26,7 +26,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 }
 _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
 # What every verb begins with, in this order; before it stands the clock.
-_COMMON = ("common", "record", "lineage", "transitions")
+_COMMON = ("common", "prompts", "record", "lineage", "transitions")
 _SHARED = frozenset({"clock", *_COMMON, "withdraw", "leased", "hand_out", "restart", "go_on", "holding"})
 
 

@@ -115,12 +115,11 @@ class Store(GeneratorVerbs, LearnerVerbs):
                 return collected
             keys = []
             for entry in entries:
-                group_id, ordinal, payloads, drafts = entry.decode().split("|")
+                group_id, prompt, payloads, drafts = entry.decode().split("|")
                 keys += self.payloads.keys_of_groups(table, [(group_id, payloads)])
                 keys += self.drafts.keys_of(table, group_id, drafts)
-                if ordinal:
-                    keys.append(self.keys.prompt(table, ordinal))
-                    self._prompts.pop((table, int(ordinal)), None)
+                if prompt:
+                    keys.append(self.keys.prompt(table, prompt))
             groups = (entry.decode().partition("|")[0] for entry in entries)
             await self.side.remove(table, groups, partial(self.alive, table))
             # In this order, so that no payload outlives the entry that names it.

@@ -53,7 +53,8 @@ class Verbs:
         self.drafts = Drafts(access, self.keys)
         self.views: dict[str, TableView] = {table: TableView() for table in TABLES}
         self._listeners: list[Callable[[str], None]] = []
-        self._prompts: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        # By their keys, which hold their digests: none can be wrong, whatever Redis loses.
+        self._prompts: OrderedDict[str, bytes] = OrderedDict()
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Calls `listener(table)` whenever newer figures of a table are known."""
@@ -79,7 +80,6 @@ class Verbs:
 
     async def _doubt(self, table: str, before: int) -> None:
         """The figures went back: Redis has lost what it had acknowledged, and everybody must know."""
-        self._prompts.clear()
         self.payloads.at_hand.clear()
         answer = await self._redis.verb("doubt", table, before)
         after = self._see(table, answer[1], trust=True).rev
@@ -93,22 +93,22 @@ class Verbs:
             await self._doubt(table, before)
         return self.views[table]
 
-    async def prompts(self, table: str, ordinals: Sequence[int]) -> dict[int, bytes]:
-        """Serialized PromptTasks by ordinal; missing ones are left out."""
-        found = {o: self._prompts[(table, o)] for o in ordinals if (table, o) in self._prompts}
-        missing = [o for o in ordinals if o not in found]
+    async def prompts(self, table: str, names: Sequence[str]) -> dict[str, bytes]:
+        """Serialized PromptTasks by name; missing ones are left out."""
+        keys = {self.keys.prompt(table, name): name for name in names}
+        missing = [key for key in keys if key not in self._prompts]
+        found = {name: self._prompts[key] for key, name in keys.items() if key in self._prompts}
         if missing:
-            blobs = await self._redis.mget([self.keys.prompt(table, o) for o in missing])
-            for ordinal, blob in zip(missing, blobs, strict=True):
+            for key, blob in zip(missing, await self._redis.mget(missing), strict=True):
                 if blob is not None:
-                    found[ordinal] = blob
-                    self._remember(table, ordinal, blob)
+                    found[keys[key]] = blob
+                    self._remember(key, blob)
         return found
 
-    def _remember(self, table: str, ordinal: int, blob: bytes) -> None:
+    def _remember(self, key: str, blob: bytes) -> None:
         if len(blob) > _CACHED_PROMPT_BYTES:
             return
-        self._prompts[(table, ordinal)] = blob
+        self._prompts[key] = blob
         if len(self._prompts) > _PROMPTS_CACHED:
             self._prompts.popitem(last=False)
 

@@ -24,7 +24,7 @@ local function grant(gid, g, number)
   enter(held_by(member), gid, number)
   enter(set_of('deadline'), gid, g.deadline)
   save_group(gid, g)
-  grants[#grants + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent, drafts}
+  grants[#grants + 1] = {gid, g.lease, g.attempt, prompt_of(g.ordinal), g.done, g.parent, drafts}
 end
 
 local function regrant(pin)

@@ -57,7 +57,7 @@ local function go_on(incarnation, k, member, learner_until)
       trained = trained + 1
     elseif g.hollow then
       -- A prompt that was to be passed over is seeded like any other now.
-      g.unseeded = redis.call('HDEL', T .. ':used', g.ordinal) == 1
+      redis.call('HDEL', T .. ':used', g.ordinal)
       finish(gid, g, 'failed', 'payload_lost', false)
     elseif over then
       finish(gid, g, 'evicted_stale', 'resumed', true)

@@ -1,5 +1,5 @@
 -- Adds prompt tasks: ARGV incarnation, end_of_data, withdraw, number of the call (grows with every call of a learner),
--- then per task: ordinal, entry (packed: ordinal, n members, pin, reserve, task, parent, refills), pin.
+-- then per task: ordinal, entry (packed: ordinal, n members, pin, reserve, task, parent, refills), pin, digest.
 load_table(ARGV[1])
 load_run()
 local no = refusal(tonumber(ARGV[2]))
@@ -12,23 +12,22 @@ if news then
   put('seed_by', incarnation)
   put('seed_call', call)
   -- Nor does who brings nothing new take back what was added by another call.
-  local known = #ARGV > 5 and tonumber(ARGV[#ARGV - 2]) <= C.seeded
+  local known = #ARGV > 5 and tonumber(ARGV[#ARGV - 3]) <= C.seeded
   if ARGV[4] == '1' and not known then withdrawn = withdraw_all() end
 end
 local used = redis.call('EXISTS', T .. ':used') == 1
-for i = 6, #ARGV, 3 do
+for i = 6, #ARGV, 4 do
   local ordinal = tonumber(ARGV[i])
   if ordinal > C.seeded then
     put('seeded', ordinal)
-    local group = used and redis.call('HGET', T .. ':used', ordinal)
-    if group then
-      -- It was used already, in time that Redis has lost; the prompt ends with that group.
-      redis.call('HDEL', T .. ':used', ordinal)
-      if redis.call('EXISTS', group_key(group)) == 0 then redis.call('SADD', T .. ':trash', '|' .. ordinal .. '||') end
+    if used and redis.call('HDEL', T .. ':used', ordinal) == 1 then
+      -- It was used already, in time that Redis has lost: nobody can be given its group again.
+      trash[#trash + 1] = '|' .. ordinal .. ':' .. ARGV[i + 3] .. '||'
     else
       local pin = ARGV[i + 2]
       redis.call('ZADD', pending_key(pin), ordinal, ARGV[i + 1])
       if pin ~= '' then redis.call('SADD', T .. ':pins', pin) end
+      redis.call('HSET', prompts_key(), ordinal, ARGV[i + 3])
       add('pending', 1)
       add('seeded_tasks', 1)
       added = added + 1

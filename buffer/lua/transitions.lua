@@ -101,7 +101,7 @@ local function bury(gid, g, reason)
     local oldest = redis.call('RPOP', T .. ':failures')
     local note = cjson.decode(redis.call('HGET', T .. ':dead', oldest))
     redis.call('HDEL', T .. ':dead', oldest)
-    if note.kept then redis.call('SADD', T .. ':trash', '|' .. note.ordinal .. '||') end
+    if note.kept then redis.call('SADD', T .. ':trash', '|' .. drop_prompt(note.ordinal) .. '||') end
   end
   return kept
 end
@@ -146,10 +146,9 @@ local function finish(gid, g, fate, reason, requeue)
     leave(set_of('reuse'), gid)
     add('spent', -spent(g))
   end
-  local prompt = g.unseeded and '' or g.ordinal
   local refills = g.refills + 1
-  if requeue and refills <= C.max_attempts then
-    prompt = ''
+  local again = requeue and refills <= C.max_attempts
+  if again then
     local entry = cmsgpack.pack({g.ordinal, g.n, g.pin, g.reserve, g.task, gid, refills})
     redis.call('ZADD', pending_key(g.pin), g.ordinal, entry)
     add('pending', 1)
@@ -158,7 +157,8 @@ local function finish(gid, g, fate, reason, requeue)
   local drafts, names = drafts_of(gid, g), {}
   for i, draft in ipairs(drafts) do names[i] = draft.name end
   if fate == 'evicted_stale' then count_length(g, drafts) end
-  if fate == 'failed' and bury(gid, g, reason) then prompt = '' end
+  local kept = fate == 'failed' and bury(gid, g, reason)
+  local prompt = (again or kept) and '' or drop_prompt(g.ordinal)
   trash[#trash + 1] = gid .. '|' .. prompt .. '|' .. g.payloads .. '|' .. table.concat(names, ',')
   redis.call('DEL', group_key(gid))
 end

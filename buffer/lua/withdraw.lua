@@ -6,7 +6,7 @@ local function withdraw_all()
   pins[#pins + 1] = ''
   for _, pin in ipairs(pins) do
     for _, entry in ipairs(redis.call('ZRANGE', pending_key(pin), 0, -1)) do
-      redis.call('SADD', T .. ':trash', '|' .. cmsgpack.unpack(entry)[1] .. '||')
+      redis.call('SADD', T .. ':trash', '|' .. drop_prompt(cmsgpack.unpack(entry)[1]) .. '||')
       withdrawn = withdrawn + 1
     end
     redis.call('DEL', pending_key(pin))

@@ -42,6 +42,7 @@ class Task:
         reserve: payload bytes to set aside.
         parent: the group whose eviction queued it again.
         refills: how often that has happened.
+        digest: of the prompt's bytes.
     """
 
     ordinal: int
@@ -51,6 +52,7 @@ class Task:
     task_id: str = ""
     parent: str = ""
     refills: int = 0
+    digest: str = ""
 
 
 @dataclass(slots=True)

@@ -124,10 +124,11 @@ class BothMachines(FencedMachines):
     def seed(self, count: int, again: bool, end: bool, withdraw: bool) -> None:
         first = self.machine.seeded + (0 if again else 1)
         pin = "" if self.rules.bounded or count % 2 else f"{self.incarnation}:{self.version}"
-        tasks = [Task(o, 2, pin, 100, f"t{o}") for o in range(max(1, first), max(1, first) + count)]
+        digest = f"{self.calls:016x}"
+        tasks = [Task(o, 2, pin, 100, f"t{o}", digest=digest) for o in range(max(1, first), max(1, first) + count)]
         flat: list[Any] = []
         for t in tasks:
-            flat += [t.ordinal, msgpack.packb([t.ordinal, t.n, t.pin, t.reserve, t.task_id, "", 0]), t.pin]
+            flat += [t.ordinal, msgpack.packb([t.ordinal, t.n, t.pin, t.reserve, t.task_id, "", 0]), t.pin, t.digest]
         incarnation, call = self.incarnation, self.next_call()
         self.tell(
             "seed", self.table, incarnation, int(end), int(withdraw), call, *flat,

@@ -72,6 +72,7 @@ class ComparedMachines(RuleBasedStateMachine):
         pipe.lrange(keys.table(self.table, "failures"), 0, -1)
         pipe.hgetall(keys.table(self.table, "evicted_tokens"))
         pipe.smembers(keys.table(self.table, "trash"))
+        pipe.hgetall(keys.table(self.table, "prompts"))
         pipe.hget(keys.table(self.table), "moved_ms")
         answers = iter(await pipe.execute())
         self._note_progress()
@@ -116,7 +117,12 @@ class ComparedMachines(RuleBasedStateMachine):
         await self._compare_ledger()
 
     def _compare_endings(
-        self, dead: dict[bytes, bytes], failures: list[bytes], evicted: dict[bytes, bytes], trash: set[bytes]
+        self,
+        dead: dict[bytes, bytes],
+        failures: list[bytes],
+        evicted: dict[bytes, bytes],
+        trash: set[bytes],
+        prompts: dict[bytes, bytes],
     ) -> None:
         """Notes of failed groups, evictions by length, and that no prompt is thrown away that somebody needs."""
         machine = self.machine
@@ -130,11 +136,14 @@ class ComparedMachines(RuleBasedStateMachine):
             for gid, n in machine.dead.notes.items()
         }
         assert {int(bound): int(count) for bound, count in evicted.items()} == dict(machine.evicted_tokens)
-        thrown = {int(ordinal) for entry in trash if (ordinal := entry.decode().split("|")[1])}
-        needed = [t.ordinal for t in machine.pending] + [n.task.ordinal for n in machine.dead.notes.values() if n.kept]
-        needed += [g.task.ordinal for g in machine.groups.values()]
+        thrown = {prompt for entry in trash if (prompt := entry.decode().split("|")[1])}
+        owners = [*machine.pending, *(note.task for note in machine.dead.notes.values() if note.kept)]
+        owners += [group.task for group in machine.groups.values()]
+        needed = [task.ordinal for task in owners]
         assert len(needed) == len(set(needed)), "a prompt has one owner"
-        assert thrown.isdisjoint(needed)
+        in_use = {task.ordinal: task.digest for task in owners if task.digest}
+        assert {int(ordinal): digest.decode() for ordinal, digest in prompts.items()} == in_use
+        assert thrown.isdisjoint(f"{ordinal}:{digest}" for ordinal, digest in in_use.items())
 
     async def _compare_ledger(self) -> None:
         machine = self.machine

@@ -82,6 +82,11 @@ def key_of(front: BufferService, write: Outgoing) -> str:
     return Keys(front.run_name).payload("train", head.group_id, *name)
 
 
+async def prompts_of(front: BufferService, ordinal: int, table: str = "train") -> list[bytes]:
+    """Keys of the prompts that are stored for an ordinal: one, as a rule."""
+    return [key async for key in front.access.scan(f"{Keys(front.run_name).prompt(table, f'{ordinal}:')}*", 100)]
+
+
 def head_of_write(grant: pb.GroupGrant, meta: trajectory.MemberMeta) -> pb.MemberWrite:
     return pb.MemberWrite(group_id=grant.group_id, lease_id=grant.lease_id, attempt=grant.attempt, meta=meta)
 

@@ -8,12 +8,11 @@ import sys
 from typing import Any
 
 from buffer.client import Outgoing
-from buffer.keys import Keys
 from buffer.service import BufferService
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from protos import trajectory_pb2 as trajectory
-from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write, make_config
+from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write, make_config, prompts_of
 from tests.buffer.packed import figure, set_figure, set_rule
 from tests.buffer.test_flow import balanced
 
@@ -43,7 +42,7 @@ async def failures(learner: Learner) -> list[pb.FailedGroup]:
 
 
 async def keeps_prompt(front: BufferService, ordinal: int) -> bool:
-    return bool(await front.access.client.exists(Keys(front.run_name).prompt("train", ordinal)))
+    return bool(await prompts_of(front, ordinal))
 
 
 async def prompt_is_gone(front: BufferService, ordinal: int) -> None:
@@ -113,7 +112,7 @@ async def test_what_cannot_be_trained_again_is_not_driven_again(mesh: Mesh) -> N
     left, right = await mesh.front(config), await mesh.front(config)
     learner, generator = await mesh.learner(left), await mesh.generator(right)
     await learner.seed(1, 1)
-    await left.access.client.delete(Keys(config.run.name).prompt("train", 1))
+    await left.access.client.delete(*await prompts_of(left, 1))
     admission = generator.admission()
     admission.update(1, V0)
     async with asyncio.timeout(TIMEOUT_S):

@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgpack
 import pytest
 
 from buffer.bounds import MAX_ORDINAL
 from buffer.keys import Keys
+from buffer.orphans import sweep_orphans
+from buffer.service import BufferService
 from mesh.errors import FencedError, PayloadError
 from mesh.versions import PolicyVersion
-from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_task, refs
+from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_task, prompts_of, refs
 
 V0 = PolicyVersion(1, 0)
 
@@ -24,8 +27,8 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def _is_gone(client: Any, key: str) -> bool:
-    return not await client.exists(key)
+async def _no_prompt(front: BufferService, ordinal: int, table: str = "train") -> bool:
+    return not await prompts_of(front, ordinal, table)
 
 
 async def test_a_repeated_seed_does_not_take_back_what_it_has_added(mesh: Mesh) -> None:
@@ -43,10 +46,9 @@ async def test_a_repeated_seed_leaves_no_prompt_behind(mesh: Mesh) -> None:
     learner = await mesh.learner(front)
     await learner.seed(1, 1)
     await learner.client.seed("train", 1, [], withdraw_pending=True)
-    key = Keys(front.run_name).prompt("train", 1)
-    await until(lambda: _is_gone(front.access.client, key))
+    await until(lambda: _no_prompt(front, 1))
     await learner.seed(1, 1)
-    assert await _is_gone(front.access.client, key), "its task has ended: nobody would remove it again"
+    assert await _no_prompt(front, 1), "its task has ended: nobody would remove it again"
 
 
 async def test_a_learner_of_the_past_does_not_touch_prompts(mesh: Mesh) -> None:
@@ -54,14 +56,13 @@ async def test_a_learner_of_the_past_does_not_touch_prompts(mesh: Mesh) -> None:
     zombie = await mesh.learner(front)
     learner = await mesh.learner(front, takeover=True)
     await learner.seed(1, 1)
-    key = Keys(front.run_name).prompt("train", 1)
-    before = await front.access.client.get(key)
+    before = await prompts_of(front, 1)
     other = make_task(1)
     other.task_id = "of the past"
     with pytest.raises(FencedError):
         await zombie.client.seed("train", 1, [other, make_task(2)])
-    assert await front.access.client.get(key) == before
-    assert await _is_gone(front.access.client, Keys(front.run_name).prompt("train", 2))
+    assert await prompts_of(front, 1) == before
+    assert await _no_prompt(front, 2)
 
 
 async def test_a_new_stream_without_groups_begins_a_full_term(mesh: Mesh) -> None:
@@ -114,7 +115,70 @@ async def test_the_largest_ordinal_is_written_in_full_by_the_scripts(mesh: Mesh)
     assert grant.task == task
     await learner.client.seed("eval", 1, [task])
     await learner.client.seed("eval", 1, [], withdraw_pending=True)
-    key = Keys(front.run_name).prompt("eval", MAX_ORDINAL)
-    await until(lambda: _is_gone(front.access.client, key))
+    await until(lambda: _no_prompt(front, MAX_ORDINAL, "eval"))
     with pytest.raises(PayloadError, match="ordinal"):
         await learner.client.seed("train", 1, [make_task(MAX_ORDINAL + 1)])
+
+
+async def test_a_learner_that_is_fenced_between_look_and_set_replaces_no_prompt(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked before its successor took over, and stores its prompt after the successor has seeded."""
+    front = await mesh.front()
+    zombie = await mesh.learner(front)
+    access, looked, go_on = front.access, asyncio.Event(), asyncio.Event()
+    after = access.after
+
+    async def held_up(commands: Any, verb: str, *arguments: Any) -> list[Any]:
+        if verb == "seed" and not looked.is_set():
+            looked.set()
+            await go_on.wait()
+        return await after(commands, verb, *arguments)
+
+    monkeypatch.setattr(access, "after", held_up)
+    other = make_task(1)
+    other.task_id = "of the past"
+    late = asyncio.create_task(zombie.client.seed("train", 1, [other]))
+    await asyncio.wait_for(looked.wait(), TIMEOUT_S)
+    learner, generator = await mesh.learner(front, takeover=True), await mesh.generator(front)
+    await learner.seed(1, 1)
+    go_on.set()
+    with pytest.raises(FencedError):
+        await late
+    admission = generator.admission()
+    admission.update(1, PolicyVersion(2, 0))
+    (grant,) = await generator.grants(admission, 1)
+    assert grant.task == make_task(1)
+    assert len(await prompts_of(front, 1)) == 2
+    for _ in range(2):
+        await sweep_orphans(access, Keys(front.run_name), "train", age_s=0, pause_s=0)
+    (kept,) = await prompts_of(front, 1)
+    assert await front.access.client.get(kept) == make_task(1).SerializeToString()
+
+
+async def test_an_ordinal_that_is_given_again_has_its_new_prompt_at_every_front(mesh: Mesh) -> None:
+    """Redis lost the first seeding, and a front that knows its prompt has not noticed."""
+    config = make_config(mesh.folder, mesh.redis_url)
+    left, right = await mesh.front(config), await mesh.front(config)
+    learner, first, second = await mesh.learner(left), await mesh.generator(right), await mesh.generator(right)
+    redis, table = left.access.client, Keys(left.run_name).table("train")
+    before = {key: await redis.dump(key) for key in await redis.keys(f"{table}*")}
+    figures = msgpack.unpackb(await redis.hget(table, "figures"))
+    await learner.seed(1, 1)
+    admission, again = first.admission(), second.admission()
+    admission.update(1, V0)
+    (grant,) = await first.grants(admission, 1)
+    assert grant.task == make_task(1)
+    async with redis.pipeline(transaction=True) as pipe:
+        pipe.delete(*await redis.keys(f"{table}*"))
+        for key, value in before.items():
+            pipe.restore(key, 0, value)
+        # Others have gone on beyond all that this front had seen.
+        pipe.hset(table, "figures", msgpack.packb({**figures, "rev": 1 << 40}))
+        await pipe.execute()
+    other = make_task(1)
+    other.task_id = "given again"
+    assert (await learner.client.seed("train", 1, [other])).added == 1
+    again.update(1, V0)
+    (grant,) = await second.grants(again, 1)
+    assert grant.task == other

@@ -1,0 +1,14 @@
+-- Prompts are keys in other slots. `prompts` has the digest of each one in use, by ordinal: in use it is while its task is
+-- pending, its group lives, or its note keeps it. Ordinal and digest name the key, so that nobody can put other bytes in
+-- its place: neither a learner of the past, nor one that gives an ordinal again after a loss.
+local function prompts_key() return T .. ':prompts' end
+
+local function prompt_of(ordinal) return ordinal .. ':' .. (redis.call('HGET', prompts_key(), ordinal) or '') end
+
+-- The name of a prompt that is in use no more, as `trash` has it; nothing where none was seeded.
+local function drop_prompt(ordinal)
+  local digest = redis.call('HGET', prompts_key(), ordinal)
+  if not digest then return '' end
+  redis.call('HDEL', prompts_key(), ordinal)
+  return ordinal .. ':' .. digest
+end
