@@ -10,14 +10,16 @@ import json
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from buffer.service import BufferService
 from mesh.config import Config
 from mesh.service import AsyncBridge
 from tests.faults.away.generator import Generator
-from tests.faults.away.learner import Learner
 from tests.faults.away.member import say
+
+if TYPE_CHECKING:
+    from tests.faults.away.learner import Learner
 
 
 class Guests:
@@ -48,6 +50,9 @@ class Guests:
         self._generators[run, order["name"]] = generator
 
     async def _learn(self, run: str, order: dict[str, Any]) -> None:
+        # It imports torch, which the other processes do without.
+        from tests.faults.away.learner import Learner
+
         self._bridge = self._bridge or AsyncBridge()
         bridge, folder = self._bridge, Path(order["folder"])
 

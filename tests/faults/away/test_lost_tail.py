@@ -20,7 +20,8 @@ from tests.faults.away.run import BOUND_S, MANY, Run
 from tests.faults.away.world import World
 from tests.faults.proxy import Conditions
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+# The start of all processes counts for the first test.
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 RULES = [
     Rules("in_order", staleness=0, reuse=1, fronts=1),
     Rules("fifo", staleness=4, reuse=1, fronts=2),

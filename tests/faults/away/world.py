@@ -25,7 +25,7 @@ from tests.faults.world import free_port
 PROCESSES = ("front-0", "front-1", "learner", "generator")
 _GRACE_S = 0.3
 _STOPPED = {"learner stops": "learner", "front stops": "front-0", "generator stops": "generator"}
-_START_S = 60.0
+_START_S = 240.0
 # What a generator holds at most: more than any gate lets it have, so that it always has room for what was lost.
 _MOST = 8 * GROUPS
 
@@ -131,10 +131,7 @@ class World:
         return Run(rules, name, self.hosts, links, client, channel)
 
     async def put(self, cases: Sequence[Case], bound_s: float = BOUND_S) -> list[Outcome]:
-        """One round: everybody has what the cases say in hand, the faults come and go, all train on.
-
-        Where a run does not train on within `bound_s`, the world begins again: what stands still would be in the way.
-        """
+        """One round: everybody has what the cases say in hand, the faults come and go, all train on within `bound_s`."""
         runs = {run.rules: run for run in self.runs}
         early = await asyncio.gather(*(self._prepare(runs[case.rules], case, bound_s) for case in cases))
         cases = [case for case, stall in zip(cases, early, strict=True) if stall is None]
@@ -144,13 +141,14 @@ class World:
             work = [self._train_on(runs[case.rules], case, bound_s) for case in cases]
         else:
             work = [self._break(runs[case.rules], case, bound_s) for case in cases]
-        outcomes = [*filter(None, early), *await asyncio.gather(*work)]
-        if any(outcome.stall for outcome in outcomes):
-            rules = [run.rules for run in self.runs]
-            await self.close()
-            await self.start()
-            await self.add(rules)
-        return outcomes
+        return [*filter(None, early), *await asyncio.gather(*work)]
+
+    async def renew(self) -> None:
+        """Begins again with the same rules: runs that stand still would be in the way of the others."""
+        rules = [run.rules for run in self.runs]
+        await self.close()
+        await self.start()
+        await self.add(rules)
 
     @contextlib.asynccontextmanager
     async def stopped(self, name: str) -> AsyncIterator[None]:
