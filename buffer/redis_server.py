@@ -2,7 +2,8 @@
 
 Invariants: one redis-server at a time owns a folder (it inherits a lock on it); it listens on loopback only, and on a
 socket in its folder that nobody but its user may open; it never
-evicts; it dies with its owner, so no orphan is left behind; frozen is as good as dead.
+evicts; it dies with its owner, so no orphan is left behind; frozen is as good as dead; it answers only once its file
+has no torn end.
 
 Durability, by name:
   * `always`: the append-only file is written and fsynced before an acknowledgement. What was acknowledged survives
@@ -42,6 +43,8 @@ _START_S = 30.0
 _STOP_S = 10.0
 # sun_path of a Unix domain socket has 108 bytes, the last of them zero.
 _LONGEST_SOCKET_PATH = 107
+# What Redis logs where it finds a torn end.
+_TORN = b"Truncating the AOF"
 # Replies while the append-only file is read: not ready yet, but well.
 _LOADING = (redis.exceptions.BusyLoadingError, redis.exceptions.ConnectionError, OSError)
 
@@ -123,8 +126,10 @@ class RedisServer:
         with (self._folder / "lock").open("wb") as lock:
             await self._lock(lock.fileno())
             self._choose_port()
+            told = self._log_path.stat().st_size if self._log_path.exists() else 0
             self._process = self._spawn(find_redis_server(), lock.fileno())
         await self._wait_ready()
+        await self._drop_torn_end(told)
         log.info("redis-server listens on port %d", self._port, extra={"redis_pid": self._process.pid})
 
     def _choose_port(self) -> None:
@@ -216,6 +221,39 @@ class RedisServer:
                 await asyncio.sleep(0.02)
         finally:
             await client.aclose()
+
+    async def _drop_torn_end(self, told: int) -> None:
+        """Writes the append-only file again where its end was torn.
+
+        Redis passes over what it finds of an unfinished transaction, and leaves it in the file. The next transaction
+        would end it, so that the start after this one would do a half of a script.
+
+        Args:
+            told: bytes of the log before this start.
+
+        Raises:
+            StoreError: the file cannot be written in time.
+        """
+        with self._log_path.open("rb") as file:
+            file.seek(told)
+            if _TORN not in file.read():
+                return
+        try:
+            async with asyncio.timeout(_START_S), redis.asyncio.Redis.from_url(self.url, socket_timeout=5.0) as client:
+                await client.bgrewriteaof()
+                while True:
+                    # A foreign process offers no event to wait for; this loop is bounded by the deadline above.
+                    await asyncio.sleep(0.02)
+                    state = await client.info("persistence")
+                    if not state["aof_rewrite_in_progress"]:
+                        break
+        except (TimeoutError, redis.exceptions.RedisError) as error:
+            raise StoreError(
+                f"redis-server did not write its append-only file again within {_START_S:.0f} s: {error}",
+                hint=f"its log is {self._log_path}",
+            ) from error
+        if state["aof_last_bgrewrite_status"] != "ok":
+            raise StoreError("redis-server cannot write its append-only file", hint=f"its log is {self._log_path}")
 
     async def watch(self, frozen_after_s: float) -> int:
         """Waits until the process ends and returns its exit code (negative: killed by that signal).

@@ -186,8 +186,10 @@ class SampleSession:
             raise fenced()
         if view.suspect or view.incarnation < self._incarnation:
             raise lost_state()
-        while self._wishes and self._rules.bounded and self._wishes[0].version < view.u:
-            self._wishes.popleft()
+        if self._rules.bounded and any(wish.version < view.u for wish in self._wishes):
+            # Not by what was seen last: Redis may have lost the claim since, and the wish is one for its repetition.
+            view = await self._front.store.refresh(self._table)
+            self._wishes = deque(wish for wish in self._wishes if wish.version >= view.u)
         if not self._wishes:
             return [], ""
         wish = self._wishes[0]

@@ -243,3 +243,39 @@ async def test_none_keeps_nothing(store: Store) -> None:
     await store.restart()
     async with Redis.from_url(store.server.url) as client:
         assert await client.get("key") is None
+
+
+async def test_a_script_whose_end_was_torn_off_is_done_wholly_or_not_at_all_at_any_later_start(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, durability="always")
+    script = "for i = 1, 5 do redis.call('HINCRBY', KEYS[1], i, 1) end"
+
+    async def files() -> dict[Path, int]:
+        return {path: path.stat().st_size for path in tmp_path.rglob("*.aof")}
+
+    async def does(key: str) -> None:
+        async with Redis.from_url(server.url) as client:
+            await client.eval(script, 1, key)
+
+    async def killed() -> None:
+        os.kill(server.pid, signal.SIGKILL)
+        await server.watch(0)
+        await server.stop()
+
+    await server.start()
+    await does("before")
+    sizes = await files()
+    await does("torn")
+    await killed()
+    (path, grown) = next((path, size) for path, size in (await files()).items() if size > sizes[path])
+    os.truncate(path, (sizes[path] + grown) // 2)
+    await server.start()
+    await does("after")
+    await killed()
+    await server.start()
+    async with Redis.from_url(server.url) as client:
+        assert {key: await client.hlen(key) for key in ("before", "torn", "after")} == {
+            "before": 5,
+            "torn": 0,
+            "after": 5,
+        }
+    await server.stop()

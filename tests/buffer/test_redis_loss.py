@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,19 @@ async def test_a_lost_takeover_is_believed_and_the_learner_before_stays_out(mesh
     assert not set(second.trained) & set(first.trained[:2])
     assert len(set(second.trained)) == len(second.trained)
     await balanced(second.learner)
+
+
+async def test_a_front_that_has_seen_a_lost_claim_drops_no_request_for_its_version(mesh: Mesh) -> None:
+    """The claim went at one front, with the end of what Redis had, and the learner has said again what it had used
+    there. The other front still believes in the claim when one group of the batch is to be replaced."""
+    front = await mesh.front()
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 4)
+    admission, writer, sampler = generator.admission(), generator.writer(), learner.sampler()
+    admission.update(4, PolicyVersion(1, 0))
+    await generator.finish(writer, await generator.grants(admission, 4), PolicyVersion(1, 0))
+    await learner.batch(sampler, 1, 0)
+    assert front.readings is not None
+    views = front.readings.front.store.views
+    views["train"] = replace(views["train"], u=views["train"].u + 1)
+    await learner.batch(sampler, 1, 0)

@@ -133,7 +133,7 @@ class Injector:
         """What is written from now on is lost."""
         since = self._world.disk.snapshot()
         self._pause.wait(fault.lasts_s)
-        self._world.disk.lose(since, torn=fault.pick)
+        self._world.disk.lose(since)
         return self._kill_several(REDIS)
 
     def _empty(self, _fault: Fault) -> float:

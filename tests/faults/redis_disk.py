@@ -3,7 +3,8 @@
 A `Snapshot` is the append-only file as it is now: the file itself under a second name, and its size; the file only
 grows, and a rewrite puts another one in its place. Redis is killed later, and started on what the snapshot had: the
 commands of the time between are lost although they were acknowledged, as after a power cut with `everysec`, a failover,
-or a backup that was put back. A few more bytes stay, so that the last command is torn.
+or a backup that was put back. Whole transactions are lost: of one whose end is torn, a
+plain redis-server does the first half at its second start (the embedded one does not: `buffer.redis_server`).
 
 Invariant: everything that Redis acknowledged outside of the `losses` is in what it was started on.
 """
@@ -62,7 +63,6 @@ class RedisDisk:
         self._durability = durability
         self._lock = threading.Lock()
         self._due: Snapshot | None = None
-        self._torn = 0
         self.losses: list[Loss] = []
         folder.mkdir(exist_ok=True)
 
@@ -79,10 +79,10 @@ class RedisDisk:
         found = kept.stat()
         return Snapshot(found.st_size, found.st_mtime)
 
-    def lose(self, since: Snapshot, torn: int = 0) -> None:
-        """The next start finds what there was at a snapshot, and `torn` bytes more."""
+    def lose(self, since: Snapshot) -> None:
+        """The next start finds what there was at a snapshot."""
         with self._lock:
-            self._due, self._torn = since, torn
+            self._due = since
 
     def empty(self) -> None:
         """The next start finds nothing."""
@@ -104,7 +104,7 @@ class RedisDisk:
         if due.size == 0:
             path.unlink()
         else:
-            os.truncate(kept, min(due.size + self._torn, kept.stat().st_size))
+            os.truncate(kept, due.size)
             # Two names of one file are left alone by a renaming.
             if not path.samefile(kept):
                 os.replace(kept, path)

@@ -60,7 +60,7 @@ class Fault:
         starts_s: after the round begins.
         lasts_s: until it is undone; 0 where there is nothing to undo. Of a loss: the time whose writes are lost.
         ranks: of the learner that is started afterwards.
-        pick: chooses among parts of the target (the rank to be killed), or how many bytes of a command stay.
+        pick: chooses among parts of the target (the rank to be killed).
         moment: that is waited for.
     """
 
@@ -141,7 +141,7 @@ def short(seed: int, *, lease_s: float) -> Iterator[Round]:
 
     rounds = [
         (Fault("kill", dice.choice(GENERATORS)), Fault("kill_fronts", "mesh", starts_s=0.3)),
-        (_lost_tail(dice, round(dice.uniform(0.1, 0.6), 2)), Fault("kill", dice.choice(REWARDS), starts_s=0.2)),
+        (_lost_tail(round(dice.uniform(0.1, 0.6), 2)), Fault("kill", dice.choice(REWARDS), starts_s=0.2)),
         (Fault("away_cut", (LEARNER, FRONT), lasts_s=away(), moment="partial"),),
         (
             Fault("away_cut", (dice.choice(GENERATORS), FRONT), lasts_s=away(), moment="partial"),
@@ -184,8 +184,8 @@ def _deck(dice: random.Random, lease_s: float, evaluation: bool) -> list[Fault]:
         *(Fault("away_cut", edge, lasts_s=between(0.5, 3.0), moment="partial") for edge in AWAY_LINKS),
         *(Fault("away_stop", target, lasts_s=between(0.5, 3.0), moment="partial") for target in AWAY),
         *(Fault("gil", reward, lasts_s=between(0.5, 2.0)) for reward in REWARDS),
-        *(_lost_tail(dice, round(dice.uniform(0.02, longest), 2)) for longest in (0.3, 0.3, 1.0, 2.0)),
-        replace(_lost_tail(dice, between(0.8, 2.5)), kind="old_snapshot"),
+        *(_lost_tail(round(dice.uniform(0.02, longest), 2)) for longest in (0.3, 0.3, 1.0, 2.0)),
+        replace(_lost_tail(between(0.8, 2.5)), kind="old_snapshot"),
         Fault("emptied", REDIS),
         *(Fault("kill_fronts", "mesh") for _ in range(2)),
         Fault("rank_kill", LEARNER, pick=dice.randrange(2)),
@@ -197,8 +197,8 @@ def _deck(dice: random.Random, lease_s: float, evaluation: bool) -> list[Fault]:
     ]
 
 
-def _lost_tail(dice: random.Random, lost_s: float) -> Fault:
-    return Fault("lost_tail", REDIS, lasts_s=lost_s, pick=dice.randrange(400), moment="partial")
+def _lost_tail(lost_s: float) -> Fault:
+    return Fault("lost_tail", REDIS, lasts_s=lost_s, moment="partial")
 
 
 def _in_an_evaluation(dice: random.Random, lease_s: float) -> list[Fault]:
@@ -211,6 +211,6 @@ def _in_an_evaluation(dice: random.Random, lease_s: float) -> list[Fault]:
         *(Fault("kill", service) for service in (*GENERATORS, FRONTS[0], REDIS, LEARNER, REWARDS[0])),
         *(Fault("away_stop", service, lasts_s=length()) for service in (*GENERATORS, LEARNER, FRONT)),
         *(Fault("away_cut", (client, FRONT), lasts_s=length()) for client in (*GENERATORS, LEARNER)),
-        *(_lost_tail(dice, round(dice.uniform(0.02, longest), 2)) for longest in (0.3, 2.0)),
+        *(_lost_tail(round(dice.uniform(0.02, longest), 2)) for longest in (0.3, 2.0)),
     ]
     return [replace(fault, moment="round") for fault in faults]

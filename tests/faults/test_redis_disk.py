@@ -48,7 +48,7 @@ def test_what_comes_after_the_snapshot_is_lost(tmp_path: Path, rewritten: bool) 
                 tmp_path / "snapshot.aof"
             ):
                 time.sleep(0.01)
-    disk.lose(since, torn=5)
+    disk.lose(since)
     with started(disk) as client:
         assert (client.get("kept"), client.get("lost")) == (b"1", None)
         client.set("later", 3)
