@@ -113,6 +113,7 @@ def check_reassertion(request: pb.ReassertRequest) -> None:
     checked_version("incarnation", request.incarnation)
     checked_version("version", request.version)
     checked_version("committed", request.committed)
+    checked_number("doubt", request.doubt)
     for index, takeover in enumerate(request.takeovers):
         checked_version(f"takeovers[{index}].incarnation", takeover.incarnation)
         checked_version(f"takeovers[{index}].resumed_at", takeover.resumed_at)

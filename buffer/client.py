@@ -105,8 +105,8 @@ class BufferClient:
             LostStateError: Redis was restarted meanwhile, or is not ready for it yet: to be begun again.
             FencedError: another learner has taken the run over.
         """
-        corrected = unknown = 0
-        for start in range(0, max(1, len(uses)), _USES_AT_ONCE):
+
+        async def say(uses: Sequence[pb.AssertedUse], *, more: bool, doubt: int) -> pb.ReassertResponse:
             request = pb.ReassertRequest(
                 table="train",
                 incarnation=incarnation,
@@ -115,11 +115,23 @@ class BufferClient:
                 committed=committed,
                 checkpoint=checkpoint,
                 takeovers=takeovers,
-                uses=uses[start : start + _USES_AT_ONCE],
-                more=start + _USES_AT_ONCE < len(uses),
+                uses=uses,
+                more=more,
+                doubt=doubt,
             )
-            response = await self._call(self._stub.Reassert, request, "saying again which groups were used")
-            corrected, unknown = corrected + response.corrected, unknown + response.unknown
+            told: pb.ReassertResponse = await self._call(
+                self._stub.Reassert, request, "saying again which groups were used"
+            )
+            return told
+
+        doubt = (await say([], more=True, doubt=0)).doubt
+        if not doubt:
+            return 0, 0
+        corrected = unknown = 0
+        for start in range(0, max(1, len(uses)), _USES_AT_ONCE):
+            end = start + _USES_AT_ONCE
+            told = await say(uses[start:end], more=end < len(uses), doubt=doubt)
+            corrected, unknown = corrected + told.corrected, unknown + told.unknown
         return corrected, unknown
 
     async def seed(

@@ -60,7 +60,7 @@ class Enrolment:
     async def enter(self) -> None:
         """Lists the front as a member."""
         member = self._member
-        answer = await self._access.verb("join", "", member.member_id, 0, member.SerializeToString())
+        answer = await self._access.verb("join", "", member.member_id, 0, member.SerializeToString(), 0)
         self._generation = int(answer[1])
 
     async def stay(self) -> RollmeshError:

@@ -229,7 +229,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
         takeovers = {takeover.incarnation: takeover.resumed_at for takeover in request.takeovers}
         if request.incarnation not in takeovers:
             raise PayloadError("takeovers", f"incarnation {request.incarnation}, the caller's own, is missing")
-        corrected, unknown = await store.reassert(
+        corrected, unknown, doubt = await store.reassert(
             table,
             request.incarnation,
             request.member_id,
@@ -238,11 +238,12 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             more=request.more,
             takeovers=sorted(takeovers.items()),
             uses=[(use.group_id, use.train_version, use.ordinal) for use in request.uses],
+            doubt=request.doubt,
         )
-        if not request.more:
+        if request.doubt and not request.more:
             await store.commit(table, request.incarnation, request.committed, request.checkpoint)
             await store.refresh("eval")
-        return pb.ReassertResponse(corrected=corrected, unknown=unknown)
+        return pb.ReassertResponse(corrected=corrected, unknown=unknown, doubt=doubt)
 
     async def Nack(self, request: pb.NackRequest, _context: Any) -> pb.NackResponse:
         """See buffer.proto."""

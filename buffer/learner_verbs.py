@@ -121,13 +121,14 @@ class LearnerVerbs(Verbs):
         more: bool,
         takeovers: Sequence[tuple[int, int]],
         uses: Sequence[tuple[str, int, int]],
-    ) -> tuple[int, int]:
-        """Uses as (group id, train version, ordinal), oldest first; returns groups (corrected, unknown)."""
+        doubt: int,
+    ) -> tuple[int, int, int]:
+        """Uses as (group id, train version, ordinal), oldest first; returns (corrected, unknown, doubt in force)."""
         answer = await self._table_verb(
-            "reassert", table, incarnation, member_id, version, lease_ms, int(more), len(takeovers),
+            "reassert", table, incarnation, member_id, version, lease_ms, int(more), doubt, len(takeovers),
             *(part for pair in takeovers for part in pair), *(part for use in uses for part in use),
         )  # fmt: skip
-        return int(answer[2]), int(answer[3])
+        return int(answer[2]), int(answer[3]), int(answer[4])
 
     async def nack(
         self, table: str, incarnation: int, leases: Sequence[tuple[str, str]], disposition: str, reason: str

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from buffer.bounds import MAX_RUN_MEMBERS, check_id, check_policy, check_status, check_text
+from buffer.bounds import MAX_RUN_MEMBERS, check_id, check_policy, check_status, check_text, checked_number
 from buffer.context import FrontContext
 from buffer.keys import Keys
 from buffer.policy.rules import TABLES
@@ -92,6 +92,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         check_id("member_id", request.member_id)
         check_text("address", request.address)
         check_text("host_id", request.host_id)
+        nonce = checked_number("nonce", request.nonce)
         if request.role not in (pb.ROLE_LEARNER, pb.ROLE_GENERATOR, pb.ROLE_REWARD):
             raise PayloadError("role", f"expected learner, generator or reward, got {request.role}")
         member = pb.Member(
@@ -102,7 +103,9 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             pid=request.pid,
             joined_unix_ms=int(time.time() * 1000),
         )
-        answer = await self._access.verb("join", "", member.member_id, MAX_RUN_MEMBERS, member.SerializeToString())
+        answer = await self._access.verb(
+            "join", "", member.member_id, MAX_RUN_MEMBERS, member.SerializeToString(), nonce
+        )
         if answer[0] == b"full":
             raise StoreError(
                 f"the run has {MAX_RUN_MEMBERS} members, and takes no more",

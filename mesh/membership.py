@@ -184,6 +184,8 @@ class MembershipAgent:
             self._task = None
 
     async def _join(self, retry_s: float) -> None:
+        # Greater than those of this process' earlier joins, so that a late copy of one is known.
+        self._join_request.nonce = max(self._join_request.nonce + 1, time.time_ns() // 1000)
         response = await call_with_retry(
             lambda: self._stub.Join(self._join_request, timeout=self._timeout_s),
             retry_s=retry_s,

@@ -461,7 +461,7 @@ class SetPrioritiesResponse(_message.Message):
     def __init__(self, changed: _Optional[int] = ...) -> None: ...
 
 class ReassertRequest(_message.Message):
-    __slots__ = ("table", "incarnation", "member_id", "version", "committed", "checkpoint", "takeovers", "uses", "more")
+    __slots__ = ("table", "incarnation", "member_id", "version", "committed", "checkpoint", "takeovers", "uses", "more", "doubt")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -471,6 +471,7 @@ class ReassertRequest(_message.Message):
     TAKEOVERS_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     table: str
     incarnation: int
     member_id: str
@@ -480,7 +481,8 @@ class ReassertRequest(_message.Message):
     takeovers: _containers.RepeatedCompositeFieldContainer[Takeover]
     uses: _containers.RepeatedCompositeFieldContainer[AssertedUse]
     more: bool
-    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., member_id: _Optional[str] = ..., version: _Optional[int] = ..., committed: _Optional[int] = ..., checkpoint: _Optional[str] = ..., takeovers: _Optional[_Iterable[_Union[Takeover, _Mapping]]] = ..., uses: _Optional[_Iterable[_Union[AssertedUse, _Mapping]]] = ..., more: _Optional[bool] = ...) -> None: ...
+    doubt: int
+    def __init__(self, table: _Optional[str] = ..., incarnation: _Optional[int] = ..., member_id: _Optional[str] = ..., version: _Optional[int] = ..., committed: _Optional[int] = ..., checkpoint: _Optional[str] = ..., takeovers: _Optional[_Iterable[_Union[Takeover, _Mapping]]] = ..., uses: _Optional[_Iterable[_Union[AssertedUse, _Mapping]]] = ..., more: _Optional[bool] = ..., doubt: _Optional[int] = ...) -> None: ...
 
 class Takeover(_message.Message):
     __slots__ = ("incarnation", "resumed_at")
@@ -501,12 +503,14 @@ class AssertedUse(_message.Message):
     def __init__(self, group_id: _Optional[str] = ..., train_version: _Optional[int] = ..., ordinal: _Optional[int] = ...) -> None: ...
 
 class ReassertResponse(_message.Message):
-    __slots__ = ("corrected", "unknown")
+    __slots__ = ("corrected", "unknown", "doubt")
     CORRECTED_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     corrected: int
     unknown: int
-    def __init__(self, corrected: _Optional[int] = ..., unknown: _Optional[int] = ...) -> None: ...
+    doubt: int
+    def __init__(self, corrected: _Optional[int] = ..., unknown: _Optional[int] = ..., doubt: _Optional[int] = ...) -> None: ...
 
 class RedriveRequest(_message.Message):
     __slots__ = ("table", "group_ids")

@@ -146,7 +146,7 @@ local function view()
   return {
     C.rev, R.incarnation, R.version, C.u, C.generating, C.ready, C.leased, C.consumed, C.pending, C.end_of_data,
     C.bytes, C.reserved, C.orphaned, C.cancelled, first, demand(),
-    R.suspect == '1' and 1 or 0
+    R.suspect and 1 or 0
   }
 end
 
@@ -155,7 +155,14 @@ local function redis_id() return string.match(redis.call('INFO', 'server'), 'run
 -- Whether Redis may have lost what it had acknowledged: it is another process than the run knows (restarted, its data
 -- replaced or gone), or a front saw figures go back. Then nobody gets anything until the learner has said again what
 -- it has used (`reassert`): neither ids nor leases of the lost time may come a second time.
-local function suspect() return R.suspect == '1' or R.redis_run_id ~= redis_id() end
+-- The mark is the number of the doubt.
+local function suspect() return R.suspect ~= nil or R.redis_run_id ~= redis_id() end
+
+-- Numbers follow the clock: they differ even where the same state is lost twice.
+local function begin_doubt()
+  R.suspect = string.format('%d', math.max(now_ms(), tonumber(R.suspect or 0) + 1))
+  redis.call('HSET', RUN, 'suspect', R.suspect)
+end
 
 -- Why a learner's verb is refused, or nil. An incarnation that is not known yet is one whose takeover Redis has lost.
 local function refusal(incarnation)
@@ -194,7 +201,7 @@ end
 local function forget(member)
   list_fronts('SREM', member)
   redis.call('ZREM', RUN .. ':heartbeats', member)
-  for _, part in ipairs({':members', ':status', ':generations'}) do redis.call('HDEL', RUN .. part, member) end
+  for _, part in ipairs({':members', ':status', ':generations', ':joins'}) do redis.call('HDEL', RUN .. part, member) end
   for _, name in ipairs({'train', 'eval'}) do
     redis.call('DEL', RUN .. ':' .. name .. ':cancels:' .. member)
     redis.call('HDEL', RUN .. ':' .. name .. ':streams', member)

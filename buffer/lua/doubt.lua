@@ -3,9 +3,8 @@
 load_table(ARGV[1])
 load_run()
 free_first()
-if C.rev < tonumber(ARGV[2]) and R.incarnation > 0 and R.suspect ~= '1' then
-  redis.call('HSET', RUN, 'suspect', 1)
-  R.suspect = '1'
+if C.rev < tonumber(ARGV[2]) and R.incarnation > 0 and not R.suspect then
+  begin_doubt()
   touch()
 end
 return {'ok', view()}

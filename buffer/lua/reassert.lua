@@ -1,7 +1,8 @@
 -- The learner says again which groups it has used, since Redis may have lost what it had acknowledged. In portions, of
--- which the last one ends the doubt; repeating one, or all, changes nothing more.
--- ARGV: incarnation, member, version in force, learner lease in ms, more (1/0), number of takeovers, then incarnation
--- and k of each, ascending, then gid, train version, ordinal per use, oldest first. Answer: groups corrected, unknown
+-- which the last one ends the doubt; repeating one changes nothing more.
+-- ARGV: incarnation, member, version in force, learner lease in ms, more (1/0), the doubt that this is about (0: asks
+-- which there is), number of takeovers, then incarnation and k of each, ascending, then gid, train version, ordinal per
+-- use, oldest first. Answer: groups corrected, unknown, the doubt in force
 --
 -- A group may be unknown here for two reasons only. Its end is known: then its use lies below the commit mark, and is
 -- passed over. Or its admission is lost: then it is counted as admitted and consumed, and its prompt is not pending.
@@ -9,12 +10,12 @@ load_table(ARGV[1])
 load_run()
 free_first()
 local now = now_ms()
--- Without rules (all is gone) a front has to write them first; and another Redis than the last portion knew may have
--- lost that portion. The learner begins again.
-if C.groups_per_step == 0 or recognize(now) then return {'suspect', view()} end
+-- Without rules (all is gone) a front has to write them first.
+if C.groups_per_step == 0 then return {'suspect', view()} end
+recognize(now)
 local incarnation, member, version = tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local takeovers, first = {}, 8 + 2 * tonumber(ARGV[7])
-for i = 8, first - 1, 2 do takeovers[tonumber(ARGV[i])] = tonumber(ARGV[i + 1]) end
+local takeovers, first = {}, 9 + 2 * tonumber(ARGV[8])
+for i = 9, first - 1, 2 do takeovers[tonumber(ARGV[i])] = tonumber(ARGV[i + 1]) end
 
 -- Believed is who continues what Redis knows.
 if incarnation < R.incarnation or (incarnation == R.incarnation and R.learner ~= member) then
@@ -23,6 +24,16 @@ end
 for i, k in pairs(takeovers) do
   if i <= R.incarnation and (resumed_at(i) or k) ~= k then return {'fenced', view()} end
 end
+
+-- A takeover that is lost is a loss as well.
+if incarnation > R.incarnation and not R.suspect then
+  begin_doubt()
+  touch()
+end
+-- What is said of another doubt comes from before a further loss, or that one is over: the learner begins again.
+local doubt = tonumber(R.suspect or 0)
+if ARGV[7] == '0' then return {'ok', view(), 0, 0, doubt} end
+if tonumber(ARGV[7]) ~= doubt then return {'suspect', view()} end
 
 -- By the ordinal of their prompt, once somebody has asked: live unclaimed groups, and failed ones whose prompt is kept.
 local owners, buried
@@ -187,4 +198,4 @@ if ARGV[6] == '0' then
   flush()
   load_table(ARGV[1])
 end
-return {'ok', view(), corrected, unknown}
+return {'ok', view(), corrected, unknown, doubt}

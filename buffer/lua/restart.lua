@@ -6,8 +6,7 @@ local function recognize(now)
   redis.call('HSET', RUN, 'redis_run_id', run_id)
   R.redis_run_id = run_id
   if R.incarnation > 0 then
-    redis.call('HSET', RUN, 'suspect', 1)
-    R.suspect = '1'
+    begin_doubt()
   end
   for _, name in ipairs({'train', 'eval'}) do
     load_table(name)

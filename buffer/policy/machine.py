@@ -288,19 +288,40 @@ class TableMachine(GeneratorVerbs):
 
     # ------------------------------------------------------------------------------------------- lost state
 
-    def reassert(self, assertion: Assertion, now: int, *, more: bool) -> tuple[int, int]:
-        """The learner says again what it has used: (groups corrected, groups that were unknown)."""
+    def begin_doubt(self, now: int) -> None:
+        """Acknowledged state may be lost. No two doubts have the same number."""
+        self.doubt = max(now, self.doubt + 1)
+
+    def reassert(self, assertion: Assertion, now: int, *, more: bool, doubt: int) -> tuple[int, int, int]:
+        """The learner says again what it has used: (groups corrected, groups that were unknown, the doubt in force).
+
+        Args:
+            assertion: what it says.
+            now: ms.
+            more: this is not the last portion.
+            doubt: that this is about; 0 asks which there is.
+
+        Raises:
+            Fenced: another learner has taken the run over.
+            Suspect: this is about another doubt.
+        """
         if not assertion.is_believed(self):
             raise Fenced
+        if assertion.incarnation > self.lineage.incarnation and not self.doubt:
+            self.begin_doubt(now)
+        if not doubt:
+            return 0, 0, self.doubt
+        if doubt != self.doubt:
+            raise Suspect
         found = assertion.apply(self)
         if not more:
             assertion.catch_up(self, None)
-            self.suspect = False
+            self.doubt = 0
             self.u = max(self.u, assertion.version)
             self.leap(to=self._seq + LEAP)
             self._leases = max(self._leases + LEAP, now)
             self._losses += 1
-        return found
+        return *found, doubt
 
     def use_again(self, group: Group, version: int) -> None:
         """Adds a use that is asserted; the group is used no further where its payload is incomplete."""

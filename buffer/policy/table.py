@@ -59,7 +59,8 @@ class TableState:
         self.evicted_tokens: Counter[int] = Counter()
         self.seeded = 0
         self.seed_call = (0, 0)
-        self.suspect = False
+        self.doubt = 0
+        """Acknowledged state may be lost: the number of this doubt; 0 where there is none."""
         self.used_ahead: set[int] = set()
         self.end_of_data = False
         self._seq = self._leases = self._seals = self._losses = 0
@@ -68,6 +69,10 @@ class TableState:
         """How often a group has come nearer to its end; what can be undone and done again for ever does not count."""
 
     # -------------------------------------------------------------------------------------------- figures
+
+    @property
+    def suspect(self) -> bool:
+        return self.doubt > 0
 
     def count(self, state: State) -> int:
         return sum(group.state is state for group in self.groups.values())

@@ -128,7 +128,7 @@ async def test_what_comes_behind_is_sent_only_after_all_was_acknowledged(
 ) -> None:
     home = await cluster.owner(access._run_key)
     good, refused = [await key_on(cluster, node) for node in others(cluster, home)]
-    verb = ("join", "", "member", 1, "description")
+    verb = ("join", "", "member", 1, "description", 0)
     await access.batch([("HSET", refused, "a", "b")])
     with pytest.raises(StoreError, match="WRONGTYPE"):
         await access.after([("SET", good, "1"), ("INCR", refused)], *verb)
@@ -210,7 +210,7 @@ async def test_nodes_killed_in_the_middle_of_a_run_come_back_with_all_of_it(mesh
     on_other = await key_on(cluster, other)
     other.kill()
     with pytest.raises(StoreError, match=r"unreachable|cluster is down"):
-        await front.access.after([("SET", on_other, "1")], "join", "", "never", 1, "description")
+        await front.access.after([("SET", on_other, "1")], "join", "", "never", 1, "description", 0)
     home.kill()
     with pytest.raises(StoreError, match=r"unreachable|cluster is down"):
         await front.access.verb("look", "train")

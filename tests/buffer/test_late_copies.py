@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from typing import cast
+
+import grpc
 import pytest
 
+from buffer.keys import Keys
 from mesh.errors import PayloadError, TakeoverRefusedError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
-from tests.buffer.mesh_fixture import Learner, Mesh, make_config, make_task, refs
+from protos import membership_pb2
+from tests.buffer.mesh_fixture import TIMEOUT_S, Learner, Mesh, make_config, make_task, refs
 
 V0 = PolicyVersion(1, 0)
 
@@ -82,3 +88,59 @@ async def test_what_verbs_read_of_a_run_does_not_grow_with_its_takeovers(mesh: M
         await learner.take_over(0)
     assert set(await front.access.client.hkeys(key)) == fields
     assert await front.access.client.hlen(f"{key}:takeovers") == 4
+
+
+async def test_a_late_join_ends_nobodys_connection(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    agent = generator.agent
+    first = membership_pb2.JoinRequest()
+    first.CopyFrom(agent._join_request)
+    assert (await agent._stub.Join(first)).generation == agent.generation
+    await agent._join(TIMEOUT_S)
+    assert (await agent._stub.Join(first)).generation == agent.generation, "the one in force"
+    await learner.seed(1, 1)
+    admission = generator.admission()
+    admission.update(1, V0)
+    (grant,) = await generator.grants(admission, 1)
+    await generator.finish(generator.writer(), [grant], V0)
+
+
+async def test_what_is_said_late_of_one_loss_does_not_end_the_doubt_of_the_next(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner = await mesh.learner(front)
+    redis, run = front.access.client, Keys(front.run_name).run
+    me, takeovers = learner.agent.member_id, [pb.Takeover(incarnation=1, resumed_at=0)]
+
+    def said(doubt: int) -> Awaitable[pb.ReassertResponse]:
+        request = pb.ReassertRequest(table="train", incarnation=1, member_id=me, takeovers=takeovers, doubt=doubt)
+        return cast("Awaitable[pb.ReassertResponse]", learner.client._stub.Reassert(request))
+
+    assert (await said(0)).doubt == 0
+    numbers = []
+    for _ in range(2):
+        await redis.hset(run, "redis_run_id", "another")
+        numbers.append((await said(0)).doubt)
+        if len(numbers) == 2:
+            with pytest.raises(grpc.aio.AioRpcError, match="may have lost"):
+                await said(numbers[0])
+            assert (await said(0)).doubt == numbers[1], "it is still in doubt"
+        assert (await said(numbers[-1])).doubt == numbers[-1]
+    assert (await learner.seed(1, 1)).added == 1
+
+
+async def test_a_late_redrive_of_all_queues_each_prompt_once(mesh: Mesh) -> None:
+    """What has failed since is queued as well: its prompt is tried once more, and every book balances."""
+    front = await mesh.front()
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 2)
+    admission = generator.admission()
+    admission.update(1, V0)
+    for failed in (1, 2):
+        (grant,) = await generator.grants(admission, 1)
+        await front.readings.front.store.lose("train", [(grant.group_id, grant.lease_id)])
+        if failed == 1:
+            assert (await learner.client.redrive("train")).redriven == 1
+            admission.update(1, V0)
+    assert [(await learner.client.redrive("train")).redriven for _ in range(2)] == [1, 0]
+    assert not (await learner.client.ledger("train")).discrepancies

@@ -19,7 +19,7 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 from buffer.policy.machine import TableMachine
 from buffer.policy.reassertion import AssertedUse, Assertion
 from buffer.policy.rules import Order
-from buffer.policy.table import Suspect
+from buffer.policy.table import Fenced, Suspect
 from mesh.versions import PolicyVersion
 from tests.buffer.both_machines import BothMachines
 from tests.buffer.comparison import MEMBERS
@@ -36,6 +36,7 @@ class LosingMachines(BothMachines):
         self.takeovers: dict[int, int] = {}
         self.copy: tuple[dict[bytes, bytes], TableMachine, int] | None = None
         self.found: Counter[str] = Counter()
+        self.last: tuple[int, list[AssertedUse], bool, int] | None = None
 
     @invariant()
     def keep_log(self) -> None:
@@ -74,6 +75,8 @@ class LosingMachines(BothMachines):
         if self.copy is None:
             return
         incarnation = self.incarnation
+        # No two losses within a millisecond: Redis is not even started in that time.
+        self.time_passes(1)
         values, machine, self.moved_ms = self.copy
         self.call(self._restore(values))
         # What was said in the lost time is news to what is left.
@@ -81,27 +84,53 @@ class LosingMachines(BothMachines):
         self.machine = copy.deepcopy(machine)
         self.progress = self.machine.progress
         self.verb("doubt", "train", 1 << 50)
-        self.machine.suspect = True
+        self.machine.begin_doubt(self.now)
         self._nobody_gets_anything(incarnation)
         uses = [AssertedUse(gid, v, o) for (gid, v), o in sorted(self.log.items(), key=lambda item: item[0][1])]
+        if self.last is not None:
+            # It arrives late: what it ends was another doubt.
+            assert self._tell(*self.last) is None
+            assert self.machine.suspect
+            self.agree()
+        doubt = self._tell(incarnation, [], more=True, doubt=0)
+        assert doubt
         size = -(-len(uses) // portions) or 1
         for start in range(0, max(1, len(uses)), size):
             more = start + size < len(uses)
-            for _ in range(2 if repeat else 1):
-                self._tell(incarnation, uses[start : start + size], more=more)
+            for _ in range(2 if repeat and more else 1):
+                self.last = (incarnation, uses[start : start + size], more, doubt)
+                assert self._tell(*self.last) == doubt
+        assert self._tell(incarnation, [], more=True, doubt=0) == 0, "the doubt is over"
         answer = self.verb("commit", "train", incarnation, self.machine.committed, "path", 1000)
         assert answer[2] == self.machine.commit(incarnation, self.machine.committed)
         self.found["lost"] += 1
 
-    def _tell(self, incarnation: int, uses: list[AssertedUse], *, more: bool) -> None:
-        flat: list[Any] = [part for pair in sorted(self.takeovers.items()) for part in pair]
+    def _tell(self, incarnation: int, uses: list[AssertedUse], more: bool, doubt: int) -> int | None:
+        """Both machines are told; the doubt that they know of then, or nothing where they refuse."""
+        flat: list[Any] = [len(self.takeovers), *(part for pair in sorted(self.takeovers.items()) for part in pair)]
         flat += [part for use in uses for part in (use.group_id, use.version, use.ordinal)]
-        takeovers = len(self.takeovers)
-        answer = self.verb("reassert", "train", incarnation, "learner", self.version, 1000, int(more), takeovers, *flat)
+        answer = self.verb(
+            "reassert",
+            "train",
+            incarnation,
+            "learner",
+            self.version,
+            1000,
+            int(more),
+            doubt,
+            *flat,
+        )
         assertion = Assertion(incarnation, self.version, self.takeovers, uses)
+        try:
+            expected = self.machine.reassert(assertion, self.now, more=more, doubt=doubt)
+        except (Fenced, Suspect) as refusal:
+            assert answer[0] == type(refusal).__name__.lower().encode()
+            self.found["refused"] += 1
+            return None
         assert answer[0] == b"ok"
-        assert tuple(answer[2:4]) == self.machine.reassert(assertion, self.now, more=more)
+        assert tuple(answer[2:5]) == expected
         self.found.update(corrected=answer[2], unknown=answer[3])
+        return expected[2]
 
     def _nobody_gets_anything(self, incarnation: int) -> None:
         ready = list(self.machine.groups)[:2]
@@ -180,6 +209,7 @@ def test_machine_and_lua_agree_after_losses_on_long_walks(redis_url: str) -> Non
     assert found["lost"] > 12
     assert found["corrected"] > 8
     assert found["unknown"] > 4
+    assert found["refused"] > 4
 
 
 @pytest.mark.timeout(120)

@@ -216,7 +216,7 @@ async def test_each_missing_right_is_named_before_anything_is_done(redis_url: st
             await change(f"+{command.lower()}")
         await change("-zadd")
         with pytest.raises(StoreError, match="run ZADD in join"):
-            await access.verb("join", "", "member", 1, "description")
+            await access.verb("join", "", "member", 1, "description", 0)
         await change("+zadd", "resetchannels")
         with pytest.raises(StoreError, match="run PUBLISH"):
             await access.check_rights("rollmesh:r:x")
