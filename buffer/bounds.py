@@ -7,6 +7,7 @@ and tool reads those of all members.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 
@@ -161,7 +162,7 @@ def check_text(field: str, value: str, limit: int = _ID_CHARACTERS) -> None:
 
 
 def check_status(request: membership.HeartbeatRequest) -> None:
-    """Refuses a heartbeat that says more than all members together could.
+    """Refuses a heartbeat that says more than all members together could, or figures that are no numbers.
 
     Raises:
         PayloadError: naming the field.
@@ -170,5 +171,7 @@ def check_status(request: membership.HeartbeatRequest) -> None:
     check_text("endpoint", request.endpoint)
     if len(request.gauges) > _MAX_GAUGES:
         raise PayloadError("gauges", f"{len(request.gauges)} of them, a member may have {_MAX_GAUGES}")
-    for name in request.gauges:
+    for name, value in request.gauges.items():
         check_text("gauges", name, _GAUGE_CHARACTERS)
+        if not math.isfinite(value):
+            raise PayloadError(f"gauges.{name}", f"{value} is no figure", hint="leave it out")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protos import membership_pb2
+
+# Of a count, as messages carry it.
+_MOST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +32,19 @@ class Fleet:
 
 
 def fleet_of(members: Iterable[membership_pb2.Member]) -> Fleet:
-    """The generators among the members. One reports figures from the moment on at which it has an engine."""
+    """The generators among the members. One reports figures from the moment on at which it has an engine.
+
+    A figure that cannot be counts as far as it can: what one member says of itself must not end a front.
+    """
     generators = [member for member in members if member.role == membership_pb2.ROLE_GENERATOR]
     return Fleet(
         alive=len(generators),
         serving=sum(member.serving.incarnation > 0 for member in generators),
         loading=sum("tokens_generated" not in member.gauges for member in generators),
-        tokens=int(sum(member.gauges.get("tokens_generated", 0.0) for member in generators)),
+        tokens=min(_MOST, sum(_count(member.gauges.get("tokens_generated", 0.0)) for member in generators)),
         reason=next((member.waiting_reason for member in generators if member.waiting_reason), ""),
     )
+
+
+def _count(figure: float) -> int:
+    return int(min(max(0.0, figure), _MOST)) if math.isfinite(figure) else 0

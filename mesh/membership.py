@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 import uuid
@@ -123,6 +124,8 @@ class MembershipAgent:
         self._incarnation = incarnation or self._incarnation
         self._endpoint = endpoint or self._endpoint
         self._gauges.update(gauges or {})
+        # A loss may be NaN. The mesh takes figures alone, and an earlier one would be out of date.
+        self._gauges = {name: value for name, value in self._gauges.items() if math.isfinite(value)}
 
     async def beat(self) -> None:
         """One heartbeat now; joins again where the mesh does not know this member any more."""

@@ -187,9 +187,16 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
     assert (await refused(beating(waiting_reason="x" * (WAITING_CHARACTERS + 1)))).field == "waiting_reason"
     assert (await refused(beating(gauges={f"g{i}": 1.0 for i in range(65)}))).field == "gauges"
     assert (await refused(beating(gauges={"g" * 65: 1.0}))).field == "gauges"
+    for figure in (float("nan"), float("inf"), -float("inf")):
+        assert (await refused(beating(gauges={"tokens_generated": figure}))).field == "gauges.tokens_generated"
     # Members themselves never say so much.
-    generator.agent.set_status(waiting_reason="x" * 100_000)
+    generator.agent.set_status(waiting_reason="x" * 100_000, gauges={"loss": 1.0})
     await generator.agent.beat()
+    generator.agent.set_status(gauges={"loss": float("nan")})
+    await generator.agent.beat()
+    me = generator.agent.member_id
+    (member,) = [member for member in await generator.agent.members() if member.member_id == me]
+    assert "loss" not in member.gauges, "neither what is no number, nor what was before"
 
     monkeypatch.setattr("buffer.members.MAX_RUN_MEMBERS", 4)
     await mesh.generator(front)  # the front, two generators, and "g"

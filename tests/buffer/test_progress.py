@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from buffer.fleet import Fleet, fleet_of
+from buffer.keys import Keys
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from protos import membership_pb2
-from tests.buffer.mesh_fixture import Learner, Mesh, make_write, refs
+from tests.buffer.mesh_fixture import TIMEOUT_S, Learner, Mesh, make_write, refs
 
 V0 = PolicyVersion(1, 0)
 
@@ -89,3 +94,28 @@ def test_a_generator_loads_until_it_reports_figures_and_serves_once_it_has_weigh
     loading.waiting_reason = "loads the model"
     learner = membership_pb2.Member(role=membership_pb2.ROLE_LEARNER)
     assert fleet_of([learner, loading, waiting, serving, serving]) == Fleet(4, 2, 1, 140, "loads the model")
+
+
+_IMPOSSIBLE = {float("nan"): 0, float("inf"): 0, -float("inf"): 0, -1.0: 0, 1e30: 2**63 - 1}
+
+
+@pytest.mark.parametrize(("figure", "tokens"), _IMPOSSIBLE.items())
+def test_a_figure_that_cannot_be_counts_as_far_as_it_can(figure: float, tokens: int) -> None:
+    member = membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR, gauges={"tokens_generated": figure})
+    assert fleet_of([member]).tokens == tokens
+
+
+async def test_stored_figures_that_cannot_be_end_neither_a_front_nor_a_description(mesh: Mesh) -> None:
+    """Every front reads the heartbeats of all members, again and again: one must not end them all."""
+    front = await mesh.front()
+    learner = await mesh.learner(front)
+    for figure in _IMPOSSIBLE:
+        generator = await mesh.generator(front)
+        await generator.agent.stop()
+        beat = membership_pb2.HeartbeatRequest(gauges={"tokens_generated": figure}, serving=V0.to_proto())
+        status = f"{Keys(front.run_name).run}:status"
+        await front.access.client.hset(status, generator.agent.member_id, beat.SerializeToString())
+    async with asyncio.timeout(TIMEOUT_S):
+        while (described := await learner.client.describe("train")).generators_serving < len(_IMPOSSIBLE):
+            await asyncio.sleep(0.02)
+    assert described.sampled_tokens == 2**63 - 1
