@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +34,7 @@ import redis.exceptions
 
 from mesh.errors import StoreError
 from mesh.heap import KEEP_FREED_MEMORY
+from mesh.liveness.sight import look
 from mesh.liveness.verdict import Bounds, Frozen
 from mesh.liveness.watch import Answer, until_frozen
 from mesh.supervised import wrapped
@@ -289,7 +291,7 @@ class RedisServer:
                     return Answer.NONE
                 return Answer.WELL
 
-            return await until_frozen(pid, ask, Bounds.of(after_s))
+            return await until_frozen(partial(look, pid), ask, Bounds.of(after_s))
 
     async def stop(self) -> None:
         """Ends the process in order; kills it if it does not end in time."""

@@ -19,6 +19,7 @@ import grpc
 
 from generators.bundle import fetch_model_bundle
 from generators.control import ManualRequests, Probes
+from generators.engine_watch import watch
 from generators.engines.base import EngineStatus
 from generators.learner_link import LearnerLink
 from generators.metrics import GeneratorMetrics
@@ -154,6 +155,7 @@ class Generator:
                 self._discover_rewards(parts.scorer),
                 self._report(parts),
                 self._end_on_failure(),
+                watch(parts.engine, self._config.resources.frozen_after_s),
             )
 
     async def _build(self, stack: AsyncExitStack) -> Parts:

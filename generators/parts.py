@@ -160,6 +160,7 @@ class Parts:
         )
         self.probes = Probes(engine, self.receiver.manifest)
         self.manual = ManualRequests(engine, text)
+        self._results = results
         results.connect(self._take, self.endpoint.take_tokens if self.endpoint is not None else None)
 
     @property
@@ -214,6 +215,8 @@ class Parts:
         if self.endpoint is not None:
             await self.endpoint.close()
         await asyncio.to_thread(self.engine.stop)
+        # A thread that hung and was left behind may still come to itself.
+        self._results.disconnect()
 
     def _release(self, groups: Sequence[HeldGroup]) -> None:
         task = asyncio.get_running_loop().create_task(self._send_release(groups))
@@ -253,6 +256,10 @@ class ResultFeed(EngineListener):
         self._take = take
         self._take_tokens = take_tokens or self._take_tokens
 
+    def disconnect(self) -> None:
+        """What comes from here on is nobody's."""
+        self._take = self._take_tokens = _drop
+
     def on_results(self, results: list[GenerationResult]) -> None:
         """For the engine."""
         self._loop.call_soon_threadsafe(self._deliver, results)
@@ -274,6 +281,10 @@ class ResultFeed(EngineListener):
 
 def _nobody(what: Sequence[object]) -> None:
     raise AssertionError(f"{len(what)} results or events that nobody has asked for")
+
+
+def _drop(what: Sequence[object]) -> None:
+    log.debug("%d results or events came after the end", len(what))
 
 
 def load_libraries(threads: int) -> None:

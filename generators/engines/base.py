@@ -19,12 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mesh.errors import RollmeshError
+from mesh.liveness.verdict import Sight
 from mesh.versions import PolicyVersion, VersionRuns
 
 if TYPE_CHECKING:
@@ -452,6 +453,21 @@ class InferenceEngine(ABC):
     @abstractmethod
     def status(self) -> EngineStatus:
         """A snapshot; never blocks for a decode step."""
+
+    @abstractmethod
+    def ping(self) -> Future[Any]:
+        """Asks what decodes for a sign of life: it answers between two decode steps, also while paused or asleep.
+
+        Returns:
+            A future; it may take as long as a step does, a swap, or what the engine compiles.
+
+        Raises:
+            EngineError: the engine is not running.
+        """
+
+    @abstractmethod
+    def sight(self) -> Sight | None:
+        """What the processes, or the thread, that decode do now; None before they are ready, and where nobody knows."""
 
     @abstractmethod
     def drain(self, timeout_s: float) -> bool:

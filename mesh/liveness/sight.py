@@ -1,9 +1,12 @@
-"""What Linux says of a process: `Sight` from `/proc`. Other systems say nothing, so nothing is ever frozen there."""
+"""What Linux says of processes: `Sight` from `/proc`. Other systems say nothing, so nothing is ever frozen there."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import psutil
 
 from mesh.liveness.verdict import Sight, State
 
@@ -13,23 +16,46 @@ _STATE, _UTIME, _STIME = 0, 11, 12
 _GONE = frozenset("ZXx")
 
 
-def look(pid: int) -> Sight | None:
-    """A process now; None where there is none any more, or nothing is said of it."""
+def look(*pids: int) -> Sight | None:
+    """Processes now, as one: stopped where any of them is; None where there is none any more, or nothing is said."""
+    return _sight(task for pid in pids for task in _tasks(pid))
+
+
+def look_at_thread(thread: int) -> Sight | None:
+    """One thread of this process now; None where it has ended, or nothing is said of it."""
+    return _sight([Path(f"/proc/self/task/{thread}")])
+
+
+def look_at_families(roots: Iterable[int]) -> Sight | None:
+    """Processes, and all that they and theirs have started, as `look` does."""
+    members = set(roots)
+    for root in tuple(members):
+        try:
+            members.update(child.pid for child in psutil.Process(root).children(recursive=True))
+        except psutil.NoSuchProcess:
+            members.discard(root)
+    return look(*members)
+
+
+def _tasks(pid: int) -> Iterator[Path]:
+    try:
+        yield from Path(f"/proc/{pid}/task").iterdir()
+    except FileNotFoundError:
+        return
+
+
+def _sight(tasks: Iterable[Path]) -> Sight | None:
     states: set[str] = set()
     cpu_s: dict[int, float] = {}
-    try:
-        threads = [int(entry) for entry in os.listdir(f"/proc/{pid}/task")]
-    except FileNotFoundError:
-        return None
-    for thread in threads:
+    for task in tasks:
         try:
-            text = Path(f"/proc/{pid}/task/{thread}/stat").read_text(encoding="utf-8", errors="replace")
+            text = (task / "stat").read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, ProcessLookupError):
             continue
         # The name stands in brackets, and may hold brackets and blanks of its own.
         fields = text.rpartition(")")[2].split()
         states.add(fields[_STATE])
-        cpu_s[thread] = (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S
+        cpu_s[int(task.name)] = (int(fields[_UTIME]) + int(fields[_STIME])) / _TICKS_PER_S
     if not states - _GONE:
         return None
     return Sight(_state(states), cpu_s)

@@ -10,8 +10,7 @@ import asyncio
 import enum
 from collections.abc import Awaitable, Callable
 
-from mesh.liveness.sight import look
-from mesh.liveness.verdict import Bounds, Frozen, Judge
+from mesh.liveness.verdict import Bounds, Frozen, Judge, Sight
 
 # Pause between an answer and the next question, in seconds.
 ASK_EVERY_S = 2.0
@@ -28,20 +27,27 @@ class Answer(enum.Enum):
     """The question was lost: with a connection, or with a watcher that was away."""
 
 
-async def until_frozen(pid: int, ask: Callable[[], Awaitable[Answer]], bounds: Bounds) -> Frozen:
-    """Returns when the process is frozen; to be cancelled when it has ended.
+async def until_frozen(
+    look: Callable[[], Sight | None], ask: Callable[[], Awaitable[Answer]], bounds: Bounds
+) -> Frozen:
+    """Returns when a process is frozen; to be cancelled when it has ended.
 
     Args:
-        pid: the process that answers.
+        look: at the process that answers; None: nothing is said of it, and nothing counts.
         ask: asks once; may take as long as it takes.
         bounds: of silence.
     """
     judge, clock = Judge(bounds), asyncio.get_running_loop().time
+
+    def silent(*, port_closed: bool = False) -> Frozen | None:
+        sight = look()
+        return judge.silent(clock(), sight, port_closed=port_closed) if sight is not None else None
+
     while True:
         asking = asyncio.ensure_future(ask())
         try:
             while not (await asyncio.wait({asking}, timeout=bounds.look_s))[0]:
-                if verdict := _judge(judge, clock(), pid):
+                if verdict := silent():
                     return verdict
             answer = asking.result()
         finally:
@@ -50,11 +56,6 @@ async def until_frozen(pid: int, ask: Callable[[], Awaitable[Answer]], bounds: B
             judge.answered()
             await asyncio.sleep(ASK_EVERY_S)
             continue
-        if verdict := _judge(judge, clock(), pid, port_closed=answer is Answer.PORT_CLOSED):
+        if verdict := silent(port_closed=answer is Answer.PORT_CLOSED):
             return verdict
         await asyncio.sleep(bounds.look_s)
-
-
-def _judge(judge: Judge, now: float, pid: int, *, port_closed: bool = False) -> Frozen | None:
-    sight = look(pid)
-    return judge.silent(now, sight, port_closed=port_closed) if sight is not None else None

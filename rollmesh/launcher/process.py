@@ -15,12 +15,14 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from mesh.config.models import SecuritySection
 from mesh.errors import UnreachableError
+from mesh.liveness.sight import look
 from mesh.liveness.verdict import Bounds, Frozen
 from mesh.liveness.watch import until_frozen
 from mesh.supervised import wrapped
@@ -160,7 +162,7 @@ class ServiceProcess:
     async def _watch(self, name: str, security: SecuritySection, bounds: Bounds) -> tuple[str, Frozen]:
         ready = self._ready(name)
         async with HealthProbe(ready.address, security) as probe:
-            return name, await until_frozen(ready.pid, probe.ask, bounds)
+            return name, await until_frozen(partial(look, ready.pid), probe.ask, bounds)
 
     def _ready(self, name: str) -> _Ready:
         return _Ready(**json.loads(ready_file(self._folder, name).read_text(encoding="utf-8")))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from generators.engines.base import SamplingParams, SleepReport
 from generators.engines.checks import Limits
+from mesh.liveness.verdict import Sight
 
 if TYPE_CHECKING:
     import torch
@@ -165,6 +166,18 @@ class Backend(ABC):
     @abstractmethod
     async def wake(self) -> None:
         """Takes it again; stays paused."""
+
+    @abstractmethod
+    async def ping(self) -> None:
+        """Returns when every process that decodes has answered; may be called at any time once `start` is done.
+
+        Raises:
+            EngineError: no answer came in its own time; that says nothing yet.
+        """
+
+    @abstractmethod
+    def sight(self) -> Sight | None:
+        """What its processes do now; any thread, once `start` is done. None: they are not on this machine."""
 
     @abstractmethod
     def figures(self) -> Figures:

@@ -35,6 +35,7 @@ from generators.engines.driven.life import Life
 from generators.engines.driven.orders import Order
 from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
 from mesh.errors import WeightsError
+from mesh.liveness.verdict import Sight
 from mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -177,6 +178,15 @@ class DrivenEngine(InferenceEngine):
             kv_usage=figures.kv_usage,
             preemptions=figures.preemptions,
         )
+
+    def ping(self) -> Future[None]:
+        done: Future[None] = Future()
+        with self._gate.open(done):
+            self._life.post(self._life.ping, done)
+        return done
+
+    def sight(self) -> Sight | None:
+        return self._backend.sight() if self._gate.up and self._gate.failure is None else None
 
     def drain(self, timeout_s: float) -> bool:
         return self._gate.drain(timeout_s)

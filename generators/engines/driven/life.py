@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import uvloop
@@ -57,6 +58,7 @@ class Life:
         self.conductor = Conductor(backend, self.dispatcher, labels, settings.kv, self._notify)
         self._turning = False
         self._ending = asyncio.Event()
+        self._pings: set[asyncio.Task[None]] = set()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -80,6 +82,13 @@ class Life:
         self._thread.join(_ORDER_S + _JOBS_S + _BACKEND_S + 5)
         if self._thread.is_alive():
             log.error("the engine's thread does not end; it is left behind")
+
+    def ping(self, done: Future[None]) -> None:
+        """Has the backend asked; in the engine's thread. One that is starting has a deadline of its own."""
+        if done.set_running_or_notify_cancel():
+            task = self._loop.create_task(self._ping(done))
+            self._pings.add(task)
+            task.add_done_callback(self._pinged)
 
     def end(self) -> None:
         """Begins the end; in the engine's thread."""
@@ -115,7 +124,25 @@ class Life:
         self._gate.started()
         await self.conductor.run()
 
+    async def _ping(self, done: Future[None]) -> None:
+        try:
+            if self._gate.up:
+                await self._backend.ping()
+        except EngineError as error:
+            if not done.done():
+                done.set_exception(error)
+        else:
+            if not done.done():
+                done.set_result(None)
+
+    def _pinged(self, task: asyncio.Task[None]) -> None:
+        self._pings.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
     async def _end(self) -> None:
+        for task in self._pings:
+            task.cancel()
         if self._gate.failure is None:
             self.dispatcher.abort_all()
             self._guarded(self._turn)

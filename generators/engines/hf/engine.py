@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,13 @@ from generators.engines.hf.loop import DecodeLoop
 from generators.engines.hf.weights import ModelWeights
 from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
 from mesh.errors import WeightsError
+from mesh.liveness.sight import look_at_thread
+from mesh.liveness.verdict import Sight
 from mesh.versions import PolicyVersion
+
+log = logging.getLogger(__name__)
+# Seconds that the thread gets to end; it ends between two steps.
+_STOP_S = 30.0
 
 
 class HfEngine(InferenceEngine):
@@ -131,10 +138,19 @@ class HfEngine(InferenceEngine):
             state=loop.state,
         )
 
+    def ping(self) -> Future[list[PartialResponse]]:
+        return self.progress({})
+
+    def sight(self) -> Sight | None:
+        thread = self._thread.native_id
+        return look_at_thread(thread) if thread is not None else None
+
     def drain(self, timeout_s: float) -> bool:
         return self._inbox.wait_idle(timeout_s)
 
     def stop(self) -> None:
         self._inbox.stop()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_STOP_S)
+            if self._thread.is_alive():
+                log.error("the engine's thread does not end; it is left behind")

@@ -43,6 +43,7 @@ from generators.engines.sglang.transfers.distributed import DistributedTransfer
 from generators.engines.sglang.transfers.tensor import TensorTransfer
 from mesh.config.rollout import SglangSection
 from mesh.errors import WeightsError
+from mesh.liveness.verdict import Sight
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +196,17 @@ class SglangBackend(Backend):
         self._released = [tag for tag in self._released if tag not in tags]
 
     # --- its state ---
+
+    async def ping(self) -> None:
+        """See Backend; a server of somebody else's is watched by the monitor alone."""
+        if self._server is not None and self._server.process is not None:
+            # Its front asks every scheduler; for other figures it does not.
+            await self._client.get("/server_info")
+
+    def sight(self) -> Sight | None:
+        """See Backend."""
+        process = self._server.process if self._server is not None else None
+        return process.sight() if process is not None else None
 
     def figures(self) -> Figures:
         """See Backend."""

@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from generators.engines.base import EngineError
+from mesh.liveness.sight import look_at_families
+from mesh.liveness.verdict import Sight
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +86,10 @@ class ServerProcess:
         """Waits for its end; gives the cause, with the end of its log."""
         assert self._watch is not None, "start() comes first"
         return await asyncio.shield(self._watch)
+
+    def sight(self) -> Sight | None:
+        """What its processes do now; None before there are any."""
+        return look_at_families([self._keeper.pid]) if self._keeper is not None else None
 
     def tail(self) -> str:
         """The end of its log, without the colours."""

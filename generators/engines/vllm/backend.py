@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from vllm.inputs import TokensPrompt
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from generators.engines.base import EngineError, EngineSettings, SamplingParams, SleepReport
 from generators.engines.checkpoint import Checkpoint, read_config
@@ -39,6 +41,7 @@ from generators.engines.vllm.launching import Launch
 from generators.engines.vllm.senders import Sender, SharedSender
 from mesh.errors import PayloadError, WeightsError
 from mesh.images import open_image
+from mesh.liveness.verdict import Sight
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -119,6 +122,14 @@ class VllmBackend(Backend):
             self._sender.close()
         if self._launch is not None:
             await self._launch.stop()
+
+    async def ping(self) -> None:
+        # Each engine core answers between two steps, while its workers wait for it. Its death is told by `_died`.
+        with suppress(EngineDeadError):
+            await self._alive(self._engine.engine_core.call_utility_async("is_scheduler_paused"), _SWAP_S)
+
+    def sight(self) -> Sight | None:
+        return self._launch.sight() if self._launch is not None else None
 
     def figures(self) -> Figures:
         return self._load_figures.figures()

@@ -21,6 +21,7 @@ from generators.engines.vllm import logs
 from generators.engines.vllm.figures import LoadFigures
 from generators.engines.vllm.processes import Family
 from mesh.errors import ConfigError
+from mesh.liveness.verdict import Sight
 
 log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0
@@ -77,6 +78,10 @@ class Launch:
         ends = f"exit code {', '.join(map(str, codes))}" if codes else "no exit code"
         tail = self._log.tail()
         return f"vLLM's engine core has ended ({ends})" + (f"; the end of its log:\n{tail}" if tail else "")
+
+    def sight(self) -> Sight | None:
+        """What its processes do now."""
+        return self._family.sight()
 
     async def stop(self) -> None:
         """Ends it; may be called twice, and amid the start."""

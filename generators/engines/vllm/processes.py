@@ -13,6 +13,9 @@ from pathlib import Path
 
 import psutil
 
+from mesh.liveness.sight import look_at_families
+from mesh.liveness.verdict import Sight
+
 _PYTHONS = "/dev/shm/psm_"  # noqa: S108 # what Python's shared memory is called
 # Between the workers of a CPU; stays where they are killed.
 _WORKERS = "/dev/shm/vllm_dist_"  # noqa: S108 # where the kernel has it
@@ -39,6 +42,10 @@ class Family:
     def pids(self) -> list[int]:
         """Those that are alive."""
         return [member.pid for member in self._members if _alive(member)]
+
+    def sight(self) -> Sight | None:
+        """What they do now, and those that they have started since."""
+        return look_at_families(self._roots)
 
     def end_workers(self, grace_s: float) -> None:
         """Ends all but the engine cores, which are ending and wait for them."""

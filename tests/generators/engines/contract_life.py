@@ -59,6 +59,22 @@ class LifeContract:
         harness.engine.abort(["b0"])
         harness.engine.stop()
 
+    def test_answers_whatever_it_does(self, harness: EngineHarness) -> None:
+        """Without weights, decoding, standing still and asleep."""
+        harness.engine.ping().result(harness.deadline_s)
+        harness.update(V1, harness.constant_weights(10))
+        harness.engine.submit([request("a", max_tokens=harness.long)])
+        harness.engine.ping().result(harness.deadline_s)
+        harness.engine.pause().result(harness.deadline_s)
+        harness.engine.ping().result(harness.deadline_s)
+        harness.engine.sleep().result(harness.deadline_s)
+        harness.engine.ping().result(harness.deadline_s)
+        harness.engine.wake().result(harness.deadline_s)
+        harness.collector.wait(["a"])
+        harness.engine.stop()
+        with pytest.raises(EngineError):
+            harness.engine.ping()
+
     def test_a_stop_refuses_the_swap_that_waits(self, harness: EngineHarness) -> None:
         harness.update(V1, harness.constant_weights(10))
         harness.freeze([request("pinned", max_tokens=harness.long, pinned=True)])

@@ -21,6 +21,7 @@ from generators.engines.checks import Limits
 from generators.engines.driven.backend import Backend, Chunk, Figures, Job
 from generators.engines.stopping import StopMatcher
 from mesh.errors import WeightsError
+from mesh.liveness.verdict import Sight, State
 from tests.generators.engines import tiny
 
 Weights = dict[str, torch.Tensor]
@@ -95,6 +96,7 @@ class ScriptedBackend(Backend):
         jobs: all, in the order in which they came.
         most: jobs that it had at once.
         staged: sets of weights that were neither loaded nor discarded.
+        does: what its processes do.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class ScriptedBackend(Backend):
         self.jobs: list[Job] = []
         self.most = 0
         self.staged = 0
+        self.does = State.ASLEEP
 
     async def start(self, on_death: Callable[[str], None]) -> Limits:
         self.on_death = on_death
@@ -210,6 +213,12 @@ class ScriptedBackend(Backend):
         await self._called("wake")
         assert self._asleep
         self._asleep = False
+
+    async def ping(self) -> None:
+        await self._called("ping")
+
+    def sight(self) -> Sight:
+        return Sight(self.does, {})
 
     def figures(self) -> Figures:
         return Figures(min(len(self._jobs), self._slots), max(0, len(self._jobs) - self._slots), 0.5, 3)

@@ -81,6 +81,12 @@ class SharedServer:
             assert self._address, "the server did not come up; what its owner says is above"
         return self._address
 
+    def processes(self) -> list[psutil.Process]:
+        """Its own, and those of its owner's that look after them."""
+        assert self.address
+        assert self._owner is not None
+        return psutil.Process(self._owner.pid).children(recursive=True)
+
     def kill_owner(self) -> Traces:
         """Kills the owner, and it alone; what it had."""
         assert self._owner is not None

@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from generators.engine_watch import FrozenEngineError, watch
 from generators.engines import create_engine
 from generators.engines.base import EngineSettings
+from generators.engines.driven.engine import DrivenEngine
 from generators.engines.sglang.process import ServerProcess
 from mesh.config.rollout import SglangSection
 from tests.generators.engines.collector import Collector
@@ -114,22 +117,46 @@ def test_a_server_ends_with_its_generator_or_keeper(killed: str, shared: Path) -
         generator.communicate()
 
 
-def test_the_death_of_a_server_is_the_end_of_its_engine(contract_model: ContractModel, tmp_path: Path) -> None:
+@pytest.fixture
+def engine(contract_model: ContractModel, tmp_path: Path) -> Iterator[DrivenEngine]:
+    """With a server of its own, which stands for SGLang; its listener is a `Collector`."""
     python = tmp_path / "python"
     python.write_text(
         f'#!/bin/sh\ntest "$1" = -m && exec {sys.executable} {_STAND_IN} "$@"\nexec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
-    collector = Collector(_DEADLINE_S)
     settings = EngineSettings(sglang=SglangSection(python=python, options={"enable_memory_saver": None}))
-    engine = create_engine("sglang", contract_model.folder, settings, collector)
+    engine = create_engine("sglang", contract_model.folder, settings, Collector(_DEADLINE_S))
+    assert isinstance(engine, DrivenEngine)
     engine.start()
     try:
-        engine._gate.wait_until_up()  # type: ignore[attr-defined]  # of a driven engine
-        [keeper] = [child for child in psutil.Process().children() if "keeper.py" in " ".join(child.cmdline())]
-        [server] = keeper.children()
-        server.kill()
-        assert "the SGLang server has died (exit code -9)" in str(collector.wait_failure())
+        engine._gate.wait_until_up()
+        yield engine
     finally:
         engine.stop()
+
+
+def _processes() -> tuple[psutil.Process, psutil.Process]:
+    """Keeper and server of the only engine that this process has."""
+    [keeper] = [child for child in psutil.Process().children() if "keeper.py" in " ".join(child.cmdline())]
+    [server] = keeper.children()
+    return keeper, server
+
+
+def test_the_death_of_a_server_is_the_end_of_its_engine(engine: DrivenEngine) -> None:
+    keeper, server = _processes()
+    server.kill()
+    collector = engine._life._listener
+    assert isinstance(collector, Collector)
+    assert "the SGLang server has died (exit code -9)" in str(collector.wait_failure())
+    engine.stop()
     _gone([keeper.pid])
+
+
+def test_a_server_that_is_stopped_is_found_and_nothing_is_left(engine: DrivenEngine) -> None:
+    keeper, server = _processes()
+    server.suspend()
+    with pytest.raises(FrozenEngineError, match="stopped by a signal"):
+        asyncio.run(asyncio.wait_for(watch(engine, 1.0), _DEADLINE_S))
+    engine.stop()
+    _gone([keeper.pid, server.pid])

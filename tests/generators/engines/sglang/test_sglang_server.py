@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
 import pytest
 
+from generators.engine_watch import FrozenEngineError, watch
 from generators.engines import create_engine
 from generators.engines.base import EngineSettings
 from mesh.config.rollout import SglangSection
 from mesh.errors import ConfigError
+from mesh.liveness.sight import look
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.sglang.server import START_S, SglangHarness, SharedServer
@@ -44,6 +49,35 @@ def test_every_transfer_brings_the_weights_and_no_cache_outlives_them(
             np.testing.assert_allclose(found.log_probs, harness.log_probs(weights, prompt), atol=1e-3)
         [through] = harness.collector.wait(["through"])
         assert through.versions.versions == (V1, V2)
+    finally:
+        harness.close()
+
+
+def test_a_scheduler_that_is_stopped_is_found_and_continued_goes_on(
+    contract_model: ContractModel, sglang_server: SharedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its front answers all the while; the tokens are the same."""
+    harness = SglangHarness(contract_model, sglang_server, "keep")
+    try:
+        harness.update(V1, harness.random_weights(1))
+        asked = request("a", max_tokens=harness.long, temperature=0.0)
+        [undisturbed] = harness.run([asked])
+        processes = sglang_server.processes()
+        [scheduler] = [process for process in processes if "scheduler" in " ".join(process.cmdline())]
+        with monkeypatch.context() as patched:
+            # As the one who has started it sees it.
+            owned = SimpleNamespace(sight=lambda: look(*[process.pid for process in processes]))
+            patched.setattr(harness.engine._backend._server, "process", owned)  # type: ignore[attr-defined]
+            harness.engine.ping().result(harness.deadline_s)
+            harness.engine.submit([replace(asked, request_id="b", stream=True)])
+            harness.collector.when_streamed({"b": 1}, scheduler.suspend)
+            harness.collector.wait_streamed({"b": 1})
+            with pytest.raises(FrozenEngineError, match="stopped by a signal"):
+                asyncio.run(asyncio.wait_for(watch(harness.engine, 1.0), harness.deadline_s))
+            scheduler.resume()
+            harness.engine.ping().result(harness.deadline_s)
+        [result] = harness.collector.wait(["b"])
+        assert result.response_ids.tolist() == undisturbed.response_ids.tolist()
     finally:
         harness.close()
 

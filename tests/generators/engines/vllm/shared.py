@@ -18,6 +18,7 @@ from generators.engines.driven.backend import Backend, Chunk, Figures, Job
 from generators.engines.driven.folder import read_folder
 from generators.engines.vllm.engine import VllmEngine
 from mesh.config.rollout import VllmSection
+from mesh.liveness.verdict import Sight
 from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel
 
@@ -120,6 +121,12 @@ class LentVllm(Backend):
 
     async def wake(self) -> None:
         await self._shared.reach(self._inner.wake())
+
+    async def ping(self) -> None:
+        await self._shared.reach(self._inner.ping())
+
+    def sight(self) -> Sight | None:
+        return self._inner.sight()
 
     def figures(self) -> Figures:
         return self._inner.figures()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import psutil
@@ -13,6 +14,7 @@ import pytest
 import torch
 from transformers import PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
 
+from generators.engine_watch import FrozenEngineError, watch
 from generators.engines import create_engine
 from generators.engines.base import EngineListener, EngineSettings, InferenceEngine
 from mesh.config.rollout import VllmSection
@@ -27,11 +29,12 @@ _BLOCKS = {**tiny.BLOCKS, "hidden_size": 128, "intermediate_size": 256, "head_di
 
 @dataclass(frozen=True)
 class Case:
-    """A model, how vLLM divides it, and the processes that it takes."""
+    """A model, how vLLM divides it, the processes that it takes, and which of them the test stops at the end."""
 
     config: PreTrainedConfig
     section: dict[str, Any]
     processes: int
+    stopped: Literal["worker", "core"]
 
 
 CASES = {
@@ -40,8 +43,11 @@ CASES = {
         Qwen3MoeConfig(**_BLOCKS, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=96),
         {"tensor_parallel": 2},
         processes=3,
+        stopped="worker",
     ),
-    "tied head, two copies": Case(Qwen2Config(**_BLOCKS, tie_word_embeddings=True), {"data_parallel": 2}, processes=5),
+    "tied head, two copies": Case(
+        Qwen2Config(**_BLOCKS, tie_word_embeddings=True), {"data_parallel": 2}, processes=5, stopped="core"
+    ),
 }
 
 
@@ -88,6 +94,14 @@ def engine_processes() -> set[psutil.Process]:
     return {child for child in children if child in zombies or "resource_tracker" not in " ".join(child.cmdline())}
 
 
+def one_of(processes: set[psutil.Process], kind: str) -> psutil.Process:
+    """A worker, or an engine core, which has workers."""
+    worker = next(process for process in processes if process.parent() in processes)
+    core = worker.parent()
+    assert core is not None
+    return worker if kind == "worker" else core
+
+
 def shared_memory(processes: set[psutil.Process]) -> set[Path]:
     """Files in memory that they have mapped."""
     paths = {area.path for process in processes for area in process.memory_maps()}
@@ -96,6 +110,7 @@ def shared_memory(processes: set[psutil.Process]) -> set[Path]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_weights_reach_every_worker_amid_responses_and_nothing_is_left(name: str, tmp_path: Path) -> None:
+    """Also where one of its processes is stopped for good: it is found, and none is left."""
     others = engine_processes()
     served = Served(tmp_path, CASES[name])
     try:
@@ -128,6 +143,12 @@ def test_weights_reach_every_worker_amid_responses_and_nothing_is_left(name: str
         processes = engine_processes() - others
         assert len(processes) == CASES[name].processes
         shared = shared_memory(processes)
+        asked = [request(f"cut {index}", max_tokens=served.long, stream=True) for index in range(4)]
+        served.engine.submit(asked)
+        served.collector.wait_streamed({"cut 0": 1})
+        one_of(processes, CASES[name].stopped).suspend()
+        with pytest.raises(FrozenEngineError, match="stopped by a signal"):
+            asyncio.run(asyncio.wait_for(watch(served.engine, 1.0), served.deadline_s))
     finally:
         served.close()
     assert engine_processes() <= others

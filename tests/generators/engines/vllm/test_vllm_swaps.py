@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ import psutil
 import pytest
 import torch
 
+from generators.engine_watch import watch
 from mesh.errors import WeightsError
+from mesh.liveness.verdict import State
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.tiny import ContractModel
 
@@ -117,6 +120,34 @@ def test_nothing_is_lost_across_swaps(harness: VllmHarness) -> None:
         assert len(result.response_ids) == 60
         both += len(result.versions.runs) == 2
     assert both >= 1
+
+
+def test_an_engine_core_that_is_stopped_and_continued_goes_on(harness: VllmHarness) -> None:
+    """It owes its answer for as long as it is stopped; the tokens are the same."""
+    weights = harness.random_weights(1)
+    harness.update(V1, weights)
+    asked = request("a", LONG[:60], max_tokens=harness.long - 60, temperature=0.0)
+    [undisturbed] = harness.run([asked])
+    core = psutil.Process(harness.shared.backend._launch._family.pids[0])
+    harness.engine.submit([replace(asked, request_id="b", stream=True)])
+    harness.collector.when_streamed({"b": 3}, core.suspend)
+    harness.collector.wait_streamed({"b": 3})
+
+    async def watched() -> None:
+        async with asyncio.timeout(harness.deadline_s):
+            while (sight := harness.engine.sight()) is None or sight.state is not State.STOPPED:
+                await asyncio.sleep(0.01)
+        watching = asyncio.create_task(watch(harness.engine, 30.0))
+        answer = asyncio.wrap_future(harness.engine.ping())
+        assert not (await asyncio.wait({watching, answer}, timeout=2.0))[0]
+        core.resume()
+        await asyncio.wait_for(answer, harness.deadline_s)
+        assert not watching.done()
+        watching.cancel()
+
+    asyncio.run(watched())
+    [result] = harness.collector.wait(["b"])
+    assert result.response_ids.tolist() == undisturbed.response_ids.tolist()
 
 
 def test_a_killed_engine_core_is_a_reported_failure(harness: VllmHarness) -> None:

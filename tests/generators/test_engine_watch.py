@@ -1,0 +1,148 @@
+"""An engine that is frozen ends its generator; one that is busy does not."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from generators import engine_watch
+from generators.engine_watch import FrozenEngineError, bounds_of, watch
+from generators.engines.base import EngineError
+from generators.engines.hf import engine as hf
+from generators.engines.hf.decoder import Decoder
+from mesh.liveness.verdict import Judge, Kind, Sight, State
+from tests.generators.engines.driven.driven_harness import ScriptedHarness
+from tests.generators.engines.harness import V1, request
+from tests.generators.world import DEADLINE_S, mesh
+
+
+@pytest.fixture
+def harness() -> Iterator[ScriptedHarness]:
+    harness = ScriptedHarness()
+    yield harness
+    harness.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "seconds"),
+    [(State.STOPPED, Kind.STOPPED, 20), (State.RUNNABLE, Kind.RUNNING, 600), (State.ASLEEP, Kind.ASLEEP, 180)],
+)
+def test_only_a_stopped_engine_is_judged_as_soon_as_a_service(state: State, kind: Kind, seconds: int) -> None:
+    """One that compiles for minutes, on any number of threads, answers afterwards."""
+    judge = Judge(bounds_of(20.0))
+    for second in range(seconds):
+        sight = Sight(state, dict.fromkeys(range(8), second * (state is State.RUNNABLE)))
+        assert judge.silent(float(second), sight) is None
+    verdict = judge.silent(float(seconds), Sight(state, dict.fromkeys(range(8), seconds * (state is State.RUNNABLE))))
+    assert verdict is not None
+    assert verdict.kind is kind
+
+
+def test_switched_off_nothing_is_frozen() -> None:
+    bounds = bounds_of(0.0)
+    assert bounds.stopped_s == bounds.running_s == bounds.asleep_s == math.inf
+
+
+def _never() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
+
+
+async def test_who_does_not_answer_is_found_by_what_its_processes_do(harness: ScriptedHarness) -> None:
+    harness.update(V1, harness.constant_weights(10))
+    harness.backend.hooks["ping"] = _never
+    harness.backend.does = State.STOPPED
+    with pytest.raises(FrozenEngineError, match="stopped by a signal") as caught:
+        await asyncio.wait_for(watch(harness.engine, 0.2), DEADLINE_S)
+    assert "frozen_after_s" in str(caught.value)
+    assert harness.engine.status().failure is None, "whoever watches it ends it"
+
+
+async def test_an_engine_that_starts_has_a_deadline_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it looks: it answers for itself, and nothing is said of its processes."""
+    started: threading.Event = threading.Event()
+
+    class Slow(ScriptedHarness):
+        def build(self, listener):  # type: ignore[no-untyped-def] # as its base
+            self.backend.does = State.STOPPED
+            self.backend.hooks["start"] = lambda: asyncio.get_running_loop().run_in_executor(None, started.wait)
+            return super().build(listener)
+
+    monkeypatch.setattr("mesh.liveness.watch.ASK_EVERY_S", 0.01)
+    harness = Slow()
+    try:
+        watching = asyncio.create_task(watch(harness.engine, 0.1))
+        done, _ = await asyncio.wait({watching}, timeout=0.5)
+        assert not done
+        watching.cancel()
+        started.set()
+        harness.update(V1, harness.constant_weights(10))
+        assert "ping" not in harness.backend.calls
+    finally:
+        started.set()
+        harness.close()
+
+
+async def test_questions_that_are_lost_say_nothing(harness: ScriptedHarness) -> None:
+    """A server that is too busy to answer in time: the engine goes on."""
+
+    def lost() -> None:
+        raise EngineError("no answer within 60 s")
+
+    harness.update(V1, harness.constant_weights(10))
+    harness.backend.hooks["ping"] = lost
+    harness.backend.does = State.RUNNABLE
+    watching = asyncio.create_task(watch(harness.engine, 0.2))
+    while harness.backend.calls.count("ping") < 20:
+        await asyncio.sleep(0.01)
+        assert not watching.done()
+    watching.cancel()
+    assert len(harness.run([request("a", max_tokens=5)])[0].response_ids) == 5
+
+
+async def test_a_ping_that_goes_wrong_fails_the_engine(harness: ScriptedHarness) -> None:
+    def wrong() -> None:
+        raise RuntimeError("no such call")
+
+    harness.backend.hooks["ping"] = wrong
+    asked = harness.engine.ping()
+    assert "no such call" in str(harness.collector.wait_failure())
+    with pytest.raises(EngineError, match="no such call"):
+        asked.result(DEADLINE_S)
+
+
+async def test_a_decoding_thread_that_hangs_ends_its_generator_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its event loop answers all the while: health checks, heartbeats, and for the leases that it holds."""
+    let_go, hung = threading.Event(), threading.Event()
+    step = Decoder.step
+
+    def hang_once(self: Decoder, *arguments: Any) -> Any:
+        if not hung.is_set():
+            hung.set()
+            let_go.wait()
+        return step(self, *arguments)
+
+    monkeypatch.setattr(Decoder, "step", hang_once)
+    monkeypatch.setattr(hf, "_STOP_S", 0.5)
+    monkeypatch.setattr(engine_watch, "_ASLEEP_FACTOR", 1.0)
+    async with mesh(tmp_path, resources__frozen_after_s=1.0) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(4)
+        task, _ = world.generator("gen-1")
+        try:
+            with pytest.raises(FrozenEngineError, match="asleep, and answered nothing"):
+                await asyncio.wait_for(task, DEADLINE_S)
+            assert hung.is_set()
+            world.generator("gen-2")
+            batch = await learner.train(0)
+            assert {member.generator for group in batch for member in group.members} == {"gen-2"}
+        finally:
+            let_go.set()
