@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import Any
+
+import grpc
 
 from buffer.client import BufferClient
 from mesh.config.models import SecuritySection
-from mesh.fronts import open_mesh
+from mesh.fronts import MeshChannel, addresses_of
 from mesh.membership import MembershipAgent
+from mesh.rpc import open_channel
 from protos import membership_pb2
 
 # Longest absence that is put on a run, many times over: nobody gives up meanwhile.
 PATIENCE_S = 60.0
 # A peer that is silent for so long, and 0.8 times as long again, counts as gone.
-_KEEPALIVE_S = 0.5
+_KEEPALIVE_S = 1.0
 
 
 def say(run: str, event: str, **facts: Any) -> None:
@@ -24,12 +28,23 @@ def say(run: str, event: str, **facts: Any) -> None:
     sys.stdout.flush()
 
 
+class _GivenFronts(MeshChannel):
+    """Stays with the links that it was given; what fronts list is where they are without a link between."""
+
+    def learn(self, addresses: Iterable[str]) -> None:
+        pass
+
+
+def _open(address: str) -> grpc.aio.Channel:
+    return open_channel(address, SecuritySection(), keepalive_s=_KEEPALIVE_S)
+
+
 class Member:
     """What a learner and a generator have in common: a channel to the fronts, a client, heartbeats."""
 
     def __init__(self, mesh: str, role: membership_pb2.Role, name: str) -> None:
-        channel = open_mesh(mesh, SecuritySection(), keepalive_s=_KEEPALIVE_S)
-        self.client = BufferClient(channel, timeout_s=1.0, retry_s=PATIENCE_S)
+        channel = _GivenFronts(addresses_of(mesh), _open)
+        self.client = BufferClient(channel, timeout_s=2.0, retry_s=PATIENCE_S)
         self.agent = MembershipAgent(
-            channel, role, member_id=name, address="127.0.0.1:1", host_id="test", timeout_s=1.0, retry_s=PATIENCE_S
+            channel, role, member_id=name, address="127.0.0.1:1", host_id="test", timeout_s=2.0, retry_s=PATIENCE_S
         )

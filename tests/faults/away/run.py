@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from tests.faults.away.cases import GROUPS, Case, Rules
 from tests.faults.proxy import Conditions, Link
 from tests.faults.world import ROOT
 
-LEASE_S = 0.8
+LEASE_S = 1.2
 # Longest wait until a run has trained on once a fault is over; the mesh promises 30 s.
 BOUND_S = 30.0
 MANY = 1 << 30
@@ -96,7 +97,7 @@ class Run:
     rules: Rules
     name: str
     hosts: dict[str, Host]
-    links: list[Link]
+    links: dict[str, list[Link]]
     client: BufferClient
     channel: Any
     trained: list[tuple[int, list[tuple[str, int]]]] = field(default_factory=list)
@@ -105,7 +106,7 @@ class Run:
         self.hosts[name].order("allow", self.name, name=name, groups=groups)
 
     async def close(self) -> None:
-        for link in self.links:
+        for link in itertools.chain(*self.links.values()):
             await asyncio.to_thread(link.close)
         await self.channel.close()
 
@@ -170,8 +171,8 @@ class Run:
 
     async def link(self, who: str, conditions: Conditions) -> None:
         """Changes what lies between the learner, or the generator, and all fronts."""
-        for link in self.links:
-            await asyncio.to_thread(link.apply, who, conditions)
+        for link in self.links[who]:
+            await asyncio.to_thread(link.apply, "*", conditions)
 
     async def suffer(self, case: Case) -> None:
         """A link that breaks, and is mended."""

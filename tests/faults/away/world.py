@@ -18,12 +18,13 @@ from mesh.rpc import open_channel
 from tests.buffer.mesh_fixture import make_config
 from tests.faults.away.cases import GROUPS, STOPS, Case, Rules
 from tests.faults.away.run import BOUND_S, LEASE_S, MANY, Host, Run
-from tests.faults.connections import owner_of
 from tests.faults.proxy import ProxyLoop
 from tests.faults.world import free_port
 
 PROCESSES = ("front-0", "front-1", "learner", "generator")
 _GRACE_S = 0.3
+# Who has links to fronts of its own.
+_LINKED = ("learner", "generator")
 _STOPPED = {"learner stops": "learner", "front stops": "front-0", "generator stops": "generator"}
 _START_S = 240.0
 # What a generator holds at most: more than any gate lets it have, so that it always has room for what was lost.
@@ -84,15 +85,10 @@ class World:
         self._ports.add(port)
         return port
 
-    def _who(self, port: int, to: int) -> str:
-        """The process that has a connection between these ports, as links name it."""
-        pids = {self.hosts[name].pid: name for name in ("learner", "generator")}
-        return f"{pids.get(owner_of(port, to, pids) or 0, '')}-0"
-
     async def _start(self, rules: Rules, number: int) -> Run:
         folder = self._folder / f"run-{number}"
         folder.mkdir()
-        name, links = f"run-{number}", []
+        name = f"run-{number}"
         score = folder / "score.py"
         score.write_text("def longest_first(group):\n    return sum(group.response_tokens)\n")
         buffer = {
@@ -105,13 +101,12 @@ class World:
         }
         ports = [self._port() for _ in range(rules.fronts)]
         for index, port in enumerate(ports):
-            links.append(await asyncio.to_thread(self._proxies.link, port, self._who))
             config = make_config(
                 folder,
                 run={"name": name},
                 learner={"batch": {"groups": GROUPS}},
                 rollout={"n": 2, "max_attempts": 1000},
-                network={"advertise": links[-1].address, "metrics": False},
+                network={"metrics": False},
                 buffer=buffer,
             )
             path = folder / f"front-{index}.json"
@@ -120,11 +115,12 @@ class World:
             fronts.order("front", name, config=str(path), port=port)
             # One after the other: the first one's rules hold.
             await fronts.until(name, "ready", _START_S)
-        mesh = ",".join(link.address for link in links)
+        links = {who: [await asyncio.to_thread(self._proxies.link, port) for port in ports] for who in _LINKED}
+        meshes = {who: ",".join(link.address for link in found) for who, found in links.items()}
         learner, generator = self.hosts["learner"], self.hosts["generator"]
-        learner.order("learn", name, mesh=mesh, folder=str(folder), groups=GROUPS, commit_every=3)
+        learner.order("learn", name, mesh=meshes["learner"], folder=str(folder), groups=GROUPS, commit_every=3)
         await learner.until(name, "ready", _START_S)
-        generator.order("generate", name, name="generator", mesh=mesh, most=_MOST)
+        generator.order("generate", name, name="generator", mesh=meshes["generator"], most=_MOST)
         await generator.until(name, "ready", _START_S)
         channel = open_channel(f"127.0.0.1:{ports[-1]}", SecuritySection())
         client = BufferClient(channel, timeout_s=5.0, retry_s=BOUND_S)
