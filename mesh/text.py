@@ -9,8 +9,9 @@ WAITING_CHARACTERS = 1000
 
 
 def bounded(text: str, limit: int) -> str:
-    """The beginning of a text, in at most `limit` characters; where some are left out, its end says how many it has."""
-    if len(text) <= limit:
-        return text
-    mark = f" ... ({len(text)} characters)"
-    return text[: max(0, limit - len(mark))] + mark
+    """The beginning of a text, in at most `limit` characters, as it can be sent: what cannot be encoded is replaced;
+    where some is left out, the end says how many characters there were."""
+    if len(text) > limit:
+        mark = f" ... ({len(text)} characters)"
+        text = text[: max(0, limit - len(mark))] + mark
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

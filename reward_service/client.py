@@ -1,4 +1,4 @@
-"""What other services use to score: `RewardClient` (remote), `LocalScorer` (in this process), one interface.
+"""What other services use to score: `RewardClient` (remote) and `LocalScorer` (here), one interface.
 
 Invariant: `score` returns one result per item, in order, within its deadline; a failure of an item or of a server is
 an error result, never an exception and never a score.

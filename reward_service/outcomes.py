@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mesh.errors import PayloadError
+from mesh.text import bounded
 from protos import reward_pb2
 
 # Characters of a reason, and of an error's code.
@@ -21,14 +22,6 @@ REASON_LENGTH = 2000
 _CODE_LENGTH = 64
 # Characters of a JSON field. Decoding holds the interpreter, about 10 ms for each million of them.
 JSON_LENGTH = 8 << 20
-
-
-def bounded(text: str, length: int = REASON_LENGTH) -> str:
-    """`text` as it can be sent: what cannot be encoded is replaced, what is too long ends with a mark."""
-    if len(text) > length:
-        mark = f"... ({len(text)} characters)"
-        text = text[: length - len(mark)] + mark
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +99,7 @@ class Unscorable:
     reason: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", bounded(str(self.reason)))
+        object.__setattr__(self, "reason", bounded(str(self.reason), REASON_LENGTH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +112,7 @@ class Failed:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", bounded(str(self.code), _CODE_LENGTH))
-        object.__setattr__(self, "message", bounded(str(self.message)))
+        object.__setattr__(self, "message", bounded(str(self.message), REASON_LENGTH))
 
 
 Outcome = Scored | Unscorable | Failed

@@ -73,6 +73,9 @@ class Lane:
             for unit in units:
                 unit.answer(CLOSED)
             return
+        # Where no worker takes any, those whose callers have gone leave here.
+        while self._queue and not self._queue[0].open:
+            self._queue.popleft()
         self._queue.extend(units)
         self._rouse()
 
@@ -174,7 +177,7 @@ class Lane:
 
     def _rouse(self) -> None:
         """Tells slots that units wait, and starts another worker if they still do in a moment."""
-        if not self._queue:
+        if self._closed or not self._queue:
             return
         for slot in self._slots:
             if slot.idle or self.concurrent:
@@ -183,11 +186,12 @@ class Lane:
             self._growth = asyncio.get_running_loop().call_later(_PATIENCE_S if self._slots else 0.0, self._grow)
 
     def _leave(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        """A slot has ended: with the lane, or because this machine has no room for it."""
+        """A slot has ended: with the lane, or by an error that nobody expected: others do its work then."""
         if self._closed or task.cancelled():
             return
         del self._slots[slot]
         log.error("a reward worker is given up", exc_info=task.exception())
+        self.ended(f"{task.exception()!r}", overdue=False)
         self._rouse()
 
     def _grow(self) -> None:

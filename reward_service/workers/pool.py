@@ -40,7 +40,7 @@ class ProcessPool:
         self._plain = Lane(functions, limit=workers, concurrent=False, call_timeout_s=call_timeout_s)
         self._coroutines = Lane(functions, limit=1, concurrent=True, call_timeout_s=call_timeout_s)
         self._call_timeout_s = call_timeout_s
-        self._starting = asyncio.Lock()
+        self._starting: asyncio.Task[None] | None = None
 
     @property
     def stats(self) -> PoolStats:
@@ -61,12 +61,17 @@ class ProcessPool:
         Raises:
             RewardError: a function that cannot be loaded.
         """
-        async with self._starting:
-            if self.kinds:
-                return
-            worker, self.kinds = await WorkerProcess.open(self._functions, self._call_timeout_s)
-            plain = any(not kind.asynchronous for kind in self.kinds)
-            (self._plain if plain else self._coroutines).adopt(worker)
+        if self.kinds:
+            return
+        if self._starting is None or self._starting.done():
+            self._starting = asyncio.create_task(self._start(), name="first-reward-worker")
+        # Whoever gives up waits no longer; the worker goes on loading for the next one.
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        worker, self.kinds = await WorkerProcess.open(self._functions, self._call_timeout_s)
+        plain = any(not kind.asynchronous for kind in self.kinds)
+        (self._plain if plain else self._coroutines).adopt(worker)
 
     async def run(
         self, function: int, units: Sequence[Sequence[bytes]], *, deadline: float
@@ -100,4 +105,7 @@ class ProcessPool:
 
     async def close(self) -> None:
         """Ends all workers and all that their functions have started in their process groups."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
         await asyncio.gather(self._plain.close(), self._coroutines.close())

@@ -70,12 +70,20 @@ class Ending:
         """What there is to say of it."""
         if self.killed:
             return "it had closed its connection"
-        return f"exit code {self.code}" if self.code >= 0 else f"signal {signal.Signals(-self.code).name}"
+        return f"exit code {self.code}" if self.code >= 0 else f"signal {_signal_name(-self.code)}"
 
     @property
     def from_outside(self) -> bool:
         """Somebody else ended it, or a kernel that needs memory."""
         return not self.killed and self.code in (-signal.SIGKILL, -signal.SIGTERM)
+
+
+def _signal_name(number: int) -> str:
+    """Real-time signals have numbers, and only two of them names."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 def _started(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
@@ -163,8 +171,13 @@ class WorkerProcess(asyncio.Protocol):
             theirs.close()
             os.close(page_fd)
         ours.setblocking(False)
-        loop = asyncio.get_running_loop()
-        _, worker = await loop.create_unix_connection(lambda: cls(process, page, names), sock=ours)
+        worker = cls(process, page, names)
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
+        except BaseException:
+            ours.close()
+            await worker.end()
+            raise
         return worker
 
     @property

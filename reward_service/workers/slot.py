@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 _STUCK_S = 0.25
 # Seconds that a message may take on its way, beyond the time of the call itself.
 _GRACE_S = 0.5
+# Seconds by which a look may come late before it judges nobody.
+_ABSENT_S = 2.0
 # Workers that may die with a unit in hand, without a sign of what killed them, before the unit is given up.
 _LOSSES = 3
 
@@ -82,6 +84,7 @@ class Slot:
         self._sent: dict[int, _Sent] = {}
         self._tickets = 0
         self._worker: WorkerProcess | None = None
+        self._judged_from = 0.0
 
     @property
     def idle(self) -> bool:
@@ -103,6 +106,17 @@ class Slot:
         Args:
             worker: the first one, if there is one already.
         """
+        try:
+            await self._work(worker)
+        finally:
+            # Nothing of it is left where an error that nobody expected has ended it.
+            worker, self._worker = self._worker, None
+            if worker is not None:
+                await worker.end()
+            if left := [sent.unit for sent in self._sent.values() if sent.unit.open]:
+                self._lane.put_back(left)
+
+    async def _work(self, worker: WorkerProcess | None) -> None:
         while True:
             if worker is None:
                 try:
@@ -126,17 +140,23 @@ class Slot:
 
     async def _use(self, worker: WorkerProcess) -> list[int] | None:
         """Feeds a worker until it is overdue (the tickets that it owes), or lost (None)."""
+        asleep_until = math.inf
         while True:
             self._wake.clear()
             self._take(worker)
             if worker.lost:
                 return None
+            if time.monotonic() - asleep_until > _ABSENT_S:
+                # We stood still ourselves, and the worker maybe too: it gets its time again.
+                self._judged_from = time.monotonic() + self._lane.call_timeout_s
             if (overdue := self._overdue(worker)) is not None:
                 return overdue
             self._recall(worker)
             self._feed(worker)
+            patience = self._patience(worker)
+            asleep_until = math.inf if patience is None else time.monotonic() + patience
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._patience(worker)):
+                async with asyncio.timeout(patience):
                     await self._wake.wait()
 
     def _take(self, worker: WorkerProcess) -> None:
@@ -176,7 +196,7 @@ class Slot:
         """The tickets for whose sake a worker is to be ended now; None: it may go on."""
         due, busy = self._due(worker)
         now = time.monotonic()
-        if now < due:
+        if now < max(due, self._judged_from):
             return None
         if busy is not None and (not self._lane.concurrent or now - worker.page.began >= _GRACE_S):
             return [busy]
@@ -184,13 +204,14 @@ class Slot:
             return []  # it has not even begun: it is stopped, not slow
         # Its event loop turns, or is held by what no ticket owns up to.
         latest = now - self._lane.call_timeout_s - _GRACE_S
-        return [ticket for ticket, sent in self._sent.items() if sent.at <= latest]
+        return [ticket for ticket, sent in self._sent.items() if sent.at <= latest] or None
 
     def _due(self, worker: WorkerProcess) -> tuple[float, int | None]:
         """When the worker will be overdue as things stand, and the ticket that it is busy with."""
         limit = self._lane.call_timeout_s
         silent = min((sent.at for sent in self._sent.values()), default=math.inf) + limit + _GRACE_S
-        began, busy = worker.page.began, worker.page.unit
+        # In this order: see `Page`.
+        busy, began = worker.page.unit, worker.page.began
         if busy not in self._sent:
             return silent, None
         return (min(silent, began + limit) if self._lane.concurrent else began + limit), busy
@@ -200,7 +221,7 @@ class Slot:
         due, _ = self._due(worker)
         if due == math.inf:
             return None
-        left = max(0.001, due - time.monotonic())
+        left = max(0.001, max(due, self._judged_from) - time.monotonic())
         several = len(self._sent) > 1 and not self._lane.concurrent
         return min(left, _STUCK_S) if several else left
 

@@ -97,7 +97,7 @@ def _alarm(_: str) -> float:
 
 
 ACTS = {
-    "sleep": lambda argument: time.sleep(float(argument or 600)),
+    "sleep": lambda argument: time.sleep(float(argument or 600)) or 1.0,
     "spin": lambda _: 9 ** (9**9),
     "regex": lambda _: re.match(r"(a+)+b", "a" * 80),
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
@@ -105,6 +105,7 @@ ACTS = {
     "exit": lambda argument: os._exit(int(argument or 3)),
     "segfault": lambda _: _ctypes_crash(),
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "realtime": lambda _: os.kill(os.getpid(), signal.SIGRTMIN + 6),
     "closefds": lambda _: (os.closerange(3, 64), time.sleep(600)),
     "fork": _forked,
     "interrupt": lambda _: (_ for _ in ()).throw(KeyboardInterrupt),

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import psutil
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import reward_pb2
@@ -46,6 +47,7 @@ ENDS = {
     "exit": "crashed",
     "segfault": "crashed",
     "kill": "crashed",
+    "realtime": "crashed",
     "fork": "crashed",
     "interrupt": "crashed",
     "SystemExit": "exception",
@@ -81,12 +83,47 @@ async def test_each_item_ends_by_itself(make_engine: Any, make_item: Any, tmp_pa
     assert "compute_score: no answer within 2 s" in by_act["spin"].error.message
     assert "exit code 3" in by_act["exit"].error.message
     assert "SIGSEGV" in by_act["segfault"].error.message
+    assert "signal 40" in by_act["realtime"].error.message, "it has no name"
     # What would end another worker in the same way is not tried again; what came from outside may pass.
     assert [act for act, result in by_act.items() if result.error.retryable] == ["kill"]
     assert max(len(result.error.message) for result in results) == REASON_LENGTH
     assert by_act["raise x"].error.message.endswith("(100033 characters)"), "that it is cut off is told"
-    assert (engine.workers.overdue, engine.workers.died) == (5, 6)
+    assert (engine.workers.overdue, engine.workers.died) == (5, 7)
     await gone(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_service_that_was_stopped_with_its_workers_judges_none_for_that(
+    make_engine: Any, make_item: Any, worker_processes: Any
+) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=_LIMIT_S)
+    await engine.start()
+    scored = asyncio.create_task(engine.score([make_item("slow", "sleep 1")], 30.0))
+    await asyncio.sleep(0.2)
+    (worker,) = worker_processes()
+    worker.suspend()
+    time.sleep(2 * _LIMIT_S + 1)
+    worker.resume()
+    assert said((await scored)[0]) == "1"
+    assert engine.workers.overdue == 0
+
+
+async def test_an_error_that_nobody_expected_costs_no_unit(
+    make_engine: Any, make_item: Any, worker_processes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=_LIMIT_S)
+    await engine.start()
+    (first,) = worker_processes()
+    broken = iter([True])
+
+    def name(number: int) -> str:
+        if next(broken, False):
+            raise ArithmeticError("unexpected")
+        return str(number)
+
+    monkeypatch.setattr("reward_service.workers.process._signal_name", name)
+    results = await engine.score([make_item("dies", "segfault"), make_item("good", "good")], 20.0)
+    assert [said(result) for result in results] == ["crashed", "1"], "another worker has found out"
+    await gone(first.pid)
 
 
 async def test_a_group_function_loses_its_group_alone(make_engine: Any, make_item: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -74,6 +75,23 @@ async def test_a_module_that_hangs_while_it_is_imported(
     assert worker_processes() == []
 
 
+async def test_what_takes_longer_to_load_than_a_call_may_take_is_loaded_once(
+    make_engine: Any, make_item: Any, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "loaded")
+    (tmp_path / "mine.py").write_text(
+        f"open({str(tmp_path / 'loaded')!r}).read()\ndef score(solution_str, ground_truth): return 5.0\n"
+    )
+    engine = make_engine(f"{tmp_path}/mine.py:score", workers=1)
+    for _ in range(3):
+        (early,) = await engine.score([make_item()], 0.2)
+        assert "its worker still starts" in early.error.message
+    # One import waits at the other end, and no other ever comes.
+    await asyncio.to_thread((tmp_path / "loaded").write_text, "go")
+    (scored,) = await engine.score([make_item()], 30.0)
+    assert scored.scored.total == 5.0
+
+
 async def test_a_file_that_breaks_later_is_told_to_those_that_wait(
     make_engine: Any, make_item: Any, tmp_path: Path
 ) -> None:
@@ -82,13 +100,14 @@ async def test_a_file_that_breaks_later_is_told_to_those_that_wait(
     engine = make_engine(f"{mine}:score", workers=1)
     await engine.start()
     mine.write_text("1 / 0\n")
-    dies, waits = await engine.score([make_item("dies"), make_item("waits")], 3.0)
-    assert dies.error.code == "crashed"
-    assert waits.error.code == "timeout"
-    assert "importing it raised ZeroDivisionError" in waits.error.message
+    scoring = asyncio.create_task(engine.score([make_item("dies"), make_item("waits")], 60.0))
+    async with asyncio.timeout(50):
+        while "importing it raised ZeroDivisionError" not in engine.waiting_reason():
+            await asyncio.sleep(0.05)
     mine.write_text("def score(solution_str, ground_truth): return 4.0\n")
-    (mended,) = await engine.score([make_item()], 30.0)
-    assert mended.scored.total == 4.0
+    dies, waits = await scoring
+    assert dies.error.code == "crashed"
+    assert waits.scored.total == 4.0
 
 
 def test_what_a_function_prints_goes_to_standard_error() -> None:
