@@ -1,33 +1,27 @@
-"""The Lua verbs: read from the package, put together with their shared part, run by digest.
+"""The Lua verbs: read from the package, linked with the shared definitions that they need, run by digest.
 
-Invariant: a verb is one atomic script; it is sent by digest, and loaded (again) when Redis does not know it, for
-instance after its restart.
+Invariants: a verb is one atomic script; it is sent by digest, and loaded (again) when Redis does not know it, for
+instance after its restart. What verbs share is definitions alone, each of which begins a line and needs only those
+before it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-# Verbs that need more than the common part.
-_PARTS: Mapping[str, tuple[str, ...]] = {
-    "seed": ("withdraw",),
-    "resume": ("withdraw", "go_on"),
-    "reassert": ("restart", "go_on"),
-    "expire": ("restart",),
-    "sample": ("leased",),
-    "attach": ("leased", "hand_out"),
-    "admit": ("hand_out",),
-    "write": ("holding",),
-    "member": ("holding",),
-}
 _CALL = re.compile(r"redis\.p?call\('([A-Z]+)'")
-# What every verb begins with, in this order; before it stands the clock.
-_COMMON = ("common", "prompts", "record", "lineage", "transitions")
-_SHARED = frozenset({"clock", *_COMMON, "withdraw", "leased", "hand_out", "restart", "go_on", "holding"})
+# What verbs share, in the order in which one needs the other.
+_SHARED = (
+    "clock", "common", "prompts", "record", "lineage", "transitions", "withdraw", "leased", "hand_out", "restart",
+    "go_on", "holding",
+)  # fmt: skip
+_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
+_DEFINITION = re.compile(r"^local (?:function )?(\w+(?:, \w+)*).*\n(?:(?!local ).*\n)*", re.MULTILINE)
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +33,56 @@ class Script:
     digest: str
 
 
-def load_scripts(clock: str | None = None, guard: str = "") -> dict[str, Script]:
+@dataclass(frozen=True, slots=True)
+class _Definition:
+    """Of a shared function, or of variables; `words` are those of its source."""
+
+    names: frozenset[str]
+    words: frozenset[str]
+    source: str
+
+
+def sources() -> dict[str, str]:
+    """The package's Lua files by name."""
+    found = (item for item in (files("buffer") / "lua").iterdir() if item.name.endswith(".lua"))
+    return {item.name.removesuffix(".lua"): item.read_text(encoding="utf-8") for item in found}
+
+
+def load_scripts(
+    clock: str | None = None, guard: str = "", texts: Mapping[str, str] | None = None
+) -> dict[str, Script]:
     """All verbs by name.
 
     Args:
         clock: Lua source that defines `now_ms()`; none: Redis TIME.
         guard: Lua source that every verb begins with.
+        texts: in the place of `sources()`.
     """
-    folder = files("buffer") / "lua"
-    texts = {
-        item.name.removesuffix(".lua"): item.read_text(encoding="utf-8")
-        for item in folder.iterdir()
-        if item.name.endswith(".lua")
-    }
-    prelude = guard + (clock or texts["clock"]) + "".join(texts[name] for name in _COMMON)
+    code = {name: _COMMENT.sub("", text) for name, text in (texts or sources()).items()}
+    code["clock"] = clock or code["clock"]
+    shared = [definition for name in _SHARED for definition in _definitions(code[name])]
     scripts = {}
-    for name in sorted(texts.keys() - _SHARED):
-        source = prelude + "".join(texts[part] for part in _PARTS.get(name, ())) + texts[name]
+    for name in sorted(code.keys() - set(_SHARED)):
+        source = guard + _linked(shared, code[name])
         scripts[name] = Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
     return scripts
+
+
+def _definitions(code: str) -> list[_Definition]:
+    return [
+        _Definition(frozenset(_WORD.findall(found[1])), frozenset(_WORD.findall(found[0])), found[0])
+        for found in _DEFINITION.finditer(code)
+    ]
+
+
+def _linked(shared: Sequence[_Definition], verb: str) -> str:
+    """A verb behind the definitions that it needs. Lua makes all that stand there for every call."""
+    needed, parts = set(_WORD.findall(verb)), [verb]
+    for definition in reversed(shared):
+        if not needed.isdisjoint(definition.names):
+            needed |= definition.words
+            parts.append(definition.source)
+    return "".join(reversed(parts))
 
 
 def commands_of(scripts: Mapping[str, Script]) -> list[str]:

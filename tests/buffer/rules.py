@@ -6,12 +6,10 @@ a time out of the scripts and sees a test fail; docs/buffer.md lists the rules b
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
+from typing import Any
 
-from buffer.scripts import Script
+from buffer.scripts import Script, load_scripts, sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,25 +209,21 @@ class NoSuchRuleError(Exception):
     """What a rule takes away does not stand where it should: nothing would be tried. No walk may take it for a find."""
 
 
-def without(rule: Rule, loaded: Mapping[str, Script]) -> dict[str, Script]:
-    """The scripts without one rule.
+def without(rule: Rule, *arguments: Any, **options: Any) -> dict[str, Script]:
+    """The scripts without one rule, as `load_scripts` has them with these arguments.
 
     Raises:
         NoSuchRuleError: the rule does not stand where it should, once, or taking it away changes no script.
     """
-    text = (files("buffer") / "lua" / f"{rule.file}.lua").read_text(encoding="utf-8")
+    texts = sources()
+    text = texts[rule.file]
     if text.count(rule.text) != 1:
         raise NoSuchRuleError(f"{rule.name}: {text.count(rule.text)} times in {rule.file}.lua, not once: {rule.text}")
-    bare = text.replace(rule.text, rule.without)
-    changed = {name: _changed(script, text, bare) for name, script in loaded.items()}
-    if all(changed[name].digest == script.digest for name, script in loaded.items()):
+    bare = {**texts, rule.file: text.replace(rule.text, rule.without)}
+    changed = load_scripts(*arguments, **options, texts=bare)
+    if changed == load_scripts(*arguments, **options):
         raise NoSuchRuleError(f"{rule.name}: the scripts are the same without it")
     return changed
-
-
-def _changed(script: Script, text: str, bare: str) -> Script:
-    source = script.source.replace(text, bare)
-    return Script(script.name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
 def documented() -> str:

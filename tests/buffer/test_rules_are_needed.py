@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import buffer.redis_access
 from buffer.redis_access import RedisAccess
-from buffer.scripts import Script, load_scripts
 from mesh.errors import StoreError
 from tests.buffer.both_machines import BothMachines
 from tests.buffer.rules import COMPARED, NoSuchRuleError, Rule, documented, without
@@ -22,10 +21,7 @@ WALKS = 40
 
 def see_it_missed(url: str, monkeypatch: pytest.MonkeyPatch, rule: Rule, walks: int = WALKS) -> None:
     """Walks without the rule until something notices; fails where nothing does."""
-    bare = without(rule, load_scripts())
-
-    def loaded(*arguments: Any, **options: Any) -> dict[str, Script]:
-        return without(rule, load_scripts(*arguments, **options))
+    bare = without(rule)
 
     async def compile_all() -> None:
         access = RedisAccess(url, "rules")
@@ -36,7 +32,7 @@ def see_it_missed(url: str, monkeypatch: pytest.MonkeyPatch, rule: Rule, walks: 
 
     # A script that Redis cannot compile would be noticed by any walk, whatever the rule.
     asyncio.run(compile_all())
-    monkeypatch.setattr(buffer.redis_access, "load_scripts", loaded)
+    monkeypatch.setattr(buffer.redis_access, "load_scripts", partial(without, rule))
     BothMachines.url = url
     for seed in range(walks):
         try:
