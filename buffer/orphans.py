@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from buffer.drafts import DraftPlace, draft_places
 from buffer.keys import Keys
-from buffer.payloads import Place, places
+from buffer.payloads import Place, name_of, places
 from buffer.redis_access import RedisAccess
 from buffer.wire import Argument
 
@@ -41,11 +41,11 @@ _NAME = re.compile(
 
 
 class _Value(NamedTuple):
-    """The name of a payload, or of one of its pieces."""
+    """A payload, or one of its pieces."""
 
     member: int
     attempt: int
-    digest: str
+    name: str
     piece: int | None
 
 
@@ -72,7 +72,7 @@ class Owner:
         if isinstance(value, DraftPlace):
             longer = (d for d in self.drafts if d[:2] == value[:2] and d.tokens >= value.tokens)
             return value in self.drafts or (is_open and not any(longer))
-        stored = next((p for p in self.payloads if p[:3] == value[:3]), None)
+        stored = next((place for place in self.payloads if place.name == value.name), None)
         if stored is None:
             return is_open
         return value.piece is None if not stored.pieces else value.piece is not None and value.piece < stored.pieces
@@ -85,7 +85,8 @@ def _parse(name: str) -> _Value | DraftPlace | None:
     if found["draft"] is not None:
         return DraftPlace(int(found["member"]), int(found["of_draft"]), int(found["tokens"]), found["draft"])
     piece = None if found["piece"] is None else int(found["piece"])
-    return _Value(int(found["member"]), int(found["attempt"]), found["digest"], piece)
+    member, attempt = int(found["member"]), int(found["attempt"])
+    return _Value(member, attempt, name_of(member, attempt, found["digest"]), piece)
 
 
 async def sweep_orphans(access: RedisAccess, keys: Keys, table: str, *, age_s: float, pause_s: float = _PAUSE_S) -> int:

@@ -27,15 +27,19 @@ from buffer.redis_access import RedisAccess
 # Bytes read from Redis at once.
 _PORTION_BYTES = 512 << 10
 _KEYS_AT_ONCE = 1024
+# In the name of a payload.
+_COLONS = 2
 
 
 class Place(NamedTuple):
-    """Where the payload of a member is: the attempt that wrote it, its digest, and its pieces (0: one whole value)."""
+    """Where the payload of a member is: its name (`name_of`), and its pieces (0: one whole value)."""
 
-    member: int
-    attempt: int
-    digest: str
+    name: str
     pieces: int = 0
+
+    @property
+    def member(self) -> int:
+        return int(self.name.partition(":")[0])
 
 
 class Stored(Protocol):
@@ -82,14 +86,21 @@ def digest_of(payload: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(payload)
 
 
+def name_of(member: int, attempt: int, digest: str) -> str:
+    """Names a payload among those of its group."""
+    return f"{member}:{attempt}:{digest}"
+
+
 def places(text: bytes | str) -> tuple[Place, ...]:
-    """Parses what the verbs note of a group's payloads: `member:attempt:digest[:pieces],...`."""
+    """Parses what the verbs note of a group's payloads: `name[:pieces],...`."""
     plain = text.decode() if isinstance(text, bytes) else text
-    return tuple([_place(*part.split(":")) for part in plain.split(",")]) if plain else ()
+    parts = plain.split(",") if plain else ()
+    return tuple([Place(part) if part.count(":") == _COLONS else _in_pieces(part) for part in parts])
 
 
-def _place(member: str, attempt: str, digest: str, pieces: str = "0") -> Place:
-    return Place(int(member), int(attempt), digest, int(pieces))
+def _in_pieces(text: str) -> Place:
+    name, _, pieces = text.rpartition(":")
+    return Place(name, int(pieces))
 
 
 class Payloads:
@@ -107,16 +118,16 @@ class Payloads:
 
     def keys_of(self, table: str, group_id: str, place: Place) -> list[str]:
         """Keys of one payload, in the order of its bytes."""
-        key = self._keys.payload(table, group_id, *place[:3])
-        return [f"{key}:{piece}" for piece in range(place.pieces)] if place.pieces else [key]
+        return _keys(self._keys.payloads(table, group_id), place)
 
     def keys_of_groups(self, table: str, groups: Iterable[tuple[str, bytes | str]]) -> list[str]:
         """Keys of all payloads of groups, given as (group id, what the verbs noted)."""
-        return [key for gid, text in groups for place in places(text) for key in self.keys_of(table, gid, place)]
+        named = ((self._keys.payloads(table, group_id), text) for group_id, text in groups)
+        return [key for prefix, text in named for place in places(text) for key in _keys(prefix, place)]
 
     async def put_piece(self, table: str, group_id: str, place: Place, piece: int, data: bytes) -> bool:
         """Stores one piece of a large payload, unless there is one; whether there is this one now."""
-        key = f"{self._keys.payload(table, group_id, *place[:3])}:{piece}"
+        key = self._keys.payload(table, group_id, place.name, piece)
         (done,) = await self._redis.batch([("SET", key, data, "NX")])
         return done is not None or await self._redis.mget([key]) == [data]
 
@@ -145,9 +156,9 @@ class Payloads:
             read: list[str] = []
             looked: list[str] = []
             for at in portion:
+                prefix = self._keys.payloads(table, groups[at].group_id)
                 for place in groups[at].places:
-                    keys = self.keys_of(table, groups[at].group_id, place)
-                    (read if loads[at] and not place.pieces else looked).extend(keys)
+                    (read if loads[at] and not place.pieces else looked).extend(_keys(prefix, place))
             values, sizes = iter(await self._values(read)), iter(await self.sizes(looked))
             for at in portion:
                 found: list[bytes | None] = []
@@ -203,6 +214,11 @@ class Payloads:
 
     async def _get(self, wanted: Sequence[tuple[str, int, bool]], portion: range) -> list[bytes | None]:
         return await self._redis.mget([wanted[at][0] for at in portion])
+
+
+def _keys(prefix: str, place: Place) -> list[str]:
+    key = prefix + place.name
+    return [f"{key}:{piece}" for piece in range(place.pieces)] if place.pieces else [key]
 
 
 def _with_last(keys: Sequence[str]) -> list[tuple[str, bool]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from buffer.drafts import DraftPlace, draft_places
-from buffer.payloads import Place, places
+from buffer.payloads import Place, name_of, places
 from buffer.policy.order import Candidate, GroupFacts
 from protos import trajectory_pb2 as trajectory
 
@@ -56,7 +56,7 @@ class Write:
 
     @property
     def place(self) -> Place:
-        return Place(self.member, self.attempt, self.digest, self.pieces)
+        return Place(name_of(self.member, self.attempt, self.digest), self.pieces)
 
 
 # Status of a write to a member that its group does not have.

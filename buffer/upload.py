@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from buffer.bounds import check_group_id
 from buffer.context import FrontContext
 from buffer.limits import MAX_PIECES, PIECE_BYTES
-from buffer.payloads import Place
+from buffer.payloads import Place, name_of
 from buffer.records import Write
 from buffer.side_data import check_digest, check_name
 from mesh.errors import PayloadError
@@ -67,7 +67,7 @@ class Uploads:
 
     async def _pieces(self, table: str, first: pb.UploadRequest, counted: _Counted) -> None:
         """Stores each piece while the next one arrives."""
-        place = Place(first.member, first.attempt, check_digest("digest", first.digest))
+        place = Place(name_of(first.member, first.attempt, check_digest("digest", first.digest)))
 
         async def put(piece: int, data: bytes) -> None:
             payloads = self._front.store.payloads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 
 from buffer.bounds import check_group_id
@@ -141,14 +142,20 @@ def _check_scored(meta: trajectory.MemberMeta, payload: bytes, pieces: int, size
         raise PayloadError("meta.prompt_tokens", "must be at least 1")
     if not math.isfinite(meta.reward):
         raise PayloadError("meta.reward", f"must be finite, got {meta.reward}")
-    for field, numbers in (("components", meta.components), ("figures", meta.figures)):
-        for name, value in numbers.items():
-            if not math.isfinite(value):
-                raise PayloadError(f"meta.{field}.{bounded(name, 80)}", f"must be finite, got {value}")
+    if components := meta.components:
+        _check_finite("components", components)
+    if figures := meta.figures:
+        _check_finite("figures", figures)
     ranges, oldest, newest = _span(versions.versions)
     _check_version("oldest", meta.oldest, oldest)
     _check_version("newest", meta.newest, newest)
     return tokens, ranges
+
+
+def _check_finite(field: str, numbers: Mapping[str, float]) -> None:
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            raise PayloadError(f"meta.{field}.{bounded(name, 80)}", f"must be finite, got {value}")
 
 
 def _check_version(name: str, claimed: trajectory.PolicyVersion, true: PolicyVersion) -> None:

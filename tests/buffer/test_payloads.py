@@ -13,7 +13,7 @@ import pytest
 from buffer.client import Outgoing
 from buffer.keys import Keys
 from buffer.limits import INLINE_BYTES, MAX_PIECES, MAX_WHOLE_BYTES, PIECE_BYTES
-from buffer.payloads import Payloads, Place, digest_of
+from buffer.payloads import Payloads, Place, digest_of, name_of
 from buffer.service import BufferService
 from buffer.writer import WriteResult
 from mesh.errors import DataError, PayloadError, RollmeshError
@@ -262,7 +262,7 @@ async def test_uploads_may_be_repeated_at_any_time(mesh: Mesh) -> None:
     late = Payloads(front.access, Keys(front.run_name))
     stored = await redis.get(key)
     for data in (stored, b"something else"):
-        await late.put_piece("train", grant.group_id, Place(0, 1, digest_of(write.payload)), 1, data)
+        await late.put_piece("train", grant.group_id, Place(name_of(0, 1, digest_of(write.payload))), 1, data)
         assert (await redis.get(key), await redis.ttl(key)) == (stored, -1)
     (group,) = await learner.batch(learner.sampler(), 1, 0)
     assert (await learner.train([group], 0)).claimed

@@ -10,7 +10,7 @@ from buffer import upkeep
 from buffer.drafts import DraftPlace
 from buffer.keys import Keys
 from buffer.orphans import Owner, sweep_orphans
-from buffer.payloads import Place, digest_of
+from buffer.payloads import Place, digest_of, name_of
 from buffer.service import BufferService
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
@@ -142,7 +142,7 @@ async def test_the_service_sweeps_by_itself(mesh: Mesh, monkeypatch: pytest.Monk
 
 def test_what_a_group_may_own() -> None:
     drafts = (DraftPlace(2, 1, 50, ONE), DraftPlace(3, 2, 8, ONE))
-    owner = Owner(2, "1100", (Place(0, 1, ONE), Place(1, 2, ONE, 3)), drafts)
+    owner = Owner(2, "1100", (Place(name_of(0, 1, ONE)), Place(name_of(1, 2, ONE), 3)), drafts)
     own = (
         f"0:1:{ONE}",
         f"1:2:{ONE}:0",
