@@ -227,11 +227,17 @@ class Parts:
         by_table: dict[str, list[buffer_pb2.LeaseRef]] = {}
         for group in groups:
             by_table.setdefault(group.table, []).append(group.lease)
-        for table, leases in by_table.items():
-            try:
-                await self.client.release(table, self._agent.member_id, self._agent.generation, leases)
-            except RollmeshError as error:
-                log.warning("%d leases of %s run out by themselves: %s", len(leases), table, error.message)
+        try:
+            for table, leases in by_table.items():
+                await self._release_of(table, leases)
+        finally:
+            self.rollout.released(groups)
+
+    async def _release_of(self, table: str, leases: Sequence[buffer_pb2.LeaseRef]) -> None:
+        try:
+            await self.client.release(table, self._agent.member_id, self._agent.generation, leases)
+        except RollmeshError as error:
+            log.warning("%d leases of %s end when they are not named: %s", len(leases), table, error.message)
 
 
 class ResultFeed(EngineListener):

@@ -48,7 +48,7 @@ class Rollout:
         adaptive: fewer than `slots` in hand where `observe` says that they are too many.
         on_batch: takes finished members; reports back through `settled`.
         on_failed: takes members that could not even be started, with the reason.
-        on_release: takes groups to be given back.
+        on_release: takes groups to be given back; reports back through `released`.
         on_load: called when the load has changed (credits may be due).
 
     Attributes:
@@ -80,6 +80,7 @@ class Rollout:
         self._on_release = on_release
         self._on_load = on_load
         self._groups: dict[tuple[str, str], HeldGroup] = {}
+        self._leaving: set[HeldGroup] = set()
         self._requests: dict[str, tuple[HeldGroup, int]] = {}
         self._ids = itertools.count()
         self._starting: list[HeldGroup] = []
@@ -102,8 +103,9 @@ class Rollout:
         return len(self._groups)
 
     def leases(self, table: str) -> list[Lease]:
-        """The leases of the groups of `table` in hand."""
-        return [group.key for group in self._groups.values() if group.table == table]
+        """The leases of the groups of `table` in hand, and of those on their way back: not named, they would be lost
+        instead of given back."""
+        return [group.key for group in (*self._groups.values(), *self._leaving) if group.table == table]
 
     @property
     def load(self) -> Load:
@@ -330,7 +332,12 @@ class Rollout:
             return
         for group in groups:
             self.drop(group)
+        self._leaving.update(groups)
         self._on_release(list(groups))
+
+    def released(self, groups: Iterable[HeldGroup]) -> None:
+        """The buffer knows that these were given back, or cannot be told."""
+        self._leaving.difference_update(groups)
 
     def stop_admitting(self) -> None:
         """No more credits; what comes nevertheless is given back."""

@@ -341,6 +341,9 @@ async def test_draining_hands_on_what_is_finished_and_gives_back_the_rest() -> N
     book.rollout.release_all()
     assert members_of(book.batches[0]) == [("g2", [0])]
     assert [group.group_id for group in book.released] == ["g3", "g2"]
+    assert {("g3", "a1"), ("g2", "a1")} <= set(book.rollout.leases("train")), "on their way back, they are not lost"
+    book.rollout.released(book.released)
+    assert not {("g3", "a1"), ("g2", "a1")} & set(book.rollout.leases("train"))
     book.settle()
     assert book.rollout.idle.is_set()
 
