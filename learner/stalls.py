@@ -17,7 +17,7 @@ from buffer.client import BufferClient
 from learner.controls import Controls
 from learner.state import LearnerState
 from learner.watchdog import Exceeded, Look, Over, Stalled, Watchdog
-from mesh.errors import StalledError
+from mesh.errors import RollmeshError, StalledError
 from mesh.who_holds import reasons
 from protos import buffer_pb2
 
@@ -68,11 +68,7 @@ class StallReporter:
         }
 
     async def look(self, table: buffer_pb2.DescribeResponse) -> None:
-        """Takes in a description of the table.
-
-        Raises:
-            RollmeshError: the buffer does not say who holds groups.
-        """
+        """Takes in a description of the table."""
         told = self._watchdog.look(
             Look(
                 now_s=self._clock(),
@@ -114,7 +110,11 @@ class StallReporter:
         )
 
     async def _held(self, table: buffer_pb2.DescribeResponse) -> str:
-        return reasons(table, await self._client.holders("train", _NAMED))
+        """In words; a stall is told as well where the buffer does not say who holds groups."""
+        try:
+            return reasons(table, await self._client.holders("train", _NAMED))
+        except RollmeshError as error:
+            return f"who holds groups is not known: {error.message}"
 
     async def _keep(self, event: str, seconds: float, text: str) -> None:
         record = {"time": round(time.time(), 3), "event": event, "seconds": round(seconds, 3), "text": text}
