@@ -56,6 +56,8 @@ class LeaseStream(StandingStream):
         self._received_here = 0
         self.holdings: Callable[[], Iterable[Lease]] | None = None
         super().__init__(what, retry_s)
+        # Every connection begins with a question, which says within what time the next one comes.
+        self._patience_s = retry_s
 
     @abstractmethod
     def _take_in(self, response: Any) -> None:

@@ -27,7 +27,7 @@ from buffer.side_store import SideStore
 from buffer.store import Store
 from mesh.config import Config
 from mesh.config.redis_url import without_login
-from mesh.errors import RollmeshError, StoreError
+from mesh.errors import RollmeshError, StoreError, ended_by
 from mesh.heap import keep_freed_memory, settle_heap
 from mesh.membership import new_member_id
 from mesh.metrics import metrics_server
@@ -239,10 +239,7 @@ class BufferService:
         if error is None:
             return
         log.error("%s failed", job.get_name(), exc_info=error)
-        if not isinstance(error, RollmeshError):
-            text = f"the front's background job {job.get_name()} failed: {type(error).__name__}: {error}"
-            error = RollmeshError(text, hint="start it again, nothing is lost; the log says where it failed")
-        self._fail(error)
+        self._fail(ended_by(error, f"the front's background job {job.get_name()}"))
 
     async def stop(self) -> None:
         """Drains the front and ends Redis, in this order."""

@@ -1,8 +1,8 @@
 """Standing streams on the client side: one background task per stream that opens it again when it breaks.
 
-Invariants: a stream that cannot be opened for `retry_s` in a row ends with a typed error, which every reader and
-writer of it then sees; what the server may not have received is sent again after a reconnect, and what it answers
-twice is recognized by its keys.
+Invariants: a stream that cannot be opened for `retry_s` in a row, or whose task fails, ends with a typed error, which
+every reader and writer of it then sees; what the server may not have received is sent again after a reconnect, and what
+it answers twice is recognized by its keys.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from abc import ABC, abstractmethod
 from typing import Any
 
 import grpc
 
-from mesh.errors import LostStateError, OldGenerationError, RollmeshError, UnreachableError
+from mesh.errors import LostStateError, OldGenerationError, RollmeshError, UnreachableError, ended_by
+from mesh.retries import Retries
 from mesh.rpc import is_transient, to_rollmesh_error
 
 log = logging.getLogger(__name__)
@@ -29,18 +29,19 @@ class StandingStream(ABC):
 
     Args:
         what: names it in errors and logs.
-        retry_s: seconds without any answer after which it gives up.
+        retry_s: seconds of failures in a row after which it gives up.
     """
 
     def __init__(self, what: str, retry_s: float) -> None:
         self._what = what
-        self._retry_s = retry_s
+        self._retries = Retries(retry_s)
+        self._backoff_s = _BACKOFF_S
         self._outbox: asyncio.Queue[Any] = asyncio.Queue()
         self._error: RollmeshError | None = None
-        self._last_answer = time.monotonic()
         # How long the server may say nothing, where that is known: one that hangs answers pings all the same.
         self._patience_s: float | None = None
         self._task = asyncio.create_task(self._run(), name=what)
+        self._task.add_done_callback(self._ended)
 
     @abstractmethod
     def _open(self) -> Any:
@@ -73,9 +74,7 @@ class StandingStream(ABC):
         await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        backoff = _BACKOFF_S
         while True:
-            opened = time.monotonic()
             try:
                 await self._converse()
                 error: RollmeshError = UnreachableError(f"{self._what}: the server closed the stream")
@@ -92,14 +91,19 @@ class StandingStream(ABC):
                 except RollmeshError as failure:
                     self._give_up(failure)
                     return
-            if time.monotonic() - self._last_answer > self._retry_s:
+            if self._retries.failed():
                 self._give_up(error)
                 return
-            if self._last_answer > opened:
-                backoff = _BACKOFF_S
             log.debug("%s: %s; opening it again", self._what, error)
-            await asyncio.sleep(backoff * (0.5 + random.random()))  # noqa: S311  jitter
-            backoff = min(_MAX_BACKOFF_S, backoff * 2)
+            await asyncio.sleep(self._backoff_s * (0.5 + random.random()))  # noqa: S311  jitter
+            self._backoff_s = min(_MAX_BACKOFF_S, self._backoff_s * 2)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A fault of ours, in a response or in what the owner does with it: whoever waits must hear of it."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("%s failed", self._what, exc_info=error)
+        self._give_up(ended_by(error, self._what))
 
     def _give_up(self, error: RollmeshError) -> None:
         self._error = error
@@ -131,7 +135,8 @@ class StandingStream(ABC):
         try:
             async with asyncio.timeout(self._patience_s) as patience:
                 async for response in call:
-                    self._last_answer = time.monotonic()
+                    self._retries.answered()
+                    self._backoff_s = _BACKOFF_S
                     self._received(response)
                     if self._patience_s is not None:
                         patience.reschedule(loop.time() + self._patience_s)

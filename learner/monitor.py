@@ -18,7 +18,7 @@ from learner.controls import Controls
 from learner.source import fenced_error
 from learner.stalls import StallReporter
 from learner.state import LearnerState
-from mesh.errors import RollmeshError, StarvedError
+from mesh.errors import RollmeshError, StarvedError, ended_by
 from mesh.membership import MembershipAgent
 from mesh.metrics import GaugeBoard
 from protos import buffer_pb2
@@ -76,12 +76,20 @@ class Monitor:
         """Begins to watch."""
         self._agent.on_change(self._changed.set)
         self._task = asyncio.create_task(self._run(), name="monitor")
+        self._task.add_done_callback(self._ended)
 
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._stalls.close()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Without its watch a run might stand still, or train on as somebody else's: it ends."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        _log.error("the watch over the mesh failed", exc_info=error)
+        self._controls.fail(ended_by(error, "the watch over the mesh"))
 
     async def refresh(self) -> buffer_pb2.DescribeResponse:
         """Describes the table now."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from buffer.client import Arrived, BufferClient, Lease
 from learner.groups import SampledGroup, open_group
 from learner.payloads import fetch_left_out
-from mesh.errors import DataError, FencedError, PayloadError, RollmeshError
+from mesh.errors import DataError, FencedError, PayloadError, RollmeshError, ended_by
 from protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
@@ -64,6 +64,7 @@ class GroupSource:
     def start(self) -> None:
         """Begins to read the stream."""
         self._pump_task = asyncio.create_task(self._pump(), name="sample")
+        self._pump_task.add_done_callback(self._ended)
 
     async def close(self) -> None:
         """Stops reading. Leases that were not claimed end with the learner's membership."""
@@ -191,14 +192,19 @@ class GroupSource:
     def _release(self, leases: Sequence[Lease]) -> None:
         """Gives back, in the background, what might be alive and is not used."""
         if leases:
-            task = asyncio.create_task(self._nack(leases, buffer_pb2.NACK_DISPOSITION_RELEASE, "not used"))
+            nack = self._nack(leases, buffer_pb2.NACK_DISPOSITION_RELEASE, "not used")
+            task = asyncio.create_task(nack, name="giving back")
             self._releases.add(task)
-            task.add_done_callback(self._released)
+            task.add_done_callback(self._ended)
 
-    def _released(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Whoever waits for groups hears of it, expected or not: nobody else would bring them."""
         self._releases.discard(task)
-        if not task.cancelled() and isinstance(error := task.exception(), RollmeshError):
-            self.fail(error)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, RollmeshError):
+            _log.error("the learner's task %r failed", task.get_name(), exc_info=error)
+        self.fail(ended_by(error, f"the learner's task {task.get_name()!r}"))
 
     async def _nack(self, leases: Sequence[Lease], disposition: buffer_pb2.NackDisposition, reason: str) -> None:
         self._leaving.update(leases)
@@ -212,17 +218,14 @@ class GroupSource:
     # --------------------------------------------------------------------------------------------------- reading
 
     async def _pump(self) -> None:
-        try:
-            while True:
-                response = await self._stream.next(_LOOK_S)
-                self._reason = self._stream.waiting_reason
-                if response is not None:
-                    self._exhausted = self._exhausted or response.exhausted
-                    self._strike({(lease.group_id, lease.lease_id) for lease in response.lost})
-                    await self._take_in(response.groups)
-                self._changed.set()
-        except RollmeshError as error:
-            self.fail(error)
+        while True:
+            response = await self._stream.next(_LOOK_S)
+            self._reason = self._stream.waiting_reason
+            if response is not None:
+                self._exhausted = self._exhausted or response.exhausted
+                self._strike({(lease.group_id, lease.lease_id) for lease in response.lost})
+                await self._take_in(response.groups)
+            self._changed.set()
 
     async def _take_in(self, groups: Sequence[Arrived]) -> None:
         self._opening = list(groups)

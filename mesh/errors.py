@@ -136,3 +136,12 @@ class LostStateError(StoreError):
 
     code = "lost_state"
     exit_code = 43
+
+
+def ended_by(error: BaseException, what: str) -> RollmeshError:
+    """What ended something that runs in the background, as whoever depends on it is told."""
+    if isinstance(error, RollmeshError):
+        return error
+    return RollmeshError(
+        f"{what} failed: {type(error).__name__}: {error}", hint="a fault of Rollmesh: the log says where it failed"
+    )

@@ -18,8 +18,9 @@ from typing import Any
 
 import grpc
 
-from mesh.errors import RollmeshError, UnreachableError
+from mesh.errors import RollmeshError, UnreachableError, ended_by
 from mesh.fronts import MeshChannel
+from mesh.retries import Retries
 from mesh.rpc import call_with_retry, to_rollmesh_error
 from mesh.text import WAITING_CHARACTERS, bounded
 from mesh.versions import PolicyVersion
@@ -103,6 +104,7 @@ class MembershipAgent:
         await self._join(self._retry_s)
         await call_with_retry(self.beat, retry_s=self._retry_s, what="the first heartbeat")
         self._task = asyncio.create_task(self._run(), name="heartbeat")
+        self._task.add_done_callback(self._ended)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever learner, policy or generation changed."""
@@ -205,21 +207,30 @@ class MembershipAgent:
         log.info("joined run %s as %s (generation %d)", self.run_name, self.member_id, self.generation)
 
     async def _run(self) -> None:
-        last_answer, pause_s = time.monotonic(), self._interval_s
+        retries, pause_s = Retries(self._retry_s), self._interval_s
         while True:
             await asyncio.sleep(pause_s)
             try:
                 await self.beat()
-                last_answer, pause_s = time.monotonic(), self._interval_s
+                retries.answered()
+                pause_s = self._interval_s
             except grpc.aio.AioRpcError as error:
-                away, pause_s = time.monotonic() - last_answer, self._interval_s / _BEATS_LOST
-                log.warning("no heartbeat answer for %.1f s: %s", away, error.details())
-                if away > self._retry_s:
+                is_last, pause_s = retries.failed(), self._interval_s / _BEATS_LOST
+                log.warning("heartbeats have failed for %.1f s: %s", retries.failing_s, error.details())
+                if is_last:
                     self._give_up(to_rollmesh_error(error, "heartbeat"))
                     return
             except RollmeshError as error:
                 self._give_up(error)
                 return
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A member without heartbeats is lost to the mesh: it must know."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("heartbeats failed", exc_info=error)
+        self.lost_error = ended_by(error, "the task of the heartbeats")
+        self.lost.set()
 
     def _give_up(self, error: RollmeshError) -> None:
         self.lost_error = UnreachableError(f"the mesh has not answered for {self._retry_s:.0f} s: {error.message}")

@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from mesh import errors
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError, RollmeshError, UnreachableError
+from mesh.retries import Retries
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -221,15 +222,16 @@ async def call_with_retry(call: Callable[[], Awaitable[T]], *, retry_s: float, w
 
     Args:
         call: makes one try; sets its own deadline.
-        retry_s: seconds for all tries together.
+        retry_s: seconds of failures in a row after which it gives up (`mesh.retries`).
         what: names the call for errors and logs.
 
     Raises:
         RollmeshError: the typed error, or `UnreachableError` when the time is up.
     """
+    retries = Retries(retry_s)
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception(is_transient),
-        stop=tenacity.stop_after_delay(retry_s),
+        stop=lambda _state: retries.failed(),
         wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
         reraise=True,
     )

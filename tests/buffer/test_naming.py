@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 import pytest
 
 from buffer.client import AdmitStream, Arrived, Lease, SampleStream
+from mesh.errors import RollmeshError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from protos import buffer_pb2_grpc
@@ -172,30 +174,63 @@ async def test_a_holder_that_does_not_say_what_it_holds_loses_its_stream(mesh: M
     assert questions >= 2
 
 
-class HangingFront(buffer_pb2_grpc.BufferServicer):
-    """Asks once, and then says nothing more, on connections that stand."""
+class OtherFront(buffer_pb2_grpc.BufferServicer):
+    """Says one thing, and then nothing more, on connections that stand."""
 
-    def __init__(self) -> None:
+    def __init__(self, *said: pb.AdmitResponse) -> None:
+        self.said = said
         self.opened: asyncio.Queue[pb.AdmitRequest] = asyncio.Queue()
 
     async def Admit(self, requests: Any, _context: Any) -> Any:
         self.opened.put_nowait(await anext(aiter(requests)))
-        yield pb.AdmitResponse(inventory_within_ms=200)
+        for response in self.said:
+            yield response
         await asyncio.Event().wait()
 
 
-async def test_who_is_not_asked_for_a_lease_term_opens_the_stream_again() -> None:
-    servicer, server = HangingFront(), grpc.aio.server()
-    buffer_pb2_grpc.add_BufferServicer_to_server(servicer, server)
+@asynccontextmanager
+async def admitted_by(front: OtherFront, *, retry_s: float) -> AsyncIterator[AdmitStream]:
+    server = grpc.aio.server()
+    buffer_pb2_grpc.add_BufferServicer_to_server(front, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     generator = Actor(f"127.0.0.1:{port}", "generator")
+    generator.client._retry_s = retry_s
     stream = generator.client.admit("train", "me", 1)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            for _ in range(3):
-                assert (await servicer.opened.get()).HasField("inventory")
+            yield stream
     finally:
         await stream.close()
         await generator.close()
         await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("said", "retry_s"),
+    [
+        ((pb.AdmitResponse(inventory_within_ms=200),), 5.0),
+        ((pb.AdmitResponse(inventory_within_ms=400),), 0.2),
+        ((), 0.2),
+    ],
+    ids=["a lease term", "a lease term that is longer than retries last", "nothing was ever said"],
+)
+async def test_who_is_not_asked_for_a_lease_term_opens_the_stream_again(
+    said: tuple[pb.AdmitResponse, ...], retry_s: float
+) -> None:
+    front = OtherFront(*said)
+    async with admitted_by(front, retry_s=retry_s):
+        for _ in range(3):
+            assert (await front.opened.get()).HasField("inventory")
+
+
+async def test_who_waits_for_a_stream_hears_of_a_fault_that_ends_it() -> None:
+    def fault(_leases: Any) -> None:
+        raise ValueError("a fault of ours")
+
+    async with admitted_by(OtherFront(pb.AdmitResponse(cancelled=[pb.LeaseRef()])), retry_s=5.0) as stream:
+        stream.on_cancelled = fault
+        with pytest.raises(RollmeshError, match="a fault of ours"):
+            await anext(stream)
+        with pytest.raises(RollmeshError, match="a fault of ours"):
+            stream.update(1)

@@ -16,6 +16,7 @@ from learner.claims import BatchClaimer, Candidate
 from learner.consumption import ConsumptionLog, read_log
 from learner.source import GroupSource
 from mesh.config import Config
+from mesh.errors import RollmeshError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from tests.buffer.conftest import redis_url  # noqa: F401  a fixture
@@ -223,3 +224,17 @@ async def test_dropped_groups_are_replaced_by_as_many(training: Training) -> Non
     assert candidate.dropped == {"dull": 2}
     assert await training.claimer.claim(candidate)
     await training.counts(consumed=B, filtered=2)
+
+
+async def test_a_fault_while_groups_are_taken_in_ends_the_wait_for_them(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(*_: Any) -> None:
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr("learner.source.open_group", fault)
+    waiting = asyncio.create_task(training.source.batch(0, B, 2 * TIMEOUT_S))
+    await training.finish(1)
+    with pytest.raises(RollmeshError, match="a fault of ours"):
+        async with asyncio.timeout(TIMEOUT_S):
+            await waiting

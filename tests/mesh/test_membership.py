@@ -1,5 +1,7 @@
 """A member's agent outlasts fronts that come and go."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,15 +21,16 @@ OPEN = SecuritySection()
 class Front(membership_pb2_grpc.MembershipServicer):
     """Answers heartbeats as it is told, one after the other."""
 
-    def __init__(self, *answers: pb.HeartbeatResponse | Exception) -> None:
+    def __init__(self, *answers: pb.HeartbeatResponse | Exception, interval_ms: int = 60_000) -> None:
         self.answers = list(answers)
+        self.interval_ms = interval_ms
         self.heartbeats = 0
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
-        return pb.JoinResponse(generation=1, run_name="run", heartbeat_interval_ms=60_000)
+        return pb.JoinResponse(generation=1, run_name="run", heartbeat_interval_ms=self.interval_ms)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
-        answer = self.answers[self.heartbeats]
+        answer = self.answers[min(self.heartbeats, len(self.answers) - 1)]
         self.heartbeats += 1
         if isinstance(answer, Exception):
             raise answer
@@ -38,7 +41,7 @@ class Front(membership_pb2_grpc.MembershipServicer):
 
 
 @asynccontextmanager
-async def joined(front: Front) -> AsyncIterator[MembershipAgent]:
+async def joined(front: Front, retry_s: float = 20.0) -> AsyncIterator[MembershipAgent]:
     """An agent that has joined and had its first heartbeat."""
     server = rpc.new_server(OPEN)
     membership_pb2_grpc.add_MembershipServicer_to_server(front, server)
@@ -46,7 +49,7 @@ async def joined(front: Front) -> AsyncIterator[MembershipAgent]:
     await server.start()
     channel: grpc.aio.Channel = rpc.open_channel(address, OPEN)
     agent = MembershipAgent(
-        channel, pb.ROLE_GENERATOR, member_id="g", address="", host_id="h", timeout_s=5.0, retry_s=20.0
+        channel, pb.ROLE_GENERATOR, member_id="g", address="", host_id="h", timeout_s=5.0, retry_s=retry_s
     )
     try:
         await agent.start()
@@ -72,3 +75,28 @@ async def test_who_joins_a_run_that_has_ended_waits_for_it_to_go_on() -> None:
         assert not agent.run_finished.is_set()
         await agent.beat()
         assert agent.run_finished.is_set()
+
+
+async def test_a_member_that_was_stopped_itself_asks_the_mesh_again() -> None:
+    known = pb.HeartbeatResponse(known=True)
+    front = Front(known, known, StoreError("Redis is unreachable"), known, interval_ms=20)
+    async with joined(front, retry_s=0.3) as agent, asyncio.timeout(10.0):
+        while front.heartbeats < 2:
+            await asyncio.sleep(0.005)
+        time.sleep(0.4)  # nothing runs here meanwhile, as after SIGSTOP
+        while front.heartbeats < 6:
+            assert not agent.lost.is_set(), agent.lost_error
+            await asyncio.sleep(0.005)
+
+
+async def test_a_member_whose_heartbeats_fail_by_a_fault_is_lost() -> None:
+    known = pb.HeartbeatResponse(known=True)
+
+    def fault() -> None:
+        raise ValueError("a fault of ours")
+
+    async with joined(Front(known, interval_ms=20)) as agent, asyncio.timeout(10.0):
+        agent.learner = pb.Member(member_id="another")  # so that the next heartbeat has news
+        agent.on_change(fault)
+        await agent.lost.wait()
+    assert "a fault of ours" in str(agent.lost_error)

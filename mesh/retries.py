@@ -1,0 +1,39 @@
+"""For how long a peer that does not answer is tried again.
+
+Invariants: what counts is the time since the first failure after an answer, so that nobody gives up before a second
+try; between two failures at most half of it counts, so that whoever was stopped itself tries again when it goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Retries:
+    """Tries of one peer.
+
+    Args:
+        retry_s: seconds of failures in a row after which it is given up.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, retry_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._retry_s = retry_s
+        self._clock = clock
+        self._failed_at: float | None = None
+        self.failing_s = 0.0
+        """Seconds of the present failures."""
+
+    def answered(self) -> None:
+        """The peer has answered."""
+        self._failed_at, self.failing_s = None, 0.0
+
+    def failed(self) -> bool:
+        """A try has failed; whether it was the last."""
+        now, before = self._clock(), self._failed_at
+        self._failed_at = now
+        if before is None:
+            return False
+        self.failing_s += min(now - before, self._retry_s / 2)
+        return self.failing_s >= self._retry_s
