@@ -7,8 +7,8 @@ Invariants:
 - sampled tokens are progress as well, so that long answers are no stall: above the most that was seen since the last
   other progress (generators come and go), and while no group has changed hands since (then they may be the same
   tokens, sampled again for ever);
-- the clock of the limit stands still besides while no generator serves and one is still on its way to an engine: what
-  loads or compiles a model has a deadline of its own;
+- the clock of the limit stands still besides while no generator serves and one is still on its way to an engine, which
+  loads or compiles a model: for `MAX_LOADING_S` since the last progress at most, since not every engine has a deadline;
 - a look that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself blames nobody.
 """
 
@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 
 MAX_LOOK_S = 10.0
+MAX_LOADING_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class Watchdog:
         self._handovers = self._most_tokens = 0
         self._quiet_s = 0.0
         self._counted_s = 0.0
+        self._loading_s = 0.0
         self._tell_at_s = stall_s
         self._ended_s = 0.0
         self.stalls = 0
@@ -106,7 +108,10 @@ class Watchdog:
             return None
         elapsed = min(max(0.0, look.now_s - last.now_s), MAX_LOOK_S)
         self._quiet_s += elapsed
-        self._counted_s += 0.0 if look.loading else elapsed
+        if look.loading and self._loading_s < MAX_LOADING_S:
+            self._loading_s += elapsed
+        else:
+            self._counted_s += elapsed
         if self._quiet_s >= self._tell_at_s:
             begins = self._tell_at_s == self._stall_s
             self.stalls += begins
@@ -119,6 +124,6 @@ class Watchdog:
 
     def _progressed(self, *, by_tokens: bool) -> Over | None:
         stalled_s, self._ended_s = self.stalled_s, self.total_s
-        self._quiet_s = self._counted_s = 0.0
+        self._quiet_s = self._counted_s = self._loading_s = 0.0
         self._tell_at_s = self._stall_s
         return Over(stalled_s, by_tokens) if stalled_s else None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.watchdog import MAX_LOOK_S, Exceeded, Look, Over, Stalled, Watchdog
+from learner.watchdog import MAX_LOADING_S, MAX_LOOK_S, Exceeded, Look, Over, Stalled, Watchdog
 
 START = Look(now_s=0.0, moved=1, tokens=0, handovers=0, waits=True, loading=False)
 
@@ -94,6 +94,14 @@ def test_while_a_first_generator_loads_only_the_limit_stands_still() -> None:
     assert [looks.after(1000) for _ in range(2)] == [Stalled(120, begins=False), Stalled(240, begins=False)]
     assert looks.after(99, loading=False) is None
     assert looks.after(1) == Exceeded(340)
+
+
+def test_a_model_that_never_comes_up_counts_towards_the_limit_in_the_end() -> None:
+    looks = Looks(limit_s=100)
+    looks.at = replace(looks.at, loading=True)
+    while left := MAX_LOADING_S + 99 - looks.at.now_s:
+        assert not isinstance(looks.after(left), Exceeded)
+    assert looks.after(1) == Exceeded(MAX_LOADING_S + 100)
 
 
 def test_a_learner_that_was_stopped_itself_blames_nobody() -> None:
