@@ -15,10 +15,11 @@ from collections.abc import AsyncIterator
 from buffer.bell import wait_for
 from buffer.bounds import check_id, check_policy
 from buffer.context import FrontContext, StreamHold, pump
+from buffer.leases import leases_of
 from buffer.policy import gate
 from buffer.policy.rules import TRAIN
 from buffer.records import Grant
-from buffer.roll_call import RollCall, leases_of
+from buffer.roll_call import RollCall
 from buffer.routing import Wish, share_of
 from buffer.splice import fields, opening
 from buffer.view import TableView

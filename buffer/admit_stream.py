@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from buffer.lease_stream import LeaseStream
-from buffer.roll_call import Lease
+from buffer.leases import Lease
 from mesh.errors import RollmeshError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 
+from buffer.policy.table import LEARNER
 from mesh.errors import PayloadError
 from mesh.images import MAX_IMAGE_BYTES
 from mesh.text import WAITING_CHARACTERS
@@ -30,8 +31,6 @@ MAX_TASK_BYTES = 16 << 20
 _ID_CHARACTERS = 256
 # What may not stand in such a name: it separates, in keys and in lists.
 _SEPARATORS = frozenset("|:,{} \t\r\n\x00")
-# The name by which verbs know whoever trains.
-_LEARNER = "learner"
 _GROUP_ID = re.compile(r"(?:train|eval)-[0-9]{1,14}")
 # Members of a run at a time, and what the heartbeat of one may carry: an answer of List has all of it.
 MAX_RUN_MEMBERS = 2048
@@ -133,11 +132,11 @@ def check_id(field: str, value: str) -> None:
     Raises:
         PayloadError: empty, too long, with characters that separate, or the learner's.
     """
-    if not 0 < len(value) <= _ID_CHARACTERS or not _SEPARATORS.isdisjoint(value) or value == _LEARNER:
+    if not 0 < len(value) <= _ID_CHARACTERS or not _SEPARATORS.isdisjoint(value) or value == LEARNER:
         raise PayloadError(
             field,
             f"not a name: {value[:40]!r}",
-            hint=f"1 to {_ID_CHARACTERS} characters without blanks and any of | : , {{ }}; `{_LEARNER}` is taken",
+            hint=f"1 to {_ID_CHARACTERS} characters without blanks and any of | : , {{ }}; `{LEARNER}` is taken",
         )
 
 

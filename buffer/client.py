@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from buffer.admit_stream import AdmitStream
 from buffer.fetching import fetch, fetch_side
+from buffer.leases import Lease
 from buffer.outgoing import Outgoing
-from buffer.roll_call import Lease
 from buffer.sample_stream import Arrivals, Arrived, SampleStream
 from buffer.uploading import Uploader
 from buffer.writer import Writer, WriteResult

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from buffer.policy.table import LEARNER
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -44,7 +46,7 @@ class Keys:
 
     def held(self, table: str, holder: str) -> str:
         """The groups that a generator, or the learner, holds."""
-        return self.table(table, "leased" if holder == "learner" else f"held:{holder}")
+        return self.table(table, "leased" if holder == LEARNER else f"held:{holder}")
 
     def prompt(self, table: str, name: str) -> str:
         """A prompt's key: its name has its ordinal and the digest of its bytes."""

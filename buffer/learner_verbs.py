@@ -9,6 +9,7 @@ import msgpack
 
 from buffer.payloads import digest_of
 from buffer.policy.order import Candidate, GroupFacts
+from buffer.policy.table import LEARNER
 from buffer.records import Leased, Outlook, facts_of, leased_of
 from buffer.refusals import checked, fenced
 from buffer.verbs import PORTION, Verbs, flat
@@ -59,7 +60,7 @@ class LearnerVerbs(Verbs):
 
     async def attach_learner(self, table: str, incarnation: int, token: str) -> list[Leased]:
         """The learner's stream is open (again): what is leased to it."""
-        answer = await self._table_verb("attach", table, "learner", incarnation, token)
+        answer = await self._table_verb("attach", table, LEARNER, incarnation, token)
         return [leased_of(item) for item in answer[2]]
 
     async def peek(self, table: str, version: int, count: int) -> Outlook:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from buffer.roll_call import Lease
+from buffer.leases import Lease
 from buffer.streams import StandingStream
 from protos import buffer_pb2 as pb
 

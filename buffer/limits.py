@@ -1,4 +1,5 @@
-"""Sizes that both ends of the wire agree on. All messages stay well below gRPC's default limit of 4 MiB.
+"""Sizes that both ends of the wire agree on. Messages are cut near a mebibyte; one write, or one prompt task,
+may be larger (`MESSAGE_PAYLOAD_BYTES`, `buffer.bounds.MAX_TASK_BYTES`), within `network.max_message_mb`.
 
 The limits that a user may meet are listed in docs/operations.md.
 """

@@ -11,17 +11,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from buffer.leases import Lease
 from mesh.errors import UnreachableError
-from protos import buffer_pb2 as pb
 
-# (group id, lease id)
-Lease = tuple[str, str]
 _QUESTIONS_PER_TERM = 3
-
-
-def leases_of(inventory: pb.Inventory) -> list[Lease]:
-    """The leases that an inventory names."""
-    return [(lease.group_id, lease.lease_id) for lease in inventory.leases]
 
 
 class RollCall:

@@ -12,7 +12,7 @@ import grpc
 
 from buffer.beside import Apart, cut, taking_apart
 from buffer.lease_stream import LeaseStream
-from buffer.roll_call import Lease
+from buffer.leases import Lease
 from mesh.errors import PayloadError, RollmeshError
 from protos import buffer_pb2 as pb
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from buffer.bell import wait_for
 from buffer.beside import joined
 from buffer.context import FrontContext, StreamHold, pump
+from buffer.leases import Lease, leases_of
 from buffer.policy.order import Choice, choose_first, choose_in_order
 from buffer.policy.rules import TRAIN, Order
+from buffer.policy.table import LEARNER
 from buffer.records import Awaited, Leased, Outlook
 from buffer.refusals import fenced, lost_state
-from buffer.roll_call import Lease, RollCall, leases_of
+from buffer.roll_call import RollCall
 from buffer.scoring import Ranking
 from buffer.splice import fields, opening
 from buffer.view import TableView
@@ -31,7 +33,6 @@ _GATHER_S = 0.005
 _MESSAGE_BYTES = 1 << 20
 # What stands around groups and payloads.
 _FRAME_BYTES = 1 << 10
-_LEARNER = "learner"
 _GROUPS, _PAYLOADS = (pb.SampleResponse.DESCRIPTOR.fields_by_name[name].number for name in ("groups", "payloads"))
 _TASK, _MEMBERS = (pb.LeasedGroup.DESCRIPTOR.fields_by_name[name].number for name in ("task", "members"))
 # Candidates looked at together; a batch of more is gathered in several turns.
@@ -74,7 +75,7 @@ class SampleSession:
     async def run(self, requests: AsyncIterator[pb.SampleRequest]) -> AsyncIterator[pb.SampleResponse | bytes]:
         """Answers until the learner closes the stream."""
         store = self._front.store
-        async with StreamHold(self._front, self._table, _LEARNER, self._over) as hold:
+        async with StreamHold(self._front, self._table, LEARNER, self._over) as hold:
             self._token = hold.token
             held = await store.attach_learner(self._table, self._incarnation, hold.token)
             async for response in self._responses(held):
@@ -120,7 +121,7 @@ class SampleSession:
         named = self._roll.take()
         if named is None:
             return []
-        ended, lost = await store.keep_named(self._table, _LEARNER, self._incarnation, self._token, named)
+        ended, lost = await store.keep_named(self._table, LEARNER, self._incarnation, self._token, named)
         if ended or lost:
             _log.warning(
                 "the learner has forgotten %d groups, which are ready again, and names %d that it has lost",
@@ -132,12 +133,12 @@ class SampleSession:
 
     def _run_clock(self, reason: str) -> None:
         if reason and self._table == TRAIN:
-            self._front.waits[self._table].begin(INSERTS, _LEARNER, reason)
+            self._front.waits[self._table].begin(INSERTS, LEARNER, reason)
         else:
             self._stop_clock()
 
     def _stop_clock(self) -> None:
-        self._front.waits[self._table].end(INSERTS, _LEARNER)
+        self._front.waits[self._table].end(INSERTS, LEARNER)
 
     def _over(self) -> None:
         self._stop_clock()

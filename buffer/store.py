@@ -10,10 +10,10 @@ from typing import Any
 
 from buffer.generator_verbs import GeneratorVerbs
 from buffer.learner_verbs import LearnerVerbs
+from buffer.leases import Lease
 from buffer.payloads import Place, places
 from buffer.policy.rules import TABLES, TableRules
 from buffer.refusals import other_rules
-from buffer.roll_call import Lease
 from buffer.verbs import PORTION, flat
 
 

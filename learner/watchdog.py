@@ -3,7 +3,7 @@
 Invariants:
 - the clock runs only while the learner waits for groups, and begins again with every progress: a member or a longer
   draft stored, a batch claimed, a fate. What can be undone and done again for ever (leases, releases, re-admissions,
-  refused claims) never stops it;
+  refused claims) never stops it (`progressed` in `buffer/lua/common.lua`);
 - sampled tokens are progress as well, so that long answers are no stall: above the most that was seen since the last
   other progress (generators come and go), and while no group has changed hands since (then they may be the same
   tokens, sampled again for ever);

@@ -1,0 +1,13 @@
+"""How holders and fronts name a lease."""
+
+from __future__ import annotations
+
+from protos import buffer_pb2 as pb
+
+# (group id, lease id)
+Lease = tuple[str, str]
+
+
+def leases_of(inventory: pb.Inventory) -> list[Lease]:
+    """The leases that an inventory names."""
+    return [(lease.group_id, lease.lease_id) for lease in inventory.leases]
