@@ -62,7 +62,7 @@ class AdmitSession:
         self._rules = front.rules[self._table]
         self._wish = Wish()
         self._roll = RollCall(self._rules.lease_ms / 1000)
-        self._recheck_s = min(_RECHECK_S, self._rules.lease_ms / 3000)
+        self._recheck_s = min(_RECHECK_S, self._roll.question_s)
         self._refusal = ""
         self._token = ""
         # Cancellations: the count up to which they have been read, and what was sent since the last look.

@@ -27,6 +27,8 @@ class RollCall:
 
     def __init__(self, term_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._term_s = term_s
+        self.question_s = term_s / _QUESTIONS_PER_TERM
+        """Seconds between two questions."""
         self._clock = clock
         self._under_way: deque[Lease] = deque()
         self._received = 0
@@ -79,7 +81,7 @@ class RollCall:
             )
         if now < self._next_question:
             return 0
-        self._next_question = now + self._term_s / _QUESTIONS_PER_TERM
+        self._next_question = now + self.question_s
         self._owed_since = now if self._owed_since is None else self._owed_since
         return max(1, round(self._term_s * 1000))
 

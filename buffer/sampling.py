@@ -18,8 +18,9 @@ from buffer.policy.table import LEARNER
 from buffer.records import Awaited, Leased, Outlook
 from buffer.refusals import fenced, lost_state
 from buffer.roll_call import RollCall
+from buffer.sample_messages import payloads_by_member, spliced_group
 from buffer.scoring import Ranking
-from buffer.splice import fields, opening
+from buffer.splice import opening
 from buffer.view import TableView
 from buffer.waits import INSERTS
 from mesh.errors import StoreError
@@ -34,7 +35,6 @@ _MESSAGE_BYTES = 1 << 20
 # What stands around groups and payloads.
 _FRAME_BYTES = 1 << 10
 _GROUPS, _PAYLOADS = (pb.SampleResponse.DESCRIPTOR.fields_by_name[name].number for name in ("groups", "payloads"))
-_TASK, _MEMBERS = (pb.LeasedGroup.DESCRIPTOR.fields_by_name[name].number for name in ("task", "members"))
 # Candidates looked at together; a batch of more is gathered in several turns.
 _CANDIDATES_AT_MOST = 2048
 
@@ -61,7 +61,7 @@ class SampleSession:
         self._with_payloads = first.with_payloads
         self._token = ""
         self._roll = RollCall(self._rules.lease_ms / 1000)
-        self._recheck_s = min(_RECHECK_S, self._rules.lease_ms / 3000)
+        self._recheck_s = min(_RECHECK_S, self._roll.question_s)
         self._wishes: deque[_Wish] = deque()
         score = front.score if self._rules.order is Order.SCORE else None
         self._ranking = Ranking(score) if score is not None else None
@@ -309,8 +309,8 @@ class SampleSession:
             if group.prompt not in prompts or None in stored:
                 lost.append((group.group_id, group.lease_id))
                 continue
-            of_members = _by_member(group, stored) if self._with_payloads else None
-            message = _spliced(group, prompts[group.prompt], of_members)
+            of_members = payloads_by_member(group, stored) if self._with_payloads else None
+            message = spliced_group(group, prompts[group.prompt], of_members)
             length = sum(map(len, message))
             if length + _FRAME_BYTES > self._front.max_message_bytes:
                 _log.error("group %s has %d bytes without its payloads: no message takes it", group.group_id, length)
@@ -334,33 +334,6 @@ class SampleSession:
                 self._wishes.appendleft(_Wish(leased[0].for_version, len(ended)))
         if parts:
             yield joined(_PAYLOADS, payloads, parts)
-
-
-def _by_member(group: Leased, stored: Sequence[bytes | None]) -> list[bytes]:
-    """What travels of each member: nothing of those that are not scored, or are left out."""
-    found = {place.member: value or b"" for place, value in zip(group.places, stored, strict=True)}
-    return [found.get(member, b"") for member in range(len(group.metas))]
-
-
-def _spliced(group: Leased, prompt: bytes, payloads: Sequence[bytes] | None) -> list[bytes]:
-    """A LeasedGroup, serialized: parts to be joined; the payloads, by member, go beside it."""
-    message = pb.LeasedGroup(
-        group_id=group.group_id,
-        lease_id=group.lease_id,
-        for_version=group.for_version,
-        attempt=group.attempt,
-        generating_ms=group.generating_ms,
-        queued_ms=group.queued_ms,
-        use=group.use,
-        probability=group.probability,
-        priority=group.priority,
-    )
-    if payloads is not None:
-        message.payload_bytes.extend(map(len, payloads))
-        left = {place.member: max(1, place.pieces) for place in group.places if not payloads[place.member]}
-        if left:
-            message.pieces.extend(left.get(member, 0) for member in range(len(group.metas)))
-    return [message.SerializeToString(), opening(_TASK, len(prompt)), prompt, *fields(_MEMBERS, group.metas)]
 
 
 async def sample_stream(
