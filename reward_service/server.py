@@ -97,6 +97,10 @@ class RewardServer:
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._server)
         self._health: health.aio.HealthServicer = add_health_and_reflection(self._server, [SERVICE_NAME])
 
+    def waiting_reason(self) -> str:
+        """Why items wait although there should be room for them; empty while all is well."""
+        return self._engine.waiting_reason()
+
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
         """Loads the reward functions, binds, serves and returns the port.
 

@@ -20,12 +20,11 @@ from mesh.service import Shutdown, advertised_address, run_service, write_ready_
 from mesh.threads import reward_workers
 from protos import membership_pb2
 from reward_service.engine import ScoringEngine
-from reward_service.metrics import RewardMetrics
 from reward_service.routing import split_routes
 from reward_service.server import RewardServer
 
 log = logging.getLogger(__name__)
-# Seconds between refreshes of the figures that heartbeats carry.
+# Seconds between refreshes of what heartbeats carry.
 _REPORT_INTERVAL_S = 1.0
 
 
@@ -76,9 +75,7 @@ async def serve(
                 _say_ready(config, address, ready_file)
                 await shutdown.requested.wait()
             else:
-                await _serve_in_mesh(
-                    config, shutdown, server.metrics, mesh=mesh, address=address, ready_file=ready_file
-                )
+                await _serve_in_mesh(config, shutdown, server, mesh=mesh, address=address, ready_file=ready_file)
     finally:
         await server.stop()
     return 0
@@ -87,7 +84,7 @@ async def serve(
 async def _serve_in_mesh(
     config: Config,
     shutdown: Shutdown,
-    metrics: RewardMetrics,
+    server: RewardServer,
     *,
     mesh: str,
     address: str,
@@ -108,7 +105,7 @@ async def _serve_in_mesh(
     try:
         await agent.start()
         _say_ready(config, address, ready_file)
-        await _until_end(shutdown, agent, metrics)
+        await _until_end(shutdown, agent, server)
         await agent.leave()
         if agent.lost_error is not None:
             raise agent.lost_error
@@ -122,12 +119,12 @@ def _say_ready(config: Config, address: str, ready_file: Path | None) -> None:
     log.info("serving rewards at %s: %s", address, ", ".join(config.reward.functions))
 
 
-async def _until_end(shutdown: Shutdown, agent: MembershipAgent, metrics: RewardMetrics) -> None:
-    """Keeps the heartbeat's figures fresh until shutdown, the end of the run, or the loss of the mesh."""
+async def _until_end(shutdown: Shutdown, agent: MembershipAgent, server: RewardServer) -> None:
+    """Keeps the heartbeat's figures and its word on trouble fresh until shutdown, the end of the run, or the loss of the mesh."""
     ends = [asyncio.create_task(event.wait()) for event in (shutdown.requested, agent.run_finished, agent.lost)]
     try:
         while True:
-            agent.set_status(gauges=metrics.gauges())
+            agent.set_status(gauges=server.metrics.gauges(), waiting_reason=server.waiting_reason())
             done, _ = await asyncio.wait(ends, timeout=_REPORT_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 return

@@ -40,6 +40,7 @@ class Mesh(membership_pb2_grpc.MembershipServicer):
         self.members: dict[str, membership_pb2.Member] = {}
         self.joined = asyncio.Event()
         self.reported = asyncio.Event()
+        self.trouble: asyncio.Queue[str] = asyncio.Queue()
         self.left: list[str] = []
         self.finished = False
 
@@ -53,6 +54,8 @@ class Mesh(membership_pb2_grpc.MembershipServicer):
     async def Heartbeat(self, request: Any, context: Any) -> membership_pb2.HeartbeatResponse:
         if request.gauges.get("reward_items"):
             self.reported.set()
+        if request.waiting_reason:
+            self.trouble.put_nowait(request.waiting_reason)
         return membership_pb2.HeartbeatResponse(known=True, run_finished=self.finished)
 
     async def Leave(self, request: Any, context: Any) -> membership_pb2.LeaveResponse:
@@ -169,6 +172,28 @@ async def test_joins_the_mesh_reports_and_leaves(mesh: tuple[Mesh, str], make_it
     servicer.finished = True
     assert await asyncio.wait_for(running, 10) == 0
     assert member.member_id in servicer.left
+
+
+async def test_heartbeats_say_that_workers_die_one_after_another(
+    mesh: tuple[Mesh, str], make_item: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("import os\ndef score(solution_str, ground_truth): os._exit(7)\n")
+    servicer, address = mesh
+    shutdown = Shutdown()
+    dying = config(functions=[f"{tmp_path / 'mine.py'}:score"], workers=1)
+    running = asyncio.create_task(
+        serve_process(dying, shutdown, host="127.0.0.1", port=0, mesh=address, ready_file=None)
+    )
+    await asyncio.wait_for(servicer.joined.wait(), 60)
+    (member,) = servicer.members.values()
+    client = RewardClient([member.address], attempts=1)
+    scoring = asyncio.create_task(client.score([make_item(str(n)) for n in range(40)], timeout_s=60))
+    said = await asyncio.wait_for(servicer.trouble.get(), 60)
+    assert "reward workers ended one after another, at last: exit code 7" in said
+    await client.close()
+    await scoring
+    shutdown.request("enough")
+    assert await asyncio.wait_for(running, 60) == 0
 
 
 async def test_a_port_that_is_taken_and_a_function_that_is_not_there(serve: Any) -> None:
