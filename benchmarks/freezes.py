@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -122,6 +122,31 @@ def document(data: Path, folder: Path, frozen_after_s: float) -> dict[str, Any]:
     }
 
 
+def recovery(freeze: Freeze, killed: bool, over: float, steps: StepWatch, status: Callable[[], str]) -> Outcome:
+    """Waits until the run trains again.
+
+    Args:
+        freeze: as put.
+        killed: the launcher ended the process meanwhile.
+        over: when the freeze ended (monotonic).
+        steps: of the run.
+        status: what the mesh says of itself; asked where a step does not come.
+    """
+    after, first = over, None
+    for _ in range(_STEPS):
+        try:
+            seen = steps.wait_step(after, after + ALLOWED_S).seen
+        except FaultError:
+            said = status()
+            with suppress(FaultError):
+                late = steps.wait_step(after, time.monotonic() + _PATIENCE_S).seen
+                return Outcome(freeze, killed, late - over if first is None else first, late - after, said)
+            return Outcome(freeze, killed, first, time.monotonic() - after, said)
+        first = first if first is not None else seen - over
+        after = seen
+    return Outcome(freeze, killed, first)
+
+
 class Mesh:
     """A `rollmesh run` in a process of its own.
 
@@ -154,22 +179,7 @@ class Mesh:
         time.sleep(freeze.lasts_s)
         killed = not victim.is_running() or victim.status() != psutil.STATUS_STOPPED
         _signal(frozen, signal.SIGCONT)
-        return self._recovery(freeze, killed, time.monotonic())
-
-    def _recovery(self, freeze: Freeze, killed: bool, over: float) -> Outcome:
-        after, longest, first = over, 0.0, None
-        for _ in range(_STEPS):
-            try:
-                seen = self.steps.wait_step(after, ALLOWED_S).seen
-            except FaultError:
-                said = self._status()
-                with suppress(FaultError):
-                    first_late = self.steps.wait_step(after, _PATIENCE_S).seen
-                    return Outcome(freeze, killed, first or first_late - over, first_late - after, said)
-                return Outcome(freeze, killed, first, time.monotonic() - after, said)
-            first = first if first is not None else seen - over
-            longest, after = max(longest, seen - after), seen
-        return Outcome(freeze, killed, first)
+        return recovery(freeze, killed, time.monotonic(), self.steps, self._status)
 
     def until_it_trains(self) -> None:
         """Waits for the first steps.
@@ -177,7 +187,7 @@ class Mesh:
         Raises:
             FaultError: they do not come.
         """
-        self.steps.wait_step(0.0, _START_S)
+        self.steps.wait_step(now := time.monotonic(), now + _START_S)
 
     def end(self) -> list[str]:
         """Ends the run in order; what is wrong with its books."""
