@@ -116,7 +116,7 @@ COMPARED = (
         "and 'over_bound' or 'hopeless', true)",
         "and 'over_bound' or 'hopeless', false)",
     ),
-    Rule("refills are bounded", "transitions", "if requeue and refills <= C.max_attempts then", "if requeue then"),
+    Rule("refills are bounded", "transitions", "requeue and refills <= C.max_attempts", "requeue"),
     Rule(
         "what was used is not evicted",
         "transitions",
