@@ -34,7 +34,7 @@ class LosingMachines(BothMachines):
         super().__init__()
         self.log: dict[tuple[str, int], int] = {}
         self.takeovers: dict[int, int] = {}
-        self.copy: tuple[dict[bytes, bytes], TableMachine, int] | None = None
+        self.copy: tuple[dict[bytes, bytes], TableMachine, int, dict[str, int]] | None = None
         self.found: Counter[str] = Counter()
         self.last: tuple[int, list[AssertedUse], bool, int] | None = None
 
@@ -55,7 +55,7 @@ class LosingMachines(BothMachines):
     @rule()
     def remember(self) -> None:
         self._note_progress()
-        self.copy = (self.call(self._dump()), copy.deepcopy(self.machine), self.moved_ms)
+        self.copy = (self.call(self._dump()), copy.deepcopy(self.machine), self.moved_ms, dict(self.generations))
 
     async def _dump(self) -> dict[bytes, bytes]:
         client = self.redis.client
@@ -77,7 +77,8 @@ class LosingMachines(BothMachines):
         incarnation = self.incarnation
         # No two losses within a millisecond: Redis is not even started in that time.
         self.time_passes(1)
-        values, machine, self.moved_ms = self.copy
+        values, machine, self.moved_ms, generations = self.copy
+        self.generations = dict(generations)
         self.call(self._restore(values))
         # What was said in the lost time is news to what is left.
         self.said.clear()
@@ -139,7 +140,8 @@ class LosingMachines(BothMachines):
         assert self.verb("resume", "train", "learner", 99, 1, 1, 1000, self.next_call())[0] == b"suspect"
         assert self.verb("evict", "train", 100)[2] == self.machine.evict() == 0
         serving = PolicyVersion(self.incarnation, self.version)
-        answer = self.verb("admit", "train", "m1", 1, serving.incarnation, serving.version, 1, self.machine.u, 99, "")
+        fence = self.generations["m1"]
+        answer = self.verb("admit", "train", "m1", fence, *serving, 1, self.machine.u, 99, "")
         assert answer[0] == b"suspect"
         assert self.machine.admit("m1", serving, 1, 99, self.now) == []
         with pytest.raises(Suspect):
