@@ -1,15 +1,14 @@
 """The embedded Redis: a real redis-server process, started and owned by us, with its data in the run folder.
 
 Invariants: one redis-server at a time owns a folder (it inherits a lock on it); it listens on loopback only, and on a
-socket in its folder that nobody but its user may open; it never
-evicts; it dies with its owner, so no orphan is left behind; frozen is as good as dead; it answers only once its file
-has no torn end.
+socket in its folder that nobody but its user may open; it never evicts; it is killed when its owner dies, also where it
+is stopped, so no orphan keeps the folder; frozen is as good as dead; it answers only once its file has no torn end.
 
 Durability, by name:
   * `always`: the append-only file is written and fsynced before an acknowledgement. What was acknowledged survives
     kill -9 of Redis, and the end of the machine. One fsync serves all commands that arrived together.
   * `everysec`: acknowledged first, fsynced once a second. A power cut takes up to about two seconds of acknowledged
-    writes; so does kill -9 where a slow disk made Redis put its writes off.
+    writes; so does kill -9, of Redis or of its owner, where a slow disk made Redis put its writes off.
   * `none`: no file at all. Nothing survives the end of Redis: for benchmarks and throw-away runs.
 """
 
@@ -151,7 +150,8 @@ class RedisServer:
         try:
             with self._log_path.open("ab") as sink:
                 return subprocess.Popen(
-                    wrapped([binary, *self._options()], signal.SIGTERM),
+                    # No milder signal reaches one that is stopped, and its log has what it acknowledged.
+                    wrapped([binary, *self._options()]),
                     stdin=subprocess.DEVNULL,
                     stdout=sink,
                     stderr=sink,

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -137,6 +138,23 @@ async def test_redis_away_for_longer_than_the_patience_is_a_typed_error(mesh: Me
         await balanced(learner)
     finally:
         await server.stop()
+
+
+async def test_a_stopped_redis_does_not_outlive_its_front(mesh: Mesh, process: FrontProcess) -> None:
+    await process.start()
+    learner = await mesh.learner(process)
+    learner.client._retry_s = 30.0
+    await learner.seed(1, 60)
+    (redis,) = process.children()
+    redis.suspend()
+    try:
+        await process.end(signal.SIGKILL)
+        await process.start()
+        assert not redis.is_running()
+        assert (await learner.client.describe("train")).counts.pending == 60
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            redis.kill()
 
 
 async def test_a_redis_that_cannot_be_reached_stops_the_start(tmp_path: Path) -> None:
