@@ -93,7 +93,7 @@ class AdmitSession:
                 async with pump(requests, self._take, event) as reader:
                     while not reader.done():
                         event.clear()
-                        self._check_answers()
+                        await self._check_answers()
                         if within_ms := self._roll.ask():
                             yield pb.AdmitResponse(inventory_within_ms=within_ms)
                         await self._keep_named()
@@ -151,14 +151,17 @@ class AdmitSession:
             # Its share is for others now.
             self._front.bell.ring(self._table)
 
-    def _check_answers(self) -> None:
+    async def _check_answers(self) -> None:
         """Ends the stream of a generator that hangs, or that nothing reaches although its connection stands.
+
+        What it gave no sign of goes to others at once: its next stream would renew that for as long as it beats.
 
         Raises:
             UnreachableError: it has not answered for too long.
         """
         patience_s = max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000)
         if self._roll.silent_s > patience_s:
+            await self._front.store.release(self._table, self._member_id, self._generation, self._roll.unheard())
             raise UnreachableError(
                 f"generator {self._member_id} has not answered for its grants for {patience_s:.1f} s",
                 hint="they go to others; it opens its stream again when it can",

@@ -36,6 +36,7 @@ class RollCall:
         self._next_question = clock()
         self._owed_since: float | None = None
         self._named: set[Lease] | None = None
+        self._confirmed: frozenset[Lease] = frozenset()
         self._has_nothing = True
 
     def send(self, lease: Lease) -> None:
@@ -54,13 +55,18 @@ class RollCall:
             self._received += 1
             self._silent_since = self._clock()
         if inventory is not None:
-            self._named = {*inventory, *self._under_way}
+            self._confirmed = frozenset(inventory)
+            self._named = {*self._confirmed, *self._under_way}
             self._owed_since = None
 
     @property
     def under_way(self) -> int:
         """Leases sent and not known to be received."""
         return len(self._under_way)
+
+    def unheard(self) -> list[Lease]:
+        """Leases of which the holder has given no sign on this stream, neither by its count nor by name."""
+        return [lease for lease in self._under_way if lease not in self._confirmed]
 
     @property
     def silent_s(self) -> float:

@@ -6,13 +6,17 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from buffer.client import AdmitStream
 from mesh.versions import PolicyVersion
+from protos import buffer_pb2 as pb
+from protos import buffer_pb2_grpc
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
 
 ROOT = Path(__file__).parents[2]
@@ -140,3 +144,37 @@ async def test_what_a_dead_or_hanging_generator_had_goes_to_others(mesh: Mesh, h
         if victim.returncode is None:
             victim.kill()
             await victim.wait()
+
+
+async def test_grants_that_never_arrive_go_to_others_while_their_holder_beats(mesh: Mesh) -> None:
+    """Its requests come, nothing reaches it: each time that its stream is ended it opens another."""
+    front = await mesh.front(buffer={"redis": mesh.redis_url}, **ROOMY)
+    learner, deaf, other = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    await learner.seed(1, 4)
+    stub, agent = buffer_pb2_grpc.BufferStub(deaf.channel), deaf.agent
+    first = pb.AdmitRequest(
+        table="train", member_id=agent.member_id, generation=agent.generation, credits=4, serving=V0.to_proto()
+    )
+    first.inventory.SetInParent()
+
+    async def opened_again_and_again() -> None:
+        while True:
+            call = stub.Admit()
+            with suppress(grpc.aio.AioRpcError):
+                await call.write(first)
+                async for response in call:
+                    if response.grants:
+                        granted.set()
+            first.credits = 0
+
+    granted = asyncio.Event()
+    deafness = asyncio.create_task(opened_again_and_again())
+    try:
+        async with asyncio.timeout(10):
+            await granted.wait()
+            admission = other.admission()
+            admission.update(4, V0, outstanding=0)
+            await other.grants(admission, 4)
+    finally:
+        deafness.cancel()
+        await asyncio.gather(deafness, return_exceptions=True)

@@ -53,6 +53,16 @@ def test_what_is_named_and_what_is_under_way_may_be_held(roll: RollCall) -> None
     assert roll.take() == set(), "all three are forgotten"
 
 
+def test_what_was_neither_counted_nor_named_is_unheard_of(roll: RollCall) -> None:
+    """A lease that is offered again is on its way once more, and its holder works on it."""
+    roll.hear(0, [A])
+    for lease in (A, B, C):
+        roll.send(lease)
+    assert roll.unheard() == [B, C]
+    roll.hear(2, None)
+    assert roll.unheard() == [C]
+
+
 def test_who_has_nothing_is_not_looked_at_again(roll: RollCall) -> None:
     roll.hear(0, [])
     assert roll.take() is None
