@@ -40,6 +40,7 @@ class StandingStream(ABC):
         self._error: RollmeshError | None = None
         # How long the server may say nothing, where that is known: one that hangs answers pings all the same.
         self._patience_s: float | None = None
+        self._patience: asyncio.Timeout | None = None
         self._task = asyncio.create_task(self._run(), name=what)
         self._task.add_done_callback(self._ended)
 
@@ -67,6 +68,13 @@ class StandingStream(ABC):
         if self._error is not None:
             raise self._error
         self._outbox.put_nowait(request)
+
+    def _expect(self, within_s: float | None) -> None:
+        """The server's next word is due within this time; None: nothing is due."""
+        self._patience_s = within_s
+        if self._patience is not None and not self._patience.expired():
+            now = asyncio.get_running_loop().time()
+            self._patience.reschedule(None if within_s is None else now + within_s)
 
     async def close(self) -> None:
         """Ends the stream."""
@@ -131,16 +139,15 @@ class StandingStream(ABC):
                 return
 
         sender = asyncio.create_task(send())
-        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._patience_s) as patience:
+            async with asyncio.timeout(self._patience_s) as self._patience:
                 async for response in call:
                     self._retries.answered()
                     self._backoff_s = _BACKOFF_S
                     self._received(response)
-                    if self._patience_s is not None:
-                        patience.reschedule(loop.time() + self._patience_s)
+                    self._expect(self._patience_s)
         finally:
+            self._patience = None
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
             call.cancel()

@@ -75,7 +75,8 @@ def _rejected(error: PayloadError) -> WriteResult:
 
 
 class Writer(StandingStream):
-    """`write` returns once Redis has the members on disk. Unanswered messages are sent again after a reconnect.
+    """`write` returns once Redis has the members on disk. Unanswered messages are sent again after a reconnect, and to
+    another connection where none is answered for `retry_s`.
 
     Members with a large payload are uploaded in pieces first, others do not wait for them; long drafts are refused.
     """
@@ -96,6 +97,7 @@ class Writer(StandingStream):
         self._member_id = member_id
         self._generation = generation
         self._uploader = uploader
+        self._answer_s = retry_s
         self._gathered: deque[_Item] = deque()
         self._unanswered: OrderedDict[int, list[_Item]] = OrderedDict()
         self._sequence = 0
@@ -147,6 +149,8 @@ class Writer(StandingStream):
                 items.append(item)
                 size += len(item.head) + len(item.payload)
             self._sequence += 1
+            if not self._unanswered:
+                self._expect(self._answer_s)
             self._unanswered[self._sequence] = items
             self._send(self._message(self._sequence, items))
 
@@ -172,6 +176,7 @@ class Writer(StandingStream):
             else:
                 result = WriteResult(status, said.sealed, said.field, said.message)
             item.call.put(item.position, result)
+        self._expect(self._answer_s if self._unanswered else None)
         self._flush()
 
     def _failed(self, error: RollmeshError) -> None:

@@ -188,22 +188,47 @@ class OtherFront(buffer_pb2_grpc.BufferServicer):
         await asyncio.Event().wait()
 
 
+class HangingWrites(buffer_pb2_grpc.BufferServicer):
+    """Takes a write on a connection that stands, and answers on the next one alone."""
+
+    def __init__(self) -> None:
+        self.opened: asyncio.Queue[pb.WriteRequest] = asyncio.Queue()
+        self.calls = 0
+
+    async def Write(self, requests: Any, _context: Any) -> Any:
+        request = await anext(aiter(requests))
+        self.opened.put_nowait(request)
+        self.calls += 1
+        if self.calls == 1:
+            await asyncio.Event().wait()
+        yield pb.WriteResponse(sequence=request.sequence, statuses=[pb.WRITE_STATUS_STORED])
+        await asyncio.Event().wait()
+
+
 @asynccontextmanager
-async def admitted_by(front: OtherFront, *, retry_s: float) -> AsyncIterator[AdmitStream]:
+async def served(front: buffer_pb2_grpc.BufferServicer) -> AsyncIterator[str]:
     server = grpc.aio.server()
     buffer_pb2_grpc.add_BufferServicer_to_server(front, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    generator = Actor(f"127.0.0.1:{port}", "generator")
-    generator.client._retry_s = retry_s
-    stream = generator.client.admit("train", "me", 1)
     try:
-        async with asyncio.timeout(TIMEOUT_S):
-            yield stream
+        yield f"127.0.0.1:{port}"
     finally:
-        await stream.close()
-        await generator.close()
         await server.stop(None)
+
+
+@asynccontextmanager
+async def admitted_by(front: OtherFront, *, retry_s: float) -> AsyncIterator[AdmitStream]:
+    async with served(front) as address:
+        generator = Actor(address, "generator")
+        generator.client._retry_s = retry_s
+        stream = generator.client.admit("train", "me", 1)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                yield stream
+        finally:
+            await stream.close()
+            await generator.close()
 
 
 @pytest.mark.parametrize(
@@ -222,6 +247,26 @@ async def test_who_is_not_asked_for_a_lease_term_opens_the_stream_again(
     async with admitted_by(front, retry_s=retry_s):
         for _ in range(3):
             assert (await front.opened.get()).HasField("inventory")
+
+
+async def test_a_write_that_a_front_never_answers_is_sent_again() -> None:
+    front = HangingWrites()
+    async with served(front) as address:
+        generator = Actor(address, "generator")
+        generator.client._retry_s = 0.3
+        writer = generator.client.writer("train", "me", 1)
+        write = asyncio.create_task(
+            writer.write([make_write(pb.GroupGrant(group_id="train-1", lease_id="a1"), 0, [V0])])
+        )
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                first, again = [await front.opened.get() for _ in range(2)]
+                assert first.sequence == again.sequence
+                (result,) = await write
+            assert result.status == pb.WRITE_STATUS_STORED
+        finally:
+            await writer.close()
+            await generator.close()
 
 
 async def test_who_waits_for_a_stream_hears_of_a_fault_that_ends_it() -> None:
