@@ -120,7 +120,7 @@ def _say_ready(config: Config, address: str, ready_file: Path | None) -> None:
 
 
 async def _until_end(shutdown: Shutdown, agent: MembershipAgent, server: RewardServer) -> None:
-    """Keeps the heartbeat's figures and its word on trouble fresh until shutdown, the end of the run, or the loss of the mesh."""
+    """Keeps what heartbeats say fresh until shutdown, the end of the run, or the loss of the mesh."""
     ends = [asyncio.create_task(event.wait()) for event in (shutdown.requested, agent.run_finished, agent.lost)]
     try:
         while True:
