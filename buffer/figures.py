@@ -123,7 +123,7 @@ class Readings:
         """
         for table in TABLES:
             self.tables[table] = await describe(self.front, self.access, table, now_s=time.time())
-        everyone, _ = await read_members(self.access, self.front.store.keys)
+        everyone, _ = await read_members(self.front, self.access)
         roles = [membership_pb2.Role.Name(member.role).removeprefix("ROLE_").lower() for member in everyone]
         self.members = {role: roles.count(role) for role in ("learner", "generator", "reward", "buffer")}
 

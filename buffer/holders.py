@@ -13,7 +13,7 @@ from protos import membership_pb2
 async def holders(front: FrontContext, access: RedisAccess, table: str, limit: int) -> pb.HoldersResponse:
     """Whoever holds groups of a table, with what its heartbeats say; those that have held one for longest first."""
     found, learner = await front.store.holders(table)
-    members = {member.member_id: member for member in (await read_members(access, front.store.keys))[0]}
+    members = {member.member_id: member for member in (await read_members(front, access))[0]}
     answer = pb.HoldersResponse(total=len(found))
     for name, groups, oldest, held_ms, lease_ms, is_open in sorted(found, key=lambda item: -int(item[3])):
         if limit and len(answer.holders) == limit:

@@ -18,8 +18,9 @@ from protos import membership_pb2_grpc
 from protos import trajectory_pb2 as trajectory
 
 PROTOCOL = 1
-# Heartbeats expected per lease term.
+# Heartbeats expected per lease term, and the part of one without any after which a member's word is called old.
 _BEATS_PER_TERM = 5
+_SILENT_TERMS = 0.5
 
 
 def _merged(description: bytes, status: bytes | None) -> pb.Member:
@@ -34,8 +35,14 @@ def _merged(description: bytes, status: bytes | None) -> pb.Member:
     return member
 
 
-async def read_members(access: RedisAccess, keys: Keys) -> tuple[list[pb.Member], bool]:
-    """All members with their last figures, and whether the run has finished."""
+def silent(age_ms: int, reason: str) -> str:
+    """What is said of a member that says nothing any more."""
+    return f"silent for {age_ms / 1000:.0f} s" + (f" (was: {reason})" if reason else "")
+
+
+async def read_members(front: FrontContext, access: RedisAccess) -> tuple[list[pb.Member], bool]:
+    """All members with their last figures and words, marked where they are old, and whether the run has finished."""
+    keys = front.store.keys
     flat, beats_flat, status_flat, (seconds, micros), finished = await access.batch(
         [
             ("HGETALL", keys.members),
@@ -52,6 +59,8 @@ async def read_members(access: RedisAccess, keys: Keys) -> tuple[list[pb.Member]
     for name, description in zip(flat[::2], flat[1::2], strict=True):
         member = _merged(description, status.get(name))
         member.heartbeat_age_ms = ages.get(name, 0)
+        if member.heartbeat_age_ms > _SILENT_TERMS * front.member_ttl_ms:
+            member.waiting_reason = silent(member.heartbeat_age_ms, member.waiting_reason)
         members.append(member)
     return sorted(members, key=lambda m: m.joined_unix_ms), int(finished or 0) == 1
 
@@ -148,6 +157,6 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
 
     async def List(self, request: pb.ListRequest, _context: Any) -> pb.ListResponse:
         """See membership.proto."""
-        members, finished = await read_members(self._access, self._front.store.keys)
+        members, finished = await read_members(self._front, self._access)
         chosen = [m for m in members if request.role in (pb.ROLE_UNSPECIFIED, m.role)]
         return pb.ListResponse(members=chosen, run_finished=finished)

@@ -53,7 +53,7 @@ async def sweep(front: FrontContext, access: RedisAccess) -> None:
 
 
 async def _look_at_generators(front: FrontContext, access: RedisAccess) -> None:
-    members, _ = await read_members(access, front.store.keys)
+    members, _ = await read_members(front, access)
     front.fleet = fleet_of(members)
     front.fronts = fronts_of(members)
 

@@ -41,7 +41,7 @@ def _holder(holder: buffer_pb2.Holder) -> str:
     text += f", last heartbeat {_seconds(holder.heartbeat_age_ms)} ago"
     if not holder.stream_open:
         text += ", its stream is broken"
-    return f"{text}, says: {holder.waiting_reason}" if holder.waiting_reason else text
+    return f"{text}: {holder.waiting_reason}" if holder.waiting_reason else text
 
 
 def _groups(count: int) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 
 import pytest
 
@@ -82,6 +84,30 @@ async def test_holders_are_named_with_what_they_have_held_longest_first(mesh: Me
     assert first.heartbeat_age_ms < 60_000
     shortened = await learner.client.holders("train", limit=1)
     assert (len(shortened.holders), shortened.total) == (1, 2)
+
+
+async def test_the_word_of_a_member_that_went_silent_is_marked(mesh: Mesh) -> None:
+    front = await mesh.front()
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    stream = generator.admission()
+    stream.update(1, V0)
+    await generator.grants(stream, 1)
+    generator.agent.set_status(waiting_reason="waits until 36 members are scored and stored")
+    await generator.agent.beat()
+    await generator.agent.stop()
+    member_id = generator.agent.member_id
+
+    async def said(age_ms: int) -> tuple[str, str]:
+        await front.access.client.zadd(Keys(front.run_name).heartbeats, {member_id: int(time.time() * 1000) - age_ms})
+        (member,) = await learner.agent.members(membership_pb2.ROLE_GENERATOR)
+        (holder,) = (await learner.client.holders("train")).holders
+        return member.waiting_reason, holder.waiting_reason
+
+    fresh, old = await said(0), await said(9_400)
+    assert set(fresh) == {"waits until 36 members are scored and stored"}
+    for text in old:
+        assert re.fullmatch(r"silent for \d+ s \(was: waits until 36 members are scored and stored\)", text)
 
 
 def test_a_generator_loads_until_it_reports_figures_and_serves_once_it_has_weights() -> None:

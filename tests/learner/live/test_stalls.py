@@ -125,7 +125,7 @@ def test_a_generator_that_never_delivers_is_named_and_the_run_ends_by_name(tmp_p
         assert "generator generator-" in text
         assert held in text
         assert "last heartbeat" in text
-        assert "says: its tools are silent" in text
+        assert "ago: its tools are silent" in text
     assert "nothing has moved for" in said
     assert "raise buffer.stall_limit_s" in said
     (stall,) = read_stalls(config.run.folder)
