@@ -160,9 +160,9 @@ class Generator:
 
     async def _build(self, stack: AsyncExitStack) -> Parts:
         config, network, agent = self._config, self._config.network, self._agent
-        agent.set_status(waiting_reason=self._stage)
         link = LearnerLink(agent, self._security, max_message_mb=network.max_message_mb)
         stack.push_async_callback(link.close)
+        await self._enter("waits for a learner", link)
         results = ResultFeed(self._fail)
         # Loading the libraries takes as long as a learner needs to come up: both at the same time.
         libraries = asyncio.create_task(asyncio.to_thread(load_libraries, self._threads))
@@ -170,9 +170,8 @@ class Generator:
         files = tempfile.TemporaryDirectory(prefix="rollmesh-model-")
         folder = Path(stack.enter_context(files))
         await fetch_model_bundle(link, folder, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
+        await self._enter("loads the model", link)
         await libraries
-        self._stage = "loads the model"
-        agent.set_status(waiting_reason=self._stage)
         engine, text = await asyncio.to_thread(load_engine, config, folder, results, threads=self._threads)
         engine.start()
         parts = Parts(
@@ -196,6 +195,12 @@ class Generator:
             agent.set_status(endpoint=parts.endpoint.server.url)
         self._files = files
         return parts
+
+    async def _enter(self, stage: str, link: LearnerLink) -> None:
+        """Says what it does now, ahead of the next heartbeat: stages are as long as a model is large."""
+        self._stage = stage
+        self._agent.set_status(waiting_reason=stage)
+        await link.look()
 
     async def _admit(self, parts: Parts) -> None:
         await parts.receiver.gate_open.wait()

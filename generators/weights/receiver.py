@@ -145,8 +145,8 @@ class WeightReceiver:
         """Follows the learner's announcements, over reconnects and from learner to learner."""
         pause = _FIRST_RETRY_S
         while True:
-            if self.serving is None and not self._link.learner_is_known:
-                self._say("waits for a learner")
+            if self.serving is None:
+                self._say("waits for weights" if self._link.learner_is_known else "waits for a learner")
             connection = await self._link.connection()
             try:
                 if await self._follow(connection):

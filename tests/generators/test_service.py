@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from mesh.errors import UnreachableError
 from mesh.service import Shutdown
 from mesh.trajectory import Trajectory, decode
 from mesh.versions import PolicyVersion
-from protos import buffer_pb2, generator_pb2, trajectory_pb2
+from protos import buffer_pb2, generator_pb2, membership_pb2, trajectory_pb2
 from reward_service.service import serve as serve_rewards
 from tests.generators.world import DEADLINE_S, TOKENIZER, eventually, greedy_response, log_probs, mesh
 
@@ -116,6 +117,29 @@ async def test_version_stamps_are_those_of_the_weights_that_drew_the_token(tmp_p
                     start += length
                 swaps += len(found.versions.runs) - 1
         assert swaps >= 3, "no sequence was in flight at a swap"
+
+
+async def test_a_generator_with_a_learner_says_that_it_loads_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the libraries are loaded: the learner is there, and not to blame."""
+    loaded = threading.Event()
+    monkeypatch.setattr("generators.generator.load_libraries", lambda _threads: loaded.wait(DEADLINE_S))
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        world.generator("gen-1")
+        control = await world.control("gen-1")
+
+        async def loads() -> bool:
+            status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=5)
+            members = await learner.agent.members(membership_pb2.ROLE_GENERATOR)
+            return [status.waiting_reason, *(m.waiting_reason for m in members)] == ["loads the model"] * 2
+
+        try:
+            await eventually(loads)
+        finally:
+            loaded.set()
 
 
 async def test_rewards_come_from_the_services_of_the_mesh(tmp_path: Path) -> None:
