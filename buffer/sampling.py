@@ -286,7 +286,7 @@ class SampleSession:
     def _waiting(self, view: TableView) -> str:
         fleet = self._front.fleet
         text = (
-            f"learner waits for groups: {view.generating} being generated, {view.pending} tasks pending, "
+            f"waits for groups: {view.generating} being generated, {view.pending} tasks pending, "
             f"{fleet.alive} generators alive"
         )
         return f"{text}; a generator says: {fleet.reason}" if fleet.reason else text

@@ -167,7 +167,7 @@ class Monitor:
             self._waiting_since = now - _WAIT_LOG_S + 5.0  # the first line after five seconds
         elif now - self._waiting_since > _WAIT_LOG_S:
             self._waiting_since = now
-            _log.info("waiting for groups: %s", reason)
+            _log.info("%s", reason)
         reason = reason or self._phase_reason(now)
         gauges = {name: state.last_metrics[name] for name in _GAUGES if name in state.last_metrics}
         gauges["steps"] = float(state.steps)

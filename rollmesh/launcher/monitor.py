@@ -88,7 +88,7 @@ class Snapshot:
             return self.trouble
         parts = []
         if self.table.learner_waits:
-            parts.append(f"learner waits: {self.table.learner_waits}")
+            parts.append(f"learner: {self.table.learner_waits}")
         if self.table.generators_wait:
             parts.append(f"generators wait: {self.table.generators_wait}")
         if not any(member.role == membership_pb2.ROLE_LEARNER for member in self.members) and not self.run_finished:

@@ -26,7 +26,7 @@ async def _waiting(mesh: Mesh) -> tuple[Any, Any, Any, Any, Any]:
     sampler.request(2, 0)
     # The stream is open, and its credits known, once it says why it waits.
     async with asyncio.timeout(TIMEOUT_S):
-        while not sampler.waiting_reason.startswith("learner waits"):
+        while not sampler.waiting_reason.startswith("waits for groups"):
             await sampler.next(0.05)
     return front, learner, generator, sampler, grant
 

@@ -413,5 +413,5 @@ async def test_waits_have_reasons_and_clocks(mesh: Mesh) -> None:
             description = await learner.client.describe("train")
             if description.waiting_for_inserts_ms and description.waiting_for_samples_ms:
                 break
-    assert description.learner_waits.startswith("learner waits for groups")
+    assert description.learner_waits.startswith("waits for groups")
     assert description.generators_wait == "no prompt tasks are pending"

@@ -145,6 +145,6 @@ async def test_a_first_learner_finds_a_run_in_good_order(mesh: Mesh) -> None:
         sampler = learner.sampler(table)
         sampler.request(1, 0)
         assert await sampler.next(1.1) is None
-        assert "learner waits for groups" in sampler.waiting_reason
+        assert "waits for groups" in sampler.waiting_reason
     assert learner.told == []
     await learner.close()

@@ -64,6 +64,13 @@ def test_where_nobody_holds_anything_it_says_what_is_missing(pending: int, said:
     assert reasons(table, buffer_pb2.HoldersResponse()).startswith(said)
 
 
+def test_the_learner_is_named_once_where_it_waits() -> None:
+    snapshot = _snapshot(0)
+    assert snapshot.table is not None
+    snapshot.table.learner_waits = "waits for groups: 2 being generated"
+    assert snapshot.who_waits() == "learner: waits for groups: 2 being generated"
+
+
 def test_plain_lines_tell_a_stall_when_it_begins_at_doubling_intervals_and_at_its_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
