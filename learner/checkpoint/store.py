@@ -1,7 +1,8 @@
 """A folder of checkpoints, each complete or absent.
 
 A checkpoint is written into a hidden folder, made durable, and renamed: a name that exists is complete. Names carry the
-incarnation, so a fenced learner cannot overwrite what its successor wrote; which checkpoint is the latest one is the
+incarnation, so a fenced learner cannot overwrite what its successor wrote; what a learner that was killed left half
+written or half removed goes when a later incarnation first saves. Which checkpoint is the latest one is the
 buffer's to say, not the folder's. The actor's state is at the folder's root, that of every other trained role in a
 subfolder of its name; models that are not trained have no part in it. The best checkpoint, and those of versions that
 are being evaluated, stay however old they are (`learner.checkpoint.best`).
@@ -26,6 +27,7 @@ CHECKPOINTS_NAME = "checkpoints"
 STATE_NAME = "state.json"
 """What every engine writes into each, beside its tensors."""
 _NAME = re.compile(r"^i(\d{4,})-v(\d{8,})$")
+_UNFINISHED = re.compile(r"^\.(?:partial|removed)-i(\d{4,})-v\d{8,}$")
 
 
 class CheckpointStore:
@@ -39,6 +41,7 @@ class CheckpointStore:
     def __init__(self, root: Path, *, keep: int) -> None:
         self._root = root
         self._keep = keep
+        self._tidied = False
 
     def save(self, engines: Mapping[str, Engine], version: PolicyVersion, extra: dict[str, object]) -> Path:
         """Writes a checkpoint and removes old ones; collective. It is durable when this returns.
@@ -58,6 +61,7 @@ class CheckpointStore:
         actor = engines[ACTOR]
         try:
             if actor.rank == 0:
+                self._tidy(version.incarnation)
                 shutil.rmtree(partial, ignore_errors=True)
                 for _, _, folder in _parts(engines, partial):
                     folder.mkdir(parents=True, exist_ok=True)
@@ -72,6 +76,8 @@ class CheckpointStore:
                 self._prune(newest=final)
             actor.barrier()
         except OSError as error:
+            if actor.rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
             raise DataError(
                 f"cannot write checkpoint {final}: {error.strerror or error}", hint="free space, or set run.dir"
             ) from error
@@ -91,6 +97,16 @@ class CheckpointStore:
             if match and path.is_dir():
                 found.append((PolicyVersion(int(match[1]), int(match[2])), path))
         return sorted(found)
+
+    def _tidy(self, incarnation: int) -> None:
+        """Removes what learners of older incarnations have left unfinished; once, since they are over."""
+        if self._tidied or not self._root.is_dir():
+            return
+        for path in self._root.iterdir():
+            match = _UNFINISHED.match(path.name)
+            if match and int(match[1]) < incarnation:
+                shutil.rmtree(path, ignore_errors=True)
+        self._tidied = True
 
     def _prune(self, newest: Path) -> None:
         # A resumed learner may go on below a version that an older incarnation reached: age is the order of writing.

@@ -37,11 +37,20 @@ def test_a_failed_save_leaves_nothing_behind_that_looks_complete(tmp_path):
     engine.fails = True
     with pytest.raises(DataError, match="No space left"):
         store.save({"actor": engine}, PolicyVersion(1, 1), {})
-    assert store.list() == []
+    assert list(tmp_path.iterdir()) == []
     engine.fails = False
     path = store.save({"actor": engine}, PolicyVersion(1, 1), {"cursor": 3})
     assert json.loads((path / "state.json").read_text()) == {"cursor": 3, "incarnation": 1, "version": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["i0001-v00000001"]
+
+
+def test_what_killed_learners_left_unfinished_goes_with_the_first_save_of_a_later_one(tmp_path):
+    left = [".partial-i0001-v00000003", ".removed-i0001-v00000001", ".partial-i0003-v00000004", ".partial-mine"]
+    for name in left:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part").write_text("half")
+    CheckpointStore(tmp_path, keep=2).save({"actor": Engine()}, PolicyVersion(2, 3), {})
+    assert {p.name for p in tmp_path.iterdir()} == {"i0002-v00000003", *left[2:]}
 
 
 def test_the_newest_are_kept_by_age_not_by_number(tmp_path):
