@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from buffer import admission, sampling
+from buffer.client import BufferClient
 from buffer.keys import Keys
 from buffer.policy.rules import TABLES, rules_of
 from buffer.service import BufferService, without_secrets
@@ -20,7 +21,7 @@ from mesh.fronts import MeshChannel, open_mesh
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from protos import membership_pb2, membership_pb2_grpc
-from tests.buffer.mesh_fixture import Mesh, make_config, make_write
+from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_write
 from tests.buffer.packed import set_rule
 from tests.buffer.redis_cluster import single_and_cluster
 from tests.buffer.test_flow import balanced
@@ -70,6 +71,34 @@ async def test_clients_carry_on_when_their_front_is_replaced(mesh: Mesh) -> None
     assert fresh.address == front.address
     counts = await balanced(learner)
     assert (counts.consumed, counts.duplicate_writes) == (2, 1)
+
+
+async def test_a_writer_that_had_nothing_to_write_for_long_outlives_its_front(mesh: Mesh) -> None:
+    """As the one of a table that is seldom used: the silence before the front went is nobody's fault."""
+    config = make_config(mesh.folder, mesh.redis_url)
+    front = await mesh.front(config)
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 2)
+    admission = generator.admission()
+    admission.update(1, V0)
+    (grant,) = await generator.grants(admission, 1)
+    retry_s = 1.0
+    client = BufferClient(generator.channel, timeout_s=5.0, retry_s=retry_s)
+    writer = client.writer("train", generator.agent.member_id, lambda: generator.agent.generation)
+    generator.streams.append(writer)
+    await writer.write([make_write(grant, 0, [V0])])
+    await asyncio.sleep(1.2 * retry_s)
+    port = int(front.address.rpartition(":")[2])
+    await mesh.stop_front(front)
+    # Until the channel knows: then the writer's stream has broken as well.
+    with pytest.raises(grpc.aio.AioRpcError):
+        await generator.membership.List(membership_pb2.ListRequest(), timeout=5)
+    await mesh.front(config, port=port)
+    async with asyncio.timeout(TIMEOUT_S):
+        while generator.channel.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.READY:
+            await asyncio.sleep(0.05)
+    (result,) = await writer.write([make_write(grant, 1, [V0])])
+    assert result.status == pb.WRITE_STATUS_STORED
 
 
 async def test_the_run_configuration_reaches_whoever_joins(mesh: Mesh) -> None:

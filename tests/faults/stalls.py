@@ -3,7 +3,8 @@
 The promise: whatever froze, died, lost a reply or came back late, the next step is trained within the fault plus
 `GRACE_S`. A fault lasts until it is undone and every service answers again: a process has to start. One step may still
 come from what was gathered before; with a bound of S versions a batch may pass by a group that nobody finishes S
-times. So S + 2 steps have to follow, each within `GRACE_S` of the one before.
+times. So S + 2 steps have to follow, each within `GRACE_S` of the one before. A generator says that it answers before
+it has loaded its model, and stores something within the time in which services start.
 
 A stall is recorded with what there was to do and what the buffer said it waits for. It is watched for a while, whether
 it ends by itself; then the learner is killed, then the generators, then everything, so that the run can go on and
@@ -100,7 +101,7 @@ class Progress:
             since = last if nth > 1 else end
             last = max(last, self._within(kinds, "no step", since, last + GRACE_S, self._step(end, nth)))
         stored = [
-            self._within(kinds, f"{name} stores nothing", end, last + GRACE_S, self._stores(name, end))
+            self._within(kinds, f"{name} stores nothing", end, last + START_S, self._stores(name, end))
             for name in GENERATORS
         ]
         return max(answers, *stored)
