@@ -29,6 +29,7 @@ class State(enum.Enum):
     TRACED = "traced"
     RUNNABLE = "runnable"
     ASLEEP = "asleep"
+    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Bounds:
         stopped_s: be stopped.
         running_s: receive of processor time, on its busiest thread.
         asleep_s: sleep.
-        leaving_s: live after it has closed its port.
+        leaving_s: live after it has closed its port; be gone without an end of its service.
         look_s: pause between two looks; the most that counts for one.
     """
 
@@ -82,6 +83,7 @@ class Kind(enum.Enum):
     RUNNING = "running"
     ASLEEP = "asleep"
     LEAVING = "leaving"
+    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Frozen:
             "s: something holds its interpreter",
             Kind.ASLEEP: f"asleep, and answered nothing in {self.silent_s:.0f} s",
             Kind.LEAVING: f"closed its port {self.seconds:.0f} s ago and does not end",
+            Kind.GONE: f"has ended {self.seconds:.0f} s ago, and its service has not",
         }[self.kind]
 
 
@@ -150,6 +153,7 @@ class Judge:
             (Kind.RUNNING, bounds.running_s),
             (Kind.ASLEEP, bounds.asleep_s),
             (Kind.LEAVING, bounds.leaving_s),
+            (Kind.GONE, bounds.leaving_s),
         ):
             if self._counts[kind] >= bound:
                 return Frozen(kind, self._counts[kind], now - began)
@@ -160,6 +164,9 @@ class Judge:
         passed = min(max(0.0, now - then), self._bounds.look_s)
         both = {before.state, sight.state}
         counts[Kind.STOPPED] = counts[Kind.STOPPED] + passed if both == {State.STOPPED} else 0.0
+        if sight.state is State.GONE:
+            counts[Kind.GONE] += passed
+            return
         if port_closed:
             counts[Kind.LEAVING] += passed
             return

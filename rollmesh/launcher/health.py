@@ -15,6 +15,8 @@ from mesh.rpc import open_channel
 
 # A connection that died without a word is replaced within half a minute; one to a service that is merely slow stays.
 _KEEPALIVE_S = 15.0
+# Said by this side, or by the way there. Any other status comes from the service.
+_NO_ANSWER = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED})
 
 
 class HealthProbe:
@@ -56,7 +58,9 @@ class HealthProbe:
         """Asks once, without a deadline; whatever the service says is an answer."""
         try:
             await self._stub.Check(health_pb2.HealthCheckRequest())
-        except grpc.aio.AioRpcError:
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _NO_ANSWER:
+                return Answer.WELL
             return Answer.PORT_CLOSED if await self._refuses() else Answer.NONE
         return Answer.WELL
 

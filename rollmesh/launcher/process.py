@@ -22,7 +22,7 @@ import psutil
 
 from mesh.config.models import SecuritySection
 from mesh.errors import UnreachableError
-from mesh.liveness.sight import look
+from mesh.liveness.sight import look_at_part
 from mesh.liveness.verdict import Bounds, Frozen
 from mesh.liveness.watch import until_frozen
 from mesh.supervised import wrapped
@@ -162,7 +162,7 @@ class ServiceProcess:
     async def _watch(self, name: str, security: SecuritySection, bounds: Bounds) -> tuple[str, Frozen]:
         ready = self._ready(name)
         async with HealthProbe(ready.address, security) as probe:
-            return name, await until_frozen(partial(look, ready.pid), probe.ask, bounds)
+            return name, await until_frozen(partial(look_at_part, ready.pid), probe.ask, bounds)
 
     def _ready(self, name: str) -> _Ready:
         return _Ready(**json.loads(ready_file(self._folder, name).read_text(encoding="utf-8")))

@@ -16,6 +16,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from mesh.config.models import SecuritySection
@@ -152,7 +153,15 @@ class Supervisor:
         service = _Service(spec, RestartBudget(self._max_restarts))
         self._services[spec.name] = service
         service.task = asyncio.create_task(self._keep_running(service), name=f"supervise {spec.name}")
+        service.task.add_done_callback(partial(self._check_supervision, spec.name))
         return service
+
+    def _check_supervision(self, name: str, task: asyncio.Task[None]) -> None:
+        """A service that nobody watches any more ends the run."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            failure = RollmeshError(f"{name} cannot be supervised: {error!r}", hint="see its log in the run folder")
+            failure.__cause__ = error
+            self._fail(failure)
 
     async def _healthy_or_over(self, services: Sequence[_Service]) -> bool:
         over = asyncio.create_task(self._over.wait())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -14,9 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mesh.errors import RollmeshError
 from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.launcher.process import ServiceSpec, ready_file
 from rollmesh.launcher.supervisor import Supervisor
-from tests.rollmesh.conftest import Recorder, fake_spec
+from tests.rollmesh.conftest import FAKE, Recorder, fake_spec
 from tests.rollmesh.test_supervisor import gone, same_rank, until
 
 MakeSupervisor = Callable[..., Supervisor]
@@ -151,3 +154,34 @@ async def test_silence_is_no_failure_where_it_is_said_so(
     os.kill(supervisor.pids()[NAME], signal.SIGSTOP)
     await ended(supervisor, running)
     assert supervisor.restarts() == {}
+
+
+async def test_a_part_that_has_ended_without_its_service_is_found(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    """A rank that torchrun does not report, being stopped itself."""
+    ready = ready_file(tmp_path, NAME)
+    starter = (
+        "import subprocess, sys; parts = [subprocess.Popen([sys.executable, sys.argv[1], path]) for path in "
+        "sys.argv[2:]]; parts[0].wait()"
+    )
+    command = [sys.executable, "-c", starter, str(FAKE), str(ready), str(ready_file(tmp_path, f"{NAME}-1"))]
+    spec = ServiceSpec(NAME, lambda _restart, _address: command, {}, drain_s=1.0, parts=(f"{NAME}-1",))
+    supervisor = make_supervisor(frozen_after_s=1.0)
+    running = await started(supervisor, recorder, spec)
+    os.kill(json.loads(ready_file(tmp_path, f"{NAME}-1").read_text())["pid"], signal.SIGKILL)
+    await until(lambda: recorder.starts_of(NAME) == 2)
+    assert [event for event in recorder.events if event.startswith("reward: reward-1 frozen (has ended")]
+    await ended(supervisor, running)
+
+
+async def test_a_service_that_cannot_be_watched_ends_the_run(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def breaks(*_: object) -> None:
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr("rollmesh.launcher.process.ServiceProcess.until_frozen", breaks)
+    running = await started(make_supervisor(), recorder, fake_spec(tmp_path, NAME))
+    with pytest.raises(RollmeshError, match="reward cannot be supervised: ValueError"):
+        await asyncio.wait_for(running, DEADLINE_S)
