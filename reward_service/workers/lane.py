@@ -87,9 +87,10 @@ class Lane:
 
     def why_not_begun(self) -> str:
         """What a unit has waited for in vain."""
-        return self.waiting_reason() or (
-            f"no free worker: {len(self._slots)} of reward.workers ({self._limit}) are busy or start"
-        )
+        text = f"no free worker: {len(self._slots)} of reward.workers ({self._limit}) are busy or start"
+        if self.overdue:
+            text += f"; calls that were ended after {self.call_timeout_s:g} s each, so far: {self.overdue}"
+        return self.waiting_reason() or text
 
     def adopt(self, worker: WorkerProcess | None = None) -> None:
         """Adds a slot, with a worker that has loaded its functions already, or none yet."""

@@ -18,6 +18,7 @@ from reward_service.client import RewardClient
 from reward_service.engine import ScoringEngine
 from reward_service.outcomes import REASON_LENGTH
 from reward_service.server import RewardServer
+from reward_service.workers.lane import Lane
 
 HOSTILE = Path(__file__).parent / "hostile.py"
 # Long enough for a good call on a busy machine.
@@ -145,6 +146,14 @@ async def test_those_that_wait_for_one_that_hangs_are_given_to_another_worker(ma
     results = await engine.score(items, 6.0)
     assert [said(result) for result in results] == ["1"] * 3 + ["timeout"] + ["1"] * 60
     assert "a worker is still busy with it" in results[3].error.message
+
+
+def test_who_finds_no_free_worker_hears_what_the_workers_do() -> None:
+    lane = Lane([("f", "f")], limit=4, concurrent=False, call_timeout_s=8.0)
+    assert "ended" not in lane.why_not_begun()
+    for _ in range(119):
+        lane.ended("signal SIGKILL", overdue=True)
+    assert lane.why_not_begun().endswith("; calls that were ended after 8 s each, so far: 119")
 
 
 async def test_an_item_that_finds_no_free_worker_says_so_and_is_not_charged(
