@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 FILE = "stalls.jsonl"
 # Holders that are named.
 _NAMED = 20
+_HINT = "the logs of those named say more; where such waits are in order, raise buffer.stall_limit_s"
 
 
 class StallReporter:
@@ -105,7 +106,7 @@ class StallReporter:
             StalledError(
                 f"nothing has moved for {told.seconds:.0f} s (buffer.stall_limit_s: {self._limit_s:g}): "
                 f"{await self._held(table)}",
-                hint="the logs of those named say more; where such waits are in order, raise buffer.stall_limit_s",
+                hint=_HINT if table.generators else "start one: `rollmesh generator --mesh ADDRESS`",
             )
         )
 

@@ -86,6 +86,12 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield f"ledger of {table}", "; ".join(ledger["discrepancies"]) or "balances"
         if ledger["reasons"]:
             yield f"reasons in {table}", _pairs(ledger["reasons"], "d")
+        if ledger["causes"]:
+            causes = ledger["causes"].items()
+            yield (
+                f"causes of the latest failures in {table}",
+                "; ".join(f"{cause} ({count})" for cause, count in causes),
+            )
     yield "waited, in seconds", _pairs(summary.waiting_s, ".1f")
     yield "peak memory, MiB", _pairs(summary.peak_memory_mb, ".0f")
     yield "restarts", summary.restarts_text() or "none"

@@ -20,12 +20,14 @@ class Stall:
     Attributes:
         began: Unix time in seconds.
         seconds: that it lasted, as far as is known.
-        held: who held what since when, as last told.
+        first: who held what since when, as told when it began.
+        held: the same, as last told.
         ended: how.
     """
 
     began: float
     seconds: float
+    first: str
     held: str
     ended: str = _NO_END
 
@@ -36,7 +38,7 @@ def read_stalls(folder: Path) -> list[Stall]:
     for record in read_metrics(folder / _FILE):
         seconds, text = float(record["seconds"]), str(record["text"])
         if record["event"] == "begins":
-            stalls.append(Stall(round(float(record["time"]) - seconds, 3), seconds, text))
+            stalls.append(Stall(round(float(record["time"]) - seconds, 3), seconds, text, text))
         elif stalls:
             stalls[-1].seconds = seconds
             if record["event"] == "over":
@@ -50,10 +52,10 @@ def stall_grid(stalls: Sequence[Stall]) -> list[list[str]]:
     """As rows of a table; the first is the head."""
     if not stalls:
         return [["none"]]
-    head = ["began (UTC)", "lasted", "who held what", "how it ended"]
+    head = ["began (UTC)", "lasted", "who held what at first", "who held what at last", "how it ended"]
     return [head, *(_row(stall) for stall in stalls)]
 
 
 def _row(stall: Stall) -> list[str]:
     began = datetime.fromtimestamp(stall.began, UTC)
-    return [f"{began:%Y-%m-%d %H:%M:%S}", f"{stall.seconds:.0f} s", stall.held, stall.ended]
+    return [f"{began:%Y-%m-%d %H:%M:%S}", f"{stall.seconds:.0f} s", stall.first, stall.held, stall.ended]

@@ -7,6 +7,7 @@ estimated, and what is not known is null.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from protos import buffer_pb2
 
 _FILE = "summary.json"
+_CAUSES = 10
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Summary:
         tokens_per_s_generated: sampled tokens, those of evaluations and of groups never trained included.
         tokens_per_s_trained: response tokens that were trained.
         groups_by_fate: trained, evicted_stale, filtered, failed, and `live` for what had no fate at the end.
-        ledger: table -> counters, and the discrepancies of the recount.
+        ledger: table -> counters, the discrepancies of the recount, and what the latest failures said most often.
         staleness: age in versions -> trained tokens.
         waiting_s: who waited how long for whom, in seconds.
         weight_push_ms: p50 and p99 from announcement to service, to the first byte, to the last one, to the report
@@ -205,6 +207,9 @@ def _ledger(answer: buffer_pb2.LedgerResponse) -> dict[str, Any]:
         "counters": counters,
         "reasons": dict(answer.counters.reasons),
         "discrepancies": list(answer.discrepancies),
+        "causes": dict(
+            Counter(cause for group in answer.failed for cause in group.causes if cause).most_common(_CAUSES)
+        ),
     }
 
 

@@ -98,6 +98,18 @@ def test_summary_has_the_runs_figures(run_folder: Path) -> None:
     assert "balances" in "\n".join(summary.lines())
 
 
+def test_summary_keeps_the_most_frequent_causes_of_failures(run_folder: Path) -> None:
+    final = final_state()
+    for group in range(12):
+        final.ledgers["train"].failed.add(causes=["reward: ValueError", f"reward: other {group}", ""])
+    summary = write_summary(run_folder, folder.read_config(run_folder), final)
+    causes = read_summary(run_folder).ledger["train"]["causes"]
+    assert causes == summary.ledger["train"]["causes"]
+    assert len(causes) == 10
+    assert causes["reward: ValueError"] == 12
+    assert "causes of the latest failures in train" in write_report(run_folder).read_text(encoding="utf-8")
+
+
 def test_summary_of_a_run_that_never_trained(tmp_path: Path) -> None:
     config = load_config({"run": {"dir": str(tmp_path)}, "model": {"path": "m"}, "data": {"train": "t"}})
     config.run.folder.mkdir()

@@ -105,10 +105,13 @@ def test_the_report_has_every_stall_with_its_end(run_folder: Path) -> None:  # n
     records = [{"event": event, "time": time, "seconds": seconds, "text": text} for event, time, seconds, text in told]
     (run_folder / "stalls.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     first, second = read_stalls(run_folder)
-    assert first == Stall(1000.0, 130.0, "generator-1 holds 2 groups", "groups move again")
+    assert first == Stall(
+        1000.0, 130.0, "generator-1 holds 3 groups", "generator-1 holds 2 groups", "groups move again"
+    )
     assert (second.began, second.ended) == (2000.0, "not known: the learner ended, or it still lasts")
     summary = write_summary(run_folder, load_config(run_folder / "config.yaml"), FinalState())
     assert [stall["seconds"] for stall in summary.stalls] == [130.0, 60.0]
     assert "2 stalls of 190 s in all: see the report" in list(summary.lines())
     page = write_report(run_folder).read_text()
-    assert "1970-01-01 00:16:40</td><td>130 s</td><td>generator-1 holds 2 groups</td><td>groups move again" in page
+    cells = ("130 s", "generator-1 holds 3 groups", "generator-1 holds 2 groups", "groups move again")
+    assert "1970-01-01 00:16:40</td><td>" + "</td><td>".join(cells) in page
