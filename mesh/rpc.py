@@ -363,7 +363,8 @@ def _status_of(error: RollmeshError) -> grpc.StatusCode:
 
 
 def _ascii(text: str) -> str:
-    return text.encode("ascii", "replace").decode("ascii").replace("\n", " ")
+    """What metadata may hold: without control characters, which gRPC refuses."""
+    return "".join(c if " " <= c <= "~" else " " if c == "\n" else "?" for c in text)
 
 
 def new_server(
