@@ -132,7 +132,9 @@ def test_a_generator_that_never_delivers_is_named_and_the_run_ends_by_name(tmp_p
     assert held in stall.held
     assert stall.seconds >= 6.0
     assert stall.ended == "the run ended: buffer.stall_limit_s was reached"
-    assert stall_grid([stall])[1][2:] == [stall.held, stall.ended]
+    row = stall_grid([stall])[1]
+    assert stall.held in row
+    assert row[-1] == stall.ended
 
 
 async def _advance(reporter: StallReporter, clock: list[float], learner: Learner, seconds: int) -> None:
