@@ -1,4 +1,4 @@
-"""Seconds from the end of an absence to the next batch: who was away, for how long, with how much in hand.
+"""Seconds from the end of an absence to the next batch: who was away, for how long, how much of a batch was held.
 
     python -m benchmarks.away --json away.json
     python -m benchmarks.away --cover

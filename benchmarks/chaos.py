@@ -1,4 +1,4 @@
-"""The mesh under faults by seed: what is lost, what is trained twice, where it stands still, how soon it goes on.
+"""The mesh under faults by seed: what is lost, what is trained twice, where it stands still, how soon it continues.
 
     python -m benchmarks.chaos --minutes 10 --seed 1 --slow --json chaos-1.json
     python -m benchmarks.chaos --minutes 10 --seed 2 --max-reuse 2 --durability everysec --eval --json chaos-2.json
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-reuse", type=int, default=1, help="steps that may use a group")
     parser.add_argument("--durability", choices=get_args(Durability), default="always", help="of Redis")
     parser.add_argument("--slow", action="store_true", help="one generator is slow")
-    parser.add_argument("--eval", dest="evaluation", action="store_true", help="evaluate beside the training")
+    parser.add_argument("--eval", dest="evaluation", action="store_true", help="evaluate during the training")
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--folder", type=Path, help="work here, and keep it")
     parser.add_argument("--merge", type=Path, nargs="+", help="sum earlier runs instead of running")

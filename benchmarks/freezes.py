@@ -3,7 +3,7 @@
     python -m benchmarks.freezes --freezes 50 --seed 1 --json freezes.json
 
 Method: `rollmesh run` on the demonstration's model and data with `buffer.max_staleness=0`, one slow generator and
-leases of four seconds: every step needs every service, so one lease that nobody ends stands still for ever. Again and
+leases of four seconds: every step needs every service, so one lease that no one ends stops it for ever. Again and
 again one of front, learner, generator and reward service is stopped (SIGSTOP; by the seed's choice its whole process
 tree, the front's with the embedded Redis) for 0.5 to 3 lease terms, while steps are trained, and continued, unless the
 launcher has killed it by then. Measured is the time from the end of the freeze to the next trained step. A stall: the

@@ -1,7 +1,7 @@
 """Items per second through the scoring engine of a reward service, by scorer.
 
 Calls of 64 items, two at a time, as one client makes them; responses differ, so that no cache of a library answers.
-CPU is that of the service and of its workers, per item. Every figure is the median of `--repeats` runs.
+CPU is that of the service and of its workers, per item. Every value is the median of `--repeats` runs.
 
     python -m benchmarks.scoring --seconds 2
 """

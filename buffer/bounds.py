@@ -161,7 +161,7 @@ def check_text(field: str, value: str, limit: int = _ID_CHARACTERS) -> None:
 
 
 def check_status(request: membership.HeartbeatRequest) -> None:
-    """Refuses a heartbeat that says more than all members together could, or figures that are no numbers.
+    """Refuses a heartbeat that says more than all members together could, or gauges that are no numbers.
 
     Raises:
         PayloadError: naming the field.
@@ -173,4 +173,4 @@ def check_status(request: membership.HeartbeatRequest) -> None:
     for name, value in request.gauges.items():
         check_text("gauges", name, _GAUGE_CHARACTERS)
         if not math.isfinite(value):
-            raise PayloadError(f"gauges.{name}", f"{value} is no figure", hint="leave it out")
+            raise PayloadError(f"gauges.{name}", f"{value} is not a number", hint="leave it out")

@@ -1,7 +1,7 @@
 """Drafts: the payload so far of members that are not finished, so that a lost generator loses little.
 
 Invariants
-  * A draft is a plain key beside the payloads, named by its attempt, its length and the digest of its bytes: what is
+  * A draft is a plain key next to the payloads, named by its attempt, its length and the digest of its bytes: what is
     noted of a draft (its length, its versions) is true of them.
   * The verb decides which draft counts: the longest of the latest attempt. What it replaces, refuses or drops is
     removed; what nobody names is swept.

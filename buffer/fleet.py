@@ -32,9 +32,9 @@ class Fleet:
 
 
 def fleet_of(members: Iterable[membership_pb2.Member]) -> Fleet:
-    """The generators among the members. One reports figures from the moment on at which it has an engine.
+    """The generators among the members. One reports gauges as soon as it has an engine.
 
-    A figure that cannot be counts as far as it can: what one member says of itself must not end a front.
+    An impossible gauge counts as far as it can: what one member says of itself must not end a front.
     """
     generators = [member for member in members if member.role == membership_pb2.ROLE_GENERATOR]
     return Fleet(
@@ -46,5 +46,5 @@ def fleet_of(members: Iterable[membership_pb2.Member]) -> Fleet:
     )
 
 
-def _count(figure: float) -> int:
-    return int(min(max(0.0, figure), _MOST)) if math.isfinite(figure) else 0
+def _count(gauge: float) -> int:
+    return int(min(max(0.0, gauge), _MOST)) if math.isfinite(gauge) else 0

@@ -11,7 +11,7 @@ from protos import membership_pb2
 
 
 async def holders(front: FrontContext, access: RedisAccess, table: str, limit: int) -> pb.HoldersResponse:
-    """Whoever holds groups of a table, with what its heartbeats say; those that have held one for longest first."""
+    """The holders of groups of a table, with what its heartbeats say; those that have held one for longest first."""
     found, learner = await front.store.holders(table)
     members = {member.member_id: member for member in (await read_members(front, access))[0]}
     answer = pb.HoldersResponse(total=len(found))

@@ -2,7 +2,7 @@
 
 Invariants: what is named is what the stream's owner holds, and what came and was not taken yet; it is named with the
 first request of every connection, whenever the server asks, and as soon as a lease is offered again with which its
-owner has finished. So a lease that is known to nobody ends, whatever was lost on the way.
+owner has finished. So a lease that no one knows ends, whatever was lost on the way.
 """
 
 from __future__ import annotations

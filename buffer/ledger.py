@@ -1,6 +1,6 @@
-"""The ledger: counters against a recount, and every disagreement in words. Also the figures of Describe.
+"""The ledger: counters against a recount, and every disagreement in words. Also the metrics of Describe.
 
-Invariant: a figure that cannot be is told, never fatal. Messages show one below zero as zero; the ledger says what it
+Invariant: an impossible value is told, never fatal. Messages show one below zero as zero; the ledger says what it
 is.
 """
 
@@ -35,7 +35,7 @@ def _pairs(flat: Sequence[Any]) -> dict[str, int]:
         except ValueError:
             log.error("Redis has %r where %s should be a number", value, name.decode())
             raise StoreError(
-                f"the figure {name.decode()} in Redis is damaged: {value!r} is no number",
+                f"the value {name.decode()} in Redis is damaged: {value!r} is no number",
                 hint="no verb writes that: what else has access to this Redis? start from a backup, or begin a new run",
             ) from None
     return found
@@ -102,7 +102,7 @@ async def describe(front: FrontContext, access: RedisAccess, table: str, *, now_
     view = front.store.views[table]
     keys = front.store.keys
     if wrong := {name: value for name, value in counters.items() if value < 0}:
-        log.error("figures below zero, shown as zero: %s; see `rollmesh ledger`", wrong, extra={"table": table})
+        log.error("values below zero, shown as zero: %s; see `rollmesh ledger`", wrong, extra={"table": table})
     ages = await access.verb("ages", table)
     generating_age, ready_age, leases, dead, consumed_bytes, reserved, seeded = (max(0, value) for value in ages[1:])
     (latest, committed, until), flat, swept, lengths, (seconds, micros), memory, *moved = await access.batch(

@@ -41,7 +41,7 @@ def silent(age_ms: int, reason: str) -> str:
 
 
 async def read_members(front: FrontContext, access: RedisAccess) -> tuple[list[pb.Member], bool]:
-    """All members with their last figures and words, marked where they are old, and whether the run has finished."""
+    """All members with their last gauges and words, marked where they are old, and whether the run has finished."""
     keys = front.store.keys
     flat, beats_flat, status_flat, (seconds, micros), finished = await access.batch(
         [

@@ -6,7 +6,7 @@ Invariants
   * A small payload is one value. A large one is in pieces, a key each, uploaded before the write that names their
     number.
   * A key holds the digest of its payload, and what the verb notes of a member holds the key: metadata and bytes that
-    were written together stay together, whoever dies in between, and however late something else is written. The
+    were written together stay together, whatever dies in between, and however late something else is written. The
     attempt is part of the key as well, so that a late attempt cannot touch what the valid one stored.
   * Whatever is read is read in portions of bounded size.
 """

@@ -1,7 +1,7 @@
 """The embedded Redis: a real redis-server process, started and owned by us, with its data in the run folder.
 
 Invariants: one redis-server at a time owns a folder (it inherits a lock on it); it listens on loopback only, and on a
-socket in its folder that nobody but its user may open; it never evicts; it is killed when its owner dies, also where it
+socket in its folder that only its user may open; it never evicts; it is killed when its owner dies, also where it
 is stopped, so no orphan keeps the folder; frozen is as good as dead; it answers only once its file has no torn end.
 
 Durability, by name:

@@ -1,4 +1,4 @@
-"""What the holder at the other end of a stream may have in hand, as the stream's front knows it.
+"""What the holder at the other end of a stream may hold, as the stream's front knows it.
 
 Invariants: a front asks for an inventory at least every third of a lease term; what a holder may have is what it names
 and what was sent on this stream beyond what it had received when it named it, so a lease outside of both is known to

@@ -18,7 +18,7 @@ def payloads_by_member(group: Leased, stored: Sequence[bytes | None]) -> list[by
 
 
 def spliced_group(group: Leased, prompt: bytes, payloads: Sequence[bytes] | None) -> list[bytes]:
-    """A LeasedGroup, serialized: parts to be joined; the payloads, by member, go beside it."""
+    """A LeasedGroup, serialized: parts to be joined; the payloads, by member, are sent next to it."""
     message = pb.LeasedGroup(
         group_id=group.group_id,
         lease_id=group.lease_id,

@@ -116,7 +116,7 @@ class SampleSession:
         store = self._front.store
         store.awaited.pop(self._table, None)
         if self._table in store.handing or self._table in store.handed:
-            # Writes lease to this stream what has not been sent yet: it is looked at behind that.
+            # Writes lease to this stream what has not been sent yet: it is looked at after that.
             return []
         named = self._roll.take()
         if named is None:

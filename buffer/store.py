@@ -127,7 +127,7 @@ class Store(GeneratorVerbs, LearnerVerbs):
             collected += len(entries)
 
     async def lose(self, table: str, leases: Sequence[tuple[str, str]], reason: str = "payload_lost") -> None:
-        """Ends groups that nobody can be given: as a rule, their prompt or payload is gone."""
+        """Ends groups that can be given to no one: as a rule, their prompt or payload is gone."""
         await self._table_verb("lose", table, reason, *flat(leases))
 
     async def redrive(self, table: str, group_ids: Sequence[str]) -> tuple[int, list[str]]:

@@ -107,7 +107,7 @@ class StandingStream(ABC):
             self._backoff_s = min(_MAX_BACKOFF_S, self._backoff_s * 2)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A fault of ours, in a response or in what the owner does with it: whoever waits must hear of it."""
+        """A fault of ours, in a response or in what the owner does with it: all who wait must hear of it."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("%s failed", self._what, exc_info=error)

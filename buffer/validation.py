@@ -77,7 +77,7 @@ def check_write(write: pb.MemberWrite, payload: bytes) -> Write:
         raise PayloadError(
             "meta",
             f"{len(serialized)} bytes, a member may have {META_BYTES}",
-            hint="return fewer reward components and figures, under shorter names",
+            hint="return fewer reward components and metrics, under shorter names",
         )
     return Write(
         group_id, write.lease_id, write.attempt, meta.member, scored, payload, ranges,

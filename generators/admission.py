@@ -36,7 +36,7 @@ def credits_for(load: Load, *, slots: int, n: int, share: int | None = None, lim
     """Groups of `n` members that can be started beyond those in hand.
 
     Args:
-        load: members in hand.
+        load: members held.
         slots: sequences decoded together.
         n: members per group.
         share: groups in generation above which others have precedence; none: no such bound.

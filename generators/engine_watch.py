@@ -36,7 +36,7 @@ def bounds_of(frozen_after_s: float) -> Bounds:
 
 
 async def watch(engine: InferenceEngine, frozen_after_s: float) -> None:
-    """Watches an engine from when it is ready; whoever called stops it then, which kills its processes.
+    """Watches an engine from when it is ready; its caller stops it then, which kills its processes.
 
     Args:
         engine: started.

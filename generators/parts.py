@@ -215,7 +215,7 @@ class Parts:
         if self.endpoint is not None:
             await self.endpoint.close()
         await asyncio.to_thread(self.engine.stop)
-        # A thread that hung and was left behind may still come to itself.
+        # A thread that hung and was abandoned may still come to itself.
         self._results.disconnect()
 
     def _release(self, groups: Sequence[HeldGroup]) -> None:
@@ -263,7 +263,7 @@ class ResultFeed(EngineListener):
         self._take_tokens = take_tokens or self._take_tokens
 
     def disconnect(self) -> None:
-        """What comes from here on is nobody's."""
+        """What comes from here on is no one's."""
         self._take = self._take_tokens = _drop
 
     def on_results(self, results: list[GenerationResult]) -> None:

@@ -103,8 +103,8 @@ class Rollout:
         return len(self._groups)
 
     def leases(self, table: str) -> list[Lease]:
-        """The leases of the groups of `table` in hand, and of those on their way back: not named, they would be lost
-        instead of given back."""
+        """The leases of the groups of `table` that are held, and of those on their way back: not named, they would be
+        lost instead of given back."""
         return [group.key for group in (*self._groups.values(), *self._leaving) if group.table == table]
 
     @property

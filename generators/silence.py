@@ -1,4 +1,4 @@
-"""Names a wait that nothing else names: members are in hand, and no token is sampled.
+"""Names a wait that nothing else names: members are held, and no token is sampled.
 
 Their engine is stuck, or their tools and programs take their time; the generator's log says which.
 """
@@ -9,14 +9,14 @@ _AFTER_S = 10.0
 
 
 class Silence:
-    """Looked at now and then; the clock runs from the last new token, or from the first member in hand."""
+    """Looked at now and then; the clock runs from the last new token, or from the first member held."""
 
     def __init__(self) -> None:
         self._tokens = 0
         self._since: float | None = None
 
     def reason(self, *, tokens: int, generating: int, now_s: float) -> str:
-        """Why nothing comes of what is in hand; empty while something does.
+        """Why nothing comes of what is held; empty while something does.
 
         Args:
             tokens: sampled since the start.
@@ -26,4 +26,4 @@ class Silence:
         if self._since is None or tokens != self._tokens or not generating:
             self._tokens, self._since = tokens, now_s
         silent_s = now_s - self._since
-        return f"no token was sampled for {silent_s:.0f} s, {generating} members in hand" if silent_s > _AFTER_S else ""
+        return f"no token was sampled for {silent_s:.0f} s, {generating} members held" if silent_s > _AFTER_S else ""

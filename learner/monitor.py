@@ -179,7 +179,7 @@ class Monitor:
         self._agent.set_status(serving=state.published, gauges=figures, waiting_reason=reason)
 
     def _phase_reason(self, now: float) -> str:
-        """What takes long beside the wait for groups: each phase has a deadline, and is named meanwhile."""
+        """What takes long apart from the wait for groups: each phase has a deadline, and is named meanwhile."""
         present = (self._state.phase, self._state.steps)
         if present != self._phase:
             self._phase, self._phase_since = present, now

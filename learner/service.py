@@ -62,7 +62,7 @@ def run(
         force: resume from a checkpoint below the last commit.
         start_from: checkpoint of this run to go on from; None: the last one.
         port: to bind on rank 0, from which generators fetch the weights; 0 picks a free one.
-        ready_file: written by rank 0 when the learner answers; rank r writes `NAME-r` beside it when it answers the
+        ready_file: written by rank 0 when the learner answers; rank r writes `NAME-r` next to it when it answers the
             health check.
 
     Returns:
@@ -142,7 +142,7 @@ def set_learner_threads(config: Config) -> None:
 
 
 def _answer_health(config: Config, bridge: AsyncBridge, closers: ExitStack, ready_file: Path) -> None:
-    """Lets whoever has started this rank see whether it is well; before any rank can wait for another."""
+    """Lets the starter of this rank see whether it is well; before any rank can wait for another."""
     network, security = config.network, config.security
 
     async def serve() -> tuple[grpc.aio.Server, str]:

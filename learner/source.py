@@ -4,7 +4,7 @@ Invariants: this is the one book of what the learner holds, by version and group
 lease; a group stays in it until it is claimed, given back or lost, and until then its lease is named to the buffer. How
 many more are to be asked for is always counted from the book, so that whatever is lost is asked for again. Every credit
 names the version at which its group will train; a group that cannot be read is given back as failed and replaced at the
-same version; nobody waits in silence (`waiting_reason`). All methods belong to the event loop's thread.
+same version; no one waits in silence (`waiting_reason`). All methods belong to the event loop's thread.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class GroupSource:
         coming += self._stream.on_the_way(version)
         missing = self._wanted.get(version, 0) - len(self._held[version]) - coming
         if missing > 0:
-            # Groups that were refused or given back may have become ready again: the buffer answers anew.
+            # Groups that were refused or given back may have become ready again: the buffer answers again.
             self._exhausted = False
             self._stream.request(missing, version)
 
@@ -198,7 +198,7 @@ class GroupSource:
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Whoever waits for groups hears of it, expected or not: nobody else would bring them."""
+        """All who wait for groups hear of it, expected or not: no one else would bring them."""
         self._releases.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return

@@ -1,7 +1,7 @@
 """Tells of a run that stands still: in the log, in `RUN/stalls.jsonl`, in heartbeats, and at last by its end.
 
-Leases are named anew by their holders every third of a term (`buffer.lease_s`), and what nobody names is given back.
-So whoever is named here holds its groups, and knows it.
+Leases are named again by their holders every third of a term (`buffer.lease_s`), and what no one names is given back.
+So who is named here holds its groups, and knows it.
 """
 
 from __future__ import annotations

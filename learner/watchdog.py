@@ -9,7 +9,7 @@ Invariants:
   tokens, sampled again for ever);
 - the clock of the limit stands still besides while no generator serves and one is still on its way to an engine, which
   loads or compiles a model: for `MAX_LOADING_S` since the last progress at most, since not every engine has a deadline;
-- a look that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself blames nobody.
+- a look that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself blames no one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class Exceeded:
-    """The limit is reached after so many seconds: the run cannot go on."""
+    """The limit is reached after so many seconds: the run cannot continue."""
 
     seconds: float
 
@@ -70,7 +70,7 @@ class Watchdog:
 
     Args:
         stall_s: seconds without progress from which on a run is stalled.
-        limit_s: seconds after which it cannot go on; 0: never.
+        limit_s: seconds after which it cannot continue; 0: never.
     """
 
     def __init__(self, *, stall_s: float, limit_s: float) -> None:

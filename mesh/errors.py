@@ -139,7 +139,7 @@ class LostStateError(StoreError):
 
 
 def ended_by(error: BaseException, what: str) -> RollmeshError:
-    """What ended something that runs in the background, as whoever depends on it is told."""
+    """What ended something that runs in the background, as those who depend on it are told."""
     if isinstance(error, RollmeshError):
         return error
     return RollmeshError(

@@ -126,7 +126,7 @@ class MembershipAgent:
         self._incarnation = incarnation or self._incarnation
         self._endpoint = endpoint or self._endpoint
         self._gauges.update(gauges or {})
-        # A loss may be NaN. The mesh takes figures alone, and an earlier one would be out of date.
+        # A loss may be NaN. The mesh takes numbers alone, and an earlier one would be out of date.
         self._gauges = {name: value for name, value in self._gauges.items() if math.isfinite(value)}
 
     async def beat(self) -> None:

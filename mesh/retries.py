@@ -1,7 +1,7 @@
 """For how long a peer that does not answer is tried again.
 
-Invariants: what counts is the time since the first failure after an answer, so that nobody gives up before a second
-try; between two failures at most half of it counts, so that whoever was stopped itself tries again when it goes on.
+Invariants: what counts is the time since the first failure after an answer, so that no one gives up before a second
+try; between two failures at most half of it counts, so that who was stopped itself tries again when it continues.
 """
 
 from __future__ import annotations

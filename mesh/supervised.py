@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
-# In place of a process id: whoever has started the command.
+# In place of a process id: the starter of the command.
 _STARTER = 0
 
 

@@ -52,7 +52,7 @@ def plan_threads(
 
 
 def reward_workers() -> int:
-    """Most processes that score on this machine, where nobody has said otherwise.
+    """Most processes that score on this machine, where no setting says otherwise.
 
     Scorers that compute need no more than the cores; those that wait for something need a few at least. They are
     started as they are needed, so the number costs nothing where scoring is quick.

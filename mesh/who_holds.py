@@ -8,8 +8,8 @@ from protos import buffer_pb2
 
 
 def reasons(table: buffer_pb2.DescribeResponse, held: buffer_pb2.HoldersResponse) -> str:
-    """Why nothing moves: the holders, those that have held a group for longest first, and what nobody holds."""
-    return "; ".join(_reasons(table, held)) or "nobody holds a group"
+    """Why nothing moves: the holders, those that have held a group for longest first, and what no one holds."""
+    return "; ".join(_reasons(table, held)) or "no one holds a group"
 
 
 def _reasons(table: buffer_pb2.DescribeResponse, held: buffer_pb2.HoldersResponse) -> Iterator[str]:
@@ -20,7 +20,7 @@ def _reasons(table: buffer_pb2.DescribeResponse, held: buffer_pb2.HoldersRespons
         yield f"{_groups(table.unheld)} of lost generators wait for another one"
     if not held.total and not table.unheld:
         pending = table.counts.pending
-        yield f"nobody holds a group, {pending} tasks are pending" if pending else "no prompt task is pending"
+        yield f"no one holds a group, {pending} tasks are pending" if pending else "no prompt task is pending"
     if not table.generators:
         yield "no generator is in the mesh"
     elif not table.generators_serving:

@@ -1,5 +1,5 @@
 -- A front begins: writes the rules of all tables and the configuration that members are told, unless another front that
--- is alive goes by different rules. All or nothing, in one step: whoever begins at the same moment sees either no rules
+-- is alive follows different rules. All or nothing, in one step: who begins at the same moment sees either no rules
 -- or all of them. ARGV: '', front, member ttl in ms, sole (1: no other can be alive), configuration, rules by table as JSON
 -- Answer: ok, the configuration in force (where others are alive, theirs); or differs, table, then name, value there and
 -- value here of each rule

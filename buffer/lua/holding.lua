@@ -1,4 +1,4 @@
--- Shared by `write` and `member`: who may write a member, who has, and when nobody may any more.
+-- Shared by `write` and `member`: who may write a member, who has, and when no one may any more.
 local function is_done(g, position) return string.sub(g.done, position, position) == '1' end
 
 local function holds(g, lease, attempt)

@@ -1,5 +1,5 @@
 -- A holder has said what it has: of the groups listed it keeps those that it holds under a lease named here; the others
--- are taken from it, since nobody knows of them. A generator that has forgotten a group counts as a lost holder.
+-- are taken from it, since no one knows of them. A generator that has forgotten a group counts as a lost holder.
 -- ARGV: holder, generation (generators) or incarnation (`learner`), token of the stream, then gid, lease pairs: a group
 -- with each lease that is named for it, or with '' where none is.
 -- Answer: number of groups taken, and the pairs whose lease is not alive

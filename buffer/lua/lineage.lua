@@ -1,11 +1,11 @@
 -- How old the tokens of a group are, and by when it must train: as buffer.policy.lineage has it.
 
--- The version from which an incarnation went on; nil where that is not known.
+-- The version from which an incarnation continued; nil where that is not known.
 local function resumed_at(incarnation)
   return tonumber(redis.call('HGET', RUN .. ':takeovers', incarnation) or nil)
 end
 
--- By incarnation, as far as asked for: the least version from which a later one went on. A takeover clears it.
+-- By incarnation, as far as asked for: the least version from which a later one continued. A takeover clears it.
 local ancestors = {}
 
 local function ancestor_of(incarnation)

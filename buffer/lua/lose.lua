@@ -1,4 +1,4 @@
--- Ends live groups that nobody can be given: their prompt or payload is gone, or they are too large to be sent. What has
+-- Ends live groups that can be given to no one: their prompt or payload is gone, or they are too large to be sent. What has
 -- been used stays. ARGV: reason, then gid, lease per group
 load_table(ARGV[1])
 load_run()

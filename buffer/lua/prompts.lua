@@ -1,5 +1,5 @@
 -- Prompts are keys in other slots. `prompts` has the digest of each one in use, by ordinal: in use it is while its task is
--- pending, its group lives, or its note keeps it. Ordinal and digest name the key, so that nobody can put other bytes in
+-- pending, its group lives, or its note keeps it. Ordinal and digest name the key, so that no one can put other bytes in
 -- its place: neither a learner of the past, nor one that gives an ordinal again after a loss.
 local function prompts_key() return T .. ':prompts' end
 

@@ -21,7 +21,7 @@ for i = 6, #ARGV, 4 do
   if ordinal > C.seeded then
     put('seeded', ordinal)
     if used and redis.call('HDEL', T .. ':used', ordinal) == 1 then
-      -- It was used already, in time that Redis has lost: nobody can be given its group again.
+      -- It was used already, in time that Redis has lost: its group can be given to no one again.
       trash[#trash + 1] = '|' .. ordinal .. ':' .. ARGV[i + 3] .. '||'
     else
       local pin = ARGV[i + 2]

@@ -467,7 +467,7 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def sight(self) -> Sight | None:
-        """What the processes, or the thread, that decode do now; None before they are ready, and where nobody knows."""
+        """What the processes, or the thread, that decode do now; None before they are ready, and where no one knows."""
 
     @abstractmethod
     def drain(self, timeout_s: float) -> bool:

@@ -4,7 +4,7 @@ A version is fetchable at once, its link only once it has been encoded. A receiv
 way) with the learner loses by waiting; one behind a slow link wins, because the few bytes of a link then come sooner
 than all of them. What a receiver's link carries is known from its reports of full transfers.
 
-Invariants: nobody waits longer than a full transfer would have taken beyond that of the link (`patience_s`), except
+Invariants: no one waits longer than a full transfer would have taken beyond that of the link (`patience_s`), except
 where `weights.encoding: delta` asks for links always; the first manifest of a stream comes at once; a stream never goes
 back, and always ends up at the newest version.
 """

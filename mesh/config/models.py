@@ -101,7 +101,7 @@ class RewardSection(Section):
     )
     attempts: PositiveInt = Field(3, description="Tries of an item whose error is retryable.")
     in_process: bool = Field(
-        False, description="Score beside the generators, in workers of theirs (small runs); no service is started."
+        False, description="Score next to the generators, in workers of theirs (small runs); no service is started."
     )
     workers: PositiveInt | None = Field(
         None,
@@ -179,7 +179,7 @@ class BufferSection(Section):
     durability: Literal["always", "everysec", "none"] = Field(
         "always",
         description="What survives the end of the embedded Redis. `always`: every acknowledged write, also where the "
-        "machine ends. `everysec`: all but up to about two seconds of them, at a power cut or behind a slow disk. "
+        "machine ends. `everysec`: all but up to about two seconds of them, at a power cut or with a slow disk. "
         "`none`: nothing (benchmarks, throw-away runs). What is lost is made up for: finished responses are sampled "
         "again, uses are told again by the learner. Nothing hangs, and nothing is trained twice.",
     )

@@ -22,7 +22,7 @@ def look(*pids: int) -> Sight | None:
 
 
 def look_at_part(pid: int) -> Sight | None:
-    """As `look`, at a process whose end nobody else reports: seen as gone where it has ended, a zombie too."""
+    """As `look`, at a process whose end no one else reports: seen as gone where it has ended, a zombie too."""
     seen = look(pid)
     return Sight(State.GONE, {}) if seen is None and Path("/proc/self").exists() else seen
 

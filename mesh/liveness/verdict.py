@@ -6,7 +6,7 @@ Invariants:
 - a process that waits for a processor is counted nothing: on a machine that is overloaded it gets its time later;
 - the clock of the watcher is not trusted: between two looks at most `Bounds.look_s` counts, since a watcher that was
   late itself (overload, a stopped terminal, a suspended machine) has not heard the answers of that time either;
-- whom a debugger holds is never frozen.
+- who is held by a debugger is never frozen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# A thread that gets less than this share of a processor sleeps: timers and polls go on in a process that hangs.
+# A thread that gets less than this share of a processor sleeps: timers and polls continue in a process that hangs.
 _IDLE_SHARE = 0.1
 # The others are this often the bound of a stopped process: sleepers may wait for a disk.
 _ASLEEP_FACTOR = 3.0
@@ -135,7 +135,7 @@ class Judge:
         Args:
             now: any clock that does not go back, in seconds.
             sight: the process now.
-            port_closed: nobody listens at its address any more: it is on its way out.
+            port_closed: no one listens at its address any more: it is on its way out.
 
         Returns:
             The verdict, once there is one.

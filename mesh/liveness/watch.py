@@ -22,7 +22,7 @@ class Answer(enum.Enum):
     WELL = "well"
     """It has answered."""
     PORT_CLOSED = "port closed"
-    """The system answered in its place: nobody listens there."""
+    """The system answered in its place: no one listens there."""
     NONE = "none"
     """The question was lost: with a connection, or with a watcher that was away."""
 

@@ -187,7 +187,7 @@ class Lane:
             self._growth = asyncio.get_running_loop().call_later(_PATIENCE_S if self._slots else 0.0, self._grow)
 
     def _leave(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        """A slot has ended: with the lane, or by an error that nobody expected: others do its work then."""
+        """A slot has ended: with the lane, or by an unexpected error: others do its work then."""
         if self._closed or task.cancelled():
             return
         del self._slots[slot]

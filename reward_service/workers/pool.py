@@ -65,7 +65,7 @@ class ProcessPool:
             return
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start(), name="first-reward-worker")
-        # Whoever gives up waits no longer; the worker goes on loading for the next one.
+        # Who gives up waits no longer; the worker continues to load for the next one.
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:

@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 _STUCK_S = 0.25
 # Seconds that a message may take on its way, beyond the time of the call itself.
 _GRACE_S = 0.5
-# Seconds by which a look may come late before it judges nobody.
+# Seconds by which a look may come late before it judges no one.
 _ABSENT_S = 2.0
-# Workers that may die with a unit in hand, without a sign of what killed them, before the unit is given up.
+# Workers that may die while they hold a unit, without a sign of what killed them, before the unit is given up.
 _LOSSES = 3
 
 
@@ -51,7 +51,7 @@ class Source(Protocol):
         ...
 
     def next_units(self, in_hand: int) -> list[Unit]:
-        """Units of one function for a worker that has so many in hand; none where none waits."""
+        """Units of one function for a worker that holds so many; none where none waits."""
         ...
 
     def put_back(self, units: list[Unit]) -> None:
@@ -109,7 +109,7 @@ class Slot:
         try:
             await self._work(worker)
         finally:
-            # Nothing of it is left where an error that nobody expected has ended it.
+            # Nothing of it is left where an unexpected error has ended it.
             worker, self._worker = self._worker, None
             if worker is not None:
                 await worker.end()
@@ -193,7 +193,7 @@ class Slot:
     # ------------------------------------------------------------------------------------------ judging
 
     def _overdue(self, worker: WorkerProcess) -> list[int] | None:
-        """The tickets for whose sake a worker is to be ended now; None: it may go on."""
+        """The tickets for whose sake a worker is to be ended now; None: it may continue."""
         due, busy = self._due(worker)
         now = time.monotonic()
         if now < max(due, self._judged_from):
@@ -255,6 +255,6 @@ class Slot:
         for unit in left:
             unit.losses += not guilty
             if unit.losses >= _LOSSES:
-                why = f"{unit.losses} workers died with it in hand, at last: {ending.words}"
+                why = f"{unit.losses} workers died while they held it, at last: {ending.words}"
                 unit.answer(Failed("crashed", why, retryable=True))
         self._lane.put_back([unit for unit in left if unit.open])

@@ -28,7 +28,7 @@ def _status(
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Show the mesh: version, ledger, ages, bytes, who waits for whom, stalls, members, the way of the weights."""
+    """Show the mesh: version, ledger, ages, bytes, who waits for what, stalls, members, the way of the weights."""
     where = target(run, mesh, token_file, tls_ca)
     if as_json:
         typer.echo(json.dumps(asyncio.run(_everything(where)), indent=2))

@@ -65,7 +65,7 @@ class HealthProbe:
         return Answer.WELL
 
     async def _refuses(self) -> bool:
-        """Whether nobody listens at the address."""
+        """Whether no one listens at the address."""
         host, _, port = self._address.rpartition(":")
         try:
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))

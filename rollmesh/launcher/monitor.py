@@ -93,7 +93,7 @@ class Snapshot:
             parts.append(f"generators wait: {self.table.generators_wait}")
         if not any(member.role == membership_pb2.ROLE_LEARNER for member in self.members) and not self.run_finished:
             parts.append("there is no learner")
-        return "; ".join(parts) or "nobody waits"
+        return "; ".join(parts) or "no one waits"
 
 
 class MeshView:

@@ -157,7 +157,7 @@ class Supervisor:
         return service
 
     def _check_supervision(self, name: str, task: asyncio.Task[None]) -> None:
-        """A service that nobody watches any more ends the run."""
+        """A service that no one watches any more ends the run."""
         if not task.cancelled() and (error := task.exception()) is not None:
             failure = RollmeshError(f"{name} cannot be supervised: {error!r}", hint="see its log in the run folder")
             failure.__cause__ = error

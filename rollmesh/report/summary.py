@@ -106,7 +106,7 @@ class Summary:
         yield f"summary: {Path(self.folder) / _FILE}"
 
     def restarts_text(self) -> str:
-        """Who was started again, and why, in words; empty where nobody was."""
+        """Who was started again, and why, in words; empty where no one was."""
         return ", ".join(
             f"{service} {count} ({reason})"
             for service, reasons in self.restarts.items()

@@ -154,9 +154,9 @@ class ComparedMachines(RuleBasedStateMachine):
         assert discrepancies(counters, recount) == []
         assert {name: counters[name] for name in FIGURES} == {name: machine.counts[name] for name in FIGURES}
         assert reasons == dict(machine.reasons)
-        figures = TableView.from_reply(view)
-        assert (figures.u, figures.end_of_data, figures.demand) == (
+        view_of_redis = TableView.from_reply(view)
+        assert (view_of_redis.u, view_of_redis.end_of_data, view_of_redis.demand) == (
             machine.u, int(machine.end_of_data), machine.demand,
         )  # fmt: skip
-        assert (figures.bytes, figures.reserved) == (machine.bytes, machine.reserved)
-        assert figures.orphaned == sum(g.orphan for g in machine.groups.values())
+        assert (view_of_redis.bytes, view_of_redis.reserved) == (machine.bytes, machine.reserved)
+        assert view_of_redis.orphaned == sum(g.orphan for g in machine.groups.values())

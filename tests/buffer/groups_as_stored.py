@@ -10,7 +10,7 @@ DIGEST = "0123456789abcdef"
 
 
 def place_of(member: int) -> str:
-    """What a verb notes of a member's payload, behind member and attempt."""
+    """What a verb notes of a member's payload, after member and attempt."""
     return DIGEST + (f":{PIECES[member]}" if member in PIECES else "")
 
 

@@ -130,7 +130,7 @@ COMPARED = (
         "if false then",
     ),
     Rule("the lease counts and not the group", "keep_named", "groups[gid].lease == lease", "lease ~= ''"),
-    Rule("naming takes from nobody else", "keep_named", "g and g.holder == holder and g or false", "g or false"),
+    Rule("naming takes from no one else", "keep_named", "g and g.holder == holder and g or false", "g or false"),
     Rule(
         "who forgets a group has lost it",
         "keep_named",

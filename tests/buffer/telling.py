@@ -26,7 +26,7 @@ class OldGeneration(Exception):
 
 # How the verbs say what the machine raises.
 _REFUSALS = {Fenced: b"fenced", Outdated: b"outdated", OldGeneration: b"old_generation"}
-# Figures that count the copies themselves.
+# Counters of the copies themselves.
 _OF_COPIES = {"duplicate_writes", "superseded_writes"}
 
 

@@ -50,7 +50,7 @@ async def test_its_payloads_are_not_read_back(mesh: Mesh) -> None:
 
 
 async def test_what_was_set_and_never_counted_is_not_taken_for_what_was_written(mesh: Mesh) -> None:
-    """The member was sampled anew under the same lease."""
+    """The member was sampled again under the same lease."""
     front, learner, generator, sampler, grant = await _waiting(mesh)
     version = PolicyVersion(learner.incarnation, 0)
     before = [make_write(grant, member, [version] * 7) for member in range(2)]

@@ -1,4 +1,4 @@
-"""What is over a limit is refused by name, cut where it is mere text, and keeps nobody else from going on."""
+"""What is over a limit is refused by name, cut where it is mere text, and stops no one else."""
 
 from __future__ import annotations
 
@@ -187,8 +187,8 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
     assert (await refused(beating(waiting_reason="x" * (WAITING_CHARACTERS + 1)))).field == "waiting_reason"
     assert (await refused(beating(gauges={f"g{i}": 1.0 for i in range(65)}))).field == "gauges"
     assert (await refused(beating(gauges={"g" * 65: 1.0}))).field == "gauges"
-    for figure in (float("nan"), float("inf"), -float("inf")):
-        assert (await refused(beating(gauges={"tokens_generated": figure}))).field == "gauges.tokens_generated"
+    for gauge in (float("nan"), float("inf"), -float("inf")):
+        assert (await refused(beating(gauges={"tokens_generated": gauge}))).field == "gauges.tokens_generated"
     # Members themselves never say so much.
     generator.agent.set_status(waiting_reason="x" * 100_000, gauges={"loss": 1.0})
     await generator.agent.beat()

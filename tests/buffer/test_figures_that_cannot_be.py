@@ -1,4 +1,4 @@
-"""A figure that cannot be, as a fault of ours or somebody else's hand makes one: told in words, and never fatal."""
+"""A value that cannot be, as a fault of ours or somebody else's hand makes one: told in words, and never fatal."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ async def test_clients_carry_on_when_their_front_is_replaced(mesh: Mesh) -> None
 
 
 async def test_a_writer_that_had_nothing_to_write_for_long_outlives_its_front(mesh: Mesh) -> None:
-    """As the one of a table that is seldom used: the silence before the front went is nobody's fault."""
+    """As the one of a table that is seldom used: the silence before the front went is no one's fault."""
     config = make_config(mesh.folder, mesh.redis_url)
     front = await mesh.front(config)
     learner, generator = await mesh.learner(front), await mesh.generator(front)

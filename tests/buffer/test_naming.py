@@ -28,7 +28,7 @@ def key(held: pb.GroupGrant | pb.LeasedGroup) -> Lease:
 
 
 class Book:
-    """What an owner of a stream has in hand, and says that it has."""
+    """What an owner of a stream holds, and says that it holds."""
 
     def __init__(self, stream: AdmitStream | SampleStream, held: Iterable[pb.GroupGrant | pb.LeasedGroup] = ()) -> None:
         self.leases = {key(lease) for lease in held}
@@ -94,7 +94,7 @@ async def test_a_finished_group_that_redis_has_lost_is_done_again(mesh: Mesh) ->
 
 
 async def test_a_lease_offered_again_with_which_its_holder_has_finished_is_given_back_at_once(mesh: Mesh) -> None:
-    """The term is 15 s: nobody waits for a question."""
+    """The term is 15 s: no one waits for a question."""
     front = await mesh.front(buffer={"reconnect_grace_s": 10.0, "redis": mesh.redis_url})
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.seed(1, 1)

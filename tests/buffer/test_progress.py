@@ -125,9 +125,9 @@ def test_a_generator_loads_until_it_reports_figures_and_serves_once_it_has_weigh
 _IMPOSSIBLE = {float("nan"): 0, float("inf"): 0, -float("inf"): 0, -1.0: 0, 1e30: 2**63 - 1}
 
 
-@pytest.mark.parametrize(("figure", "tokens"), _IMPOSSIBLE.items())
-def test_a_figure_that_cannot_be_counts_as_far_as_it_can(figure: float, tokens: int) -> None:
-    member = membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR, gauges={"tokens_generated": figure})
+@pytest.mark.parametrize(("gauge", "tokens"), _IMPOSSIBLE.items())
+def test_an_impossible_gauge_counts_as_far_as_it_can(gauge: float, tokens: int) -> None:
+    member = membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR, gauges={"tokens_generated": gauge})
     assert fleet_of([member]).tokens == tokens
 
 
@@ -135,10 +135,10 @@ async def test_stored_figures_that_cannot_be_end_neither_a_front_nor_a_descripti
     """Every front reads the heartbeats of all members, again and again: one must not end them all."""
     front = await mesh.front()
     learner = await mesh.learner(front)
-    for figure in _IMPOSSIBLE:
+    for gauge in _IMPOSSIBLE:
         generator = await mesh.generator(front)
         await generator.agent.stop()
-        beat = membership_pb2.HeartbeatRequest(gauges={"tokens_generated": figure}, serving=V0.to_proto())
+        beat = membership_pb2.HeartbeatRequest(gauges={"tokens_generated": gauge}, serving=V0.to_proto())
         status = f"{Keys(front.run_name).run}:status"
         await front.access.client.hset(status, generator.agent.member_id, beat.SerializeToString())
     async with asyncio.timeout(TIMEOUT_S):

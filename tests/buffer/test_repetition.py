@@ -48,7 +48,7 @@ async def test_a_repeated_seed_leaves_no_prompt_behind(mesh: Mesh) -> None:
     await learner.client.seed("train", 1, [], withdraw_pending=True)
     await until(lambda: _no_prompt(front, 1))
     await learner.seed(1, 1)
-    assert await _no_prompt(front, 1), "its task has ended: nobody would remove it again"
+    assert await _no_prompt(front, 1), "its task has ended: no one would remove it again"
 
 
 async def test_a_learner_of_the_past_does_not_touch_prompts(mesh: Mesh) -> None:

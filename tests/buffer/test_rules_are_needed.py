@@ -74,9 +74,11 @@ def test_a_rule_without_which_redis_cannot_read_the_script_is_refused(
 
 
 def test_a_rule_that_nobody_misses_is_found_out(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    nobody = Rule("hints to other fronts, of which a walk has none", "common", "if R.fronts > 1 then", "if false then")
+    unmissed = Rule(
+        "hints to other fronts, of which a walk has none", "common", "if R.fronts > 1 then", "if false then"
+    )
     with pytest.raises(pytest.fail.Exception, match="nothing noticed"):
-        see_it_missed(redis_url, monkeypatch, nobody, walks=2)
+        see_it_missed(redis_url, monkeypatch, unmissed, walks=2)
 
 
 def test_the_rules_are_documented() -> None:

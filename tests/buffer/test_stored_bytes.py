@@ -107,7 +107,7 @@ async def test_bytes_never_contradict_their_metadata_wherever_a_front_died(
                 PolicyVersion.from_proto(meta.oldest),
                 PolicyVersion.from_proto(meta.newest),
             ), (first, second)
-        # What was written first and counted is what the member is; what never counted is nobody's.
+        # What was written first and counted is what the member is; what never counted is no one's.
         expected = 1.0 if first == "set" else 0.0
         assert group.members[0].reward == expected, (first, second)
     assert (await learner.train(list(groups.values()), 1)).claimed
@@ -149,7 +149,7 @@ async def test_a_refused_write_removes_only_what_nobody_can_store_any_more(mesh:
     future = pb.GroupGrant(group_id="train-2", lease_id="wrong", attempt=1)
     await wrote(generator, make_write(future, 0, [V0]))
     assert await values(front) == {f"{gid}:0:1", f"{gid}:1:d1-2", "train-2:0:1"}
-    # Its member has another value: nobody needs this one.
+    # Its member has another value: no one needs this one.
     await wrote(generator, make_write(grant, 0, [V0] * 3))
     await wrote(generator, make_write(stranger, 0, [V0] * 4), make_write(grant, 0, [V0] * 6))
     assert await values(front) == {f"{gid}:0:1", f"{gid}:1:d1-2", "train-2:0:1"}

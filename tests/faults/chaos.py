@@ -1,8 +1,8 @@
 """A run of the mesh under faults: rounds from the schedule, recovery by events, books compared after each round.
 
-A round is over when the mesh goes on (`tests.faults.stalls`): steps have been trained after the last of its faults,
+A round is over when the mesh continues (`tests.faults.stalls`): steps have been trained after the last of its faults,
 every service answers again and every generator has stored something. A mesh that stands still for too long fails the
-run, and the run goes on if anything helps. The folder of a run that failed stays, with all logs.
+run, and the run continues if anything helps. The folder of a run that failed stays, with all logs.
 """
 
 from __future__ import annotations

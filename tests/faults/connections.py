@@ -1,4 +1,4 @@
-"""Which process is behind a connection on this machine, as the kernel knows it."""
+"""Which process holds a connection on this machine, as the kernel knows it."""
 
 from __future__ import annotations
 

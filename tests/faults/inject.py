@@ -151,7 +151,7 @@ class Injector:
         while path.exists() and time.monotonic() < until:
             self._pause.wait(_LOOK_S)
         if path.exists():
-            # Nobody called it: the other service has all the work, or this one is away.
+            # No one called it: the other service has all the work, or this one is away.
             path.unlink(missing_ok=True)
         else:
             self._pause.wait(fault.lasts_s)

@@ -71,7 +71,7 @@ def summary(total: dict[str, Any]) -> str:
         "trajectories: " + ", ".join(f"{name} {count}" for name, count in total["trajectories"].items()),
         "ends that nobody asked for: " + (", ".join(f"{s} {codes}" for s, codes in total["exits"].items()) or "none"),
         "",
-        "| fault | times | with a part of a batch in hand | next step after, s: p50 | p99 | max "
+        "| fault | times | with a part of a batch held | next step after, s: p50 | p99 | max "
         "| all well after, s: p50 | p99 | max |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         *(f"| {kind} | " + " | ".join(map(str, figures.values())) + " |" for kind, figures in total["kinds"].items()),

@@ -39,7 +39,7 @@ EDGES = (
     ("*", REWARDS[0]),
     (GENERATORS[0], REWARDS[1]),
 )
-# Who is away from the buffer while a part of a batch is in hand, and the buffer from everyone.
+# Who is away from the buffer while a part of a batch is held, and the buffer from everyone.
 AWAY_LINKS = (
     *((LEARNER, FRONT) for _ in range(2)),
     *((generator, FRONT) for generator in GENERATORS),

@@ -1,13 +1,13 @@
-"""Whether the mesh goes on after a fault, and what helps where it does not.
+"""Whether the mesh continues after a fault, and what helps where it does not.
 
 The promise: whatever froze, died, lost a reply or came back late, the next step is trained within the fault plus
 `GRACE_S`. A fault lasts until it is undone and every service answers again: a process has to start. One step may still
-come from what was gathered before; with a bound of S versions a batch may pass by a group that nobody finishes S
+come from what was gathered before; with a bound of S versions a batch may pass by a group that no one finishes S
 times. So S + 2 steps have to follow, each within `GRACE_S` of the one before. A generator says that it answers before
 it has loaded its model, and stores something within the time in which services start.
 
 A stall is recorded with what there was to do and what the buffer said it waits for. It is watched for a while, whether
-it ends by itself; then the learner is killed, then the generators, then everything, so that the run can go on and
+it ends by itself; then the learner is killed, then the generators, then everything, so that the run can continue and
 the record says who was stuck.
 """
 
@@ -62,7 +62,7 @@ class Stall:
 
 
 class Progress:
-    """Sees to it that the mesh goes on.
+    """Sees to it that the mesh continues.
 
     Args:
         world, steps, writes, moments: of the run.
@@ -84,7 +84,7 @@ class Progress:
         self.stalls: list[Stall] = []
 
     def restored(self, kinds: Sequence[str], end: float) -> float:
-        """Waits until the mesh goes on after faults, whatever it needs.
+        """Waits until the mesh continues after faults, whatever it needs.
 
         Args:
             kinds: of the faults.

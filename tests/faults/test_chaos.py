@@ -26,7 +26,7 @@ def test_nothing_is_lost_or_trained_twice_whatever_is_killed_cut_or_stopped(tmp_
     assert (outcome.audit.lost_groups, outcome.audit.lost_trajectories, outcome.audit.duplicated) == (0, 0, 0)
     assert {"zombie learner", "lost_tail redis", "kill_fronts"} <= {fault.kind for fault in outcome.faults}
     cut_off = next(fault for fault in outcome.faults if fault.kind == "away_cut learner>front")
-    assert cut_off.steps <= 1, "a learner without a buffer went on: does the fault do anything?"
+    assert cut_off.steps <= 1, "a learner without a buffer continued: does the fault do anything?"
     assert outcome.stalls == []
     assert outcome.losses == 1
     assert outcome.evaluations > 0

@@ -1,4 +1,4 @@
-"""A mesh that stands still is found, told apart by what helps, and made to go on."""
+"""A mesh that stands still is found, told apart by what helps, and made to continue."""
 
 import json
 import time

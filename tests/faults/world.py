@@ -56,7 +56,7 @@ class Settings:
         order: which ready groups train first.
         durability: of Redis.
         slow: one generator is slow, so that the learner holds a part of a batch most of the time.
-        evaluation: rounds of evaluation run beside the training.
+        evaluation: rounds of evaluation run during the training.
         groups, n: groups per batch, members per group.
         steps: batches after which the run ends; more than will be trained.
     """

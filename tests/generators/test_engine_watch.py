@@ -60,7 +60,7 @@ async def test_who_does_not_answer_is_found_by_what_its_processes_do(harness: Sc
     with pytest.raises(FrozenEngineError, match="stopped by a signal") as caught:
         await asyncio.wait_for(watch(harness.engine, 0.2), DEADLINE_S)
     assert "frozen_after_s" in str(caught.value)
-    assert harness.engine.status().failure is None, "whoever watches it ends it"
+    assert harness.engine.status().failure is None, "its watcher ends it"
 
 
 async def test_an_engine_that_starts_has_a_deadline_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ async def test_an_engine_that_starts_has_a_deadline_of_its_own(monkeypatch: pyte
 
 
 async def test_questions_that_are_lost_say_nothing(harness: ScriptedHarness) -> None:
-    """A server that is too busy to answer in time: the engine goes on."""
+    """A server that is too busy to answer in time: the engine continues."""
 
     def lost() -> None:
         raise EngineError("no answer within 60 s")

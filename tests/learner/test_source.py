@@ -124,7 +124,7 @@ class Training:
         await self.learner.client.set_policy_version(1, version)
 
     async def release(self, leases: list[Lease]) -> None:
-        """Ends leases behind the learner's back."""
+        """Ends leases without the learner's knowledge."""
         refs = [pb.LeaseRef(group_id=group_id, lease_id=lease) for group_id, lease in leases]
         await self.learner.client.nack("train", 1, refs, disposition=pb.NACK_DISPOSITION_RELEASE)
 
@@ -149,7 +149,7 @@ async def training(
     await owner.close()
 
 
-async def test_a_learner_that_was_away_beyond_the_grace_with_part_of_a_batch_goes_on(training: Training) -> None:
+async def test_a_learner_that_was_away_beyond_the_grace_with_part_of_a_batch_trains_on(training: Training) -> None:
     gathering = asyncio.create_task(training.gather(candidate := Candidate(0)))
     await training.finish(B - 1)
     await training.counts(leased=B - 1)

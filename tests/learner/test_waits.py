@@ -70,4 +70,4 @@ def test_what_takes_long_is_named_with_its_seconds() -> None:
     state.phase = "training"
     assert [monitor._phase_reason(now) for now in (113.0, 120.0)] == ["", ""]
     state.steps += 1
-    assert monitor._phase_reason(125.0) == "", "each step anew, however short the phases between are"
+    assert monitor._phase_reason(125.0) == "", "each step again, however short the phases between are"

@@ -26,7 +26,7 @@ from mesh.supervised import wrapped
 
 
 def hold_and_compute(*_: object) -> None:
-    """One call into C that takes hours and lets nobody else run."""
+    """One call into C that takes hours and lets no one else run."""
     _ = 3 ** (10**10)
 
 

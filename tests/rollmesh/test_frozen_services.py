@@ -104,7 +104,7 @@ async def test_a_service_that_goes_on_in_time_is_left_alone(
 async def test_a_busy_service_on_a_busy_machine_is_never_killed(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder, busy_machine: None
 ) -> None:
-    """Threads that compute under one interpreter lock, sixteen busy loops beside them, and next to no share."""
+    """Threads that compute under one interpreter lock, sixteen busy loops next to them, and next to no share."""
     supervisor = make_supervisor(frozen_after_s=2.0)
     running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, "--spin", "4"))
     pid = supervisor.pids()[NAME]

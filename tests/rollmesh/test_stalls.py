@@ -56,7 +56,7 @@ def test_who_holds_what_is_said_with_what_nobody_holds() -> None:
     ("pending", "said"),
     [
         (0, "no prompt task is pending; no generator is in the mesh"),
-        (5, "nobody holds a group, 5 tasks are pending; no"),
+        (5, "no one holds a group, 5 tasks are pending; no"),
     ],
 )
 def test_where_nobody_holds_anything_it_says_what_is_missing(pending: int, said: str) -> None:
@@ -92,7 +92,7 @@ def test_a_mesh_without_a_learner_says_so() -> None:
     assert _snapshot(0, learner=False).who_waits() == "there is no learner"
     finished = _snapshot(0, learner=False)
     finished.run_finished = True
-    assert finished.who_waits() == _snapshot(0).who_waits() == "nobody waits"
+    assert finished.who_waits() == _snapshot(0).who_waits() == "no one waits"
 
 
 def test_the_report_has_every_stall_with_its_end(run_folder: Path) -> None:  # noqa: F811

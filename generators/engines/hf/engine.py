@@ -153,4 +153,4 @@ class HfEngine(InferenceEngine):
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
             if self._thread.is_alive():
-                log.error("the engine's thread does not end; it is left behind")
+                log.error("the engine's thread does not end; it is abandoned")

@@ -200,7 +200,7 @@ class SglangBackend(Backend):
     async def ping(self) -> None:
         """See Backend; a server of somebody else's is watched by the monitor alone."""
         if self._server is not None and self._server.process is not None:
-            # Its front asks every scheduler; for other figures it does not.
+            # Its front asks every scheduler; for other statuses it does not.
             await self._client.get("/server_info")
 
     def sight(self) -> Sight | None:

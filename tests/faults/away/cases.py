@@ -1,4 +1,4 @@
-"""Who is away, for how long, with how much in hand, under which rules: the full product, and a cover of its pairs.
+"""Who is away, for how long, how much it holds, under which rules: the full product, and a cover of its pairs.
 
 Invariant: every pair of values of two dimensions that can occur together occurs in the cover
 (`test_the_cover_holds_every_pair`).
@@ -70,7 +70,7 @@ class Case:
         return rules.order, rules.staleness, rules.reuse, rules.fronts, self.fault, self.terms, self.in_hand
 
     def __str__(self) -> str:
-        return f"{self.rules}: {self.fault} for {self.terms} terms, {self.in_hand} of {GROUPS} in hand"
+        return f"{self.rules}: {self.fault} for {self.terms} terms, {self.in_hand} of {GROUPS} held"
 
 
 def all_rules() -> list[Rules]:

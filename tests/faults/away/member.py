@@ -16,7 +16,7 @@ from mesh.membership import MembershipAgent
 from mesh.rpc import open_channel
 from protos import membership_pb2
 
-# Longest absence that is put on a run, many times over: nobody gives up meanwhile.
+# Longest absence that is put on a run, many times over: no one gives up meanwhile.
 PATIENCE_S = 60.0
 # A peer that is silent for so long, and 0.8 times as long again, counts as gone.
 _KEEPALIVE_S = 1.0

@@ -155,7 +155,7 @@ class Run:
                     await self.hosts["generator"].until(self.name, "finished", within_s)
                     seen = None
             if time.monotonic() > until:
-                raise AssertionError(f"{self.rules}: nobody gets on\n{await self.client.describe('train')}")
+                raise AssertionError(f"{self.rules}: no one continues\n{await self.client.describe('train')}")
             await asyncio.sleep(_LOOK_S)
 
     async def until(self, reached: Callable[[pb.DescribeResponse], bool]) -> None:

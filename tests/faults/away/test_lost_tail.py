@@ -108,7 +108,7 @@ async def test_members_that_were_written(world: World) -> None:
 
 
 async def test_grants(world: World) -> None:
-    """A generator holds groups under leases that Redis has given to nobody."""
+    """A generator holds groups under leases that Redis has given to no one."""
     await each(world, part_of_a_batch)
     async with cut_off(world, "generator"):
         await each(world, lambda run: run.until(lambda known: known.unheld == known.counts.generating > 0))

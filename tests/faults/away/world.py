@@ -127,7 +127,7 @@ class World:
         return Run(rules, name, self.hosts, links, client, channel)
 
     async def put(self, cases: Sequence[Case], bound_s: float = BOUND_S) -> list[Outcome]:
-        """One round: everybody has in hand what the cases say, faults come and go, all train on within `bound_s`."""
+        """One round: all hold what the cases say, faults come and go, all train on within `bound_s`."""
         runs = {run.rules: run for run in self.runs}
         early = await asyncio.gather(*(self._prepare(runs[case.rules], case, bound_s) for case in cases))
         cases = [case for case, stall in zip(cases, early, strict=True) if stall is None]

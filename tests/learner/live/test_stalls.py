@@ -1,4 +1,4 @@
-"""Runs that stand still: named while they do, ended by name when they cannot go on; slow ones are left alone."""
+"""Runs that stand still: named while they do, ended by name when they cannot continue; slow ones are left alone."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _child(path: str) -> None:
 
 
 def _forked(_: str) -> None:
-    """Dies, and leaves a fork of the worker behind that holds all that it held."""
+    """Dies, and leaves a fork of the worker that holds all that it held."""
     if os.fork() == 0:
         time.sleep(600)
     os._exit(4)

@@ -78,7 +78,7 @@ async def test_each_item_ends_by_itself(make_engine: Any, make_item: Any, tmp_pa
         items += [make_item(f"{number}", act + argument), make_item(f"{number} good", "good")]
     results = await engine.score(items, 60.0)
     assert {act: said(result) for act, result in zip(ENDS, results[::2], strict=True)} == ENDS
-    assert [said(result) for result in results[1::2]] == ["1"] * len(ENDS), "nobody else is affected"
+    assert [said(result) for result in results[1::2]] == ["1"] * len(ENDS), "no one else is affected"
 
     by_act = dict(zip(ENDS, results[::2], strict=True))
     assert "compute_score: no answer within 2 s" in by_act["spin"].error.message

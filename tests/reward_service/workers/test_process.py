@@ -1,4 +1,4 @@
-"""Worker processes from start to end: what cannot be loaded, where output goes, who dies with whom."""
+"""Worker processes from start to end: what cannot be loaded, where output goes, who dies with it."""
 
 from __future__ import annotations
 
