@@ -1,9 +1,9 @@
 """One generator's standing Admit stream: credits come in, grants go out as soon as the gate allows.
 
 Invariants: each stream asks Redis for its share alone (`buffer.routing`), so that the least loaded generator is served
-first, and no stream asks in vain because of another one; a generator that does not answer for what it was granted gets
-nothing more, and soon loses its stream: what was granted is re-admitted after the reconnect grace; what a generator
-does not name when it is asked what it holds is re-admitted at once (`buffer.roll_call`).
+first, and no stream asks in vain because of another one; a generator gets nothing before it has answered on the stream,
+and nothing more while it does not answer for what it was granted; it soon loses its stream, and what it gave no sign of
+is re-admitted at once, as is what it does not name when it is asked what it holds (`buffer.roll_call`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ _TASK = pb.GroupGrant.DESCRIPTOR.fields_by_name["task"].number
 _RESPONSE_BYTES = 512 << 10
 # A waiter looks again after this many seconds even if nothing rang; a reason is told once it has lasted as long.
 _RECHECK_S = 1.0
-# Grants that have been on their way for so long without an answer keep further ones back; a stream that stays silent
-# for the reconnect grace, and so many seconds at least, is ended.
-_SILENT_S = 0.5
+# A stream on which grants stay without an answer for the reconnect grace, and so many seconds at least, is ended.
 _LEAST_PATIENCE_S = 1.0
 # Fronts do not know one another's streams: where there are several, a full generator asks so many seconds later than
 # an idle one.
@@ -61,7 +59,7 @@ class AdmitSession:
         self._generation = first.generation
         self._rules = front.rules[self._table]
         self._wish = Wish()
-        self._roll = RollCall(self._rules.lease_ms / 1000)
+        self._roll = RollCall(self._rules.lease_ms / 1000, max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000))
         self._recheck_s = min(_RECHECK_S, self._roll.question_s)
         self._refusal = ""
         self._token = ""
@@ -73,7 +71,9 @@ class AdmitSession:
 
     def _take(self, request: pb.AdmitRequest) -> None:
         check_policy("serving", request.serving)
-        self._roll.hear(request.received, leases_of(request.inventory) if request.HasField("inventory") else None)
+        self._roll.note_request(
+            request.received, leases_of(request.inventory) if request.HasField("inventory") else None
+        )
         # What is on its way to the generator is not in its figures yet.
         under_way = self._roll.under_way
         wish = self._wish
@@ -94,7 +94,7 @@ class AdmitSession:
                     while not reader.done():
                         event.clear()
                         await self._check_answers()
-                        if within_ms := self._roll.ask():
+                        if within_ms := self._roll.ask_if_due():
                             yield pb.AdmitResponse(inventory_within_ms=within_ms)
                         await self._keep_named()
                         if cancelled := await self._cancelled():
@@ -128,7 +128,7 @@ class AdmitSession:
 
     async def _keep_named(self) -> None:
         """Where the generator has said what it holds: what it does not know of goes to others."""
-        named = self._roll.take()
+        named = self._roll.take_named()
         if named is None:
             return
         ended, _ = await self._front.store.keep_named(
@@ -159,13 +159,11 @@ class AdmitSession:
         Raises:
             UnreachableError: it has not answered for too long.
         """
-        patience_s = max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000)
-        if self._roll.silent_s > patience_s:
+        try:
+            self._roll.check_alive()
+        except UnreachableError:
             await self._front.store.release(self._table, self._member_id, self._generation, self._roll.unheard())
-            raise UnreachableError(
-                f"generator {self._member_id} has not answered for its grants for {patience_s:.1f} s",
-                hint="they go to others; it opens its stream again when it can",
-            )
+            raise
 
     def _stop_clock(self) -> None:
         self._front.waits[self._table].end(SAMPLES, self._member_id)
@@ -182,8 +180,8 @@ class AdmitSession:
             return [], "Redis was restarted: waits for the learner to say what it has used"
         if wish.refused_at == view.rev:
             return [], self._refusal
-        if self._roll.silent_s > _SILENT_S:
-            return [], "the generator has not answered for its last grants"
+        if not self._roll.answers:
+            return [], "the generator does not answer: neither for its last grants nor what it holds"
         if wish.serving.incarnation != view.incarnation:
             return [], f"policy {view.incarnation}:{view.version} is in force, this generator serves {wish.serving}"
         if len(self._front.fronts) > 1 and wish.load:
@@ -275,7 +273,7 @@ class AdmitSession:
                     del message.drafts[:]
                 message.drafts.add(member=place.member, payload=payload)
                 size += len(payload)
-            self._roll.send((grant.group_id, grant.lease_id))
+            self._roll.note_sent((grant.group_id, grant.lease_id))
             whole = (message.SerializeToString(), opening(_TASK, len(prompt)), prompt)
             parts += (opening(_GRANTS, sum(map(len, whole))), *whole)
             if size >= _RESPONSE_BYTES:

@@ -60,7 +60,8 @@ class SampleSession:
         self._incarnation = first.incarnation
         self._with_payloads = first.with_payloads
         self._token = ""
-        self._roll = RollCall(self._rules.lease_ms / 1000)
+        term_s = self._rules.lease_ms / 1000
+        self._roll = RollCall(term_s, term_s)
         self._recheck_s = min(_RECHECK_S, self._roll.question_s)
         self._wishes: deque[_Wish] = deque()
         score = front.score if self._rules.order is Order.SCORE else None
@@ -68,7 +69,9 @@ class SampleSession:
         self._take(first)
 
     def _take(self, request: pb.SampleRequest) -> None:
-        self._roll.hear(request.received, leases_of(request.inventory) if request.HasField("inventory") else None)
+        self._roll.note_request(
+            request.received, leases_of(request.inventory) if request.HasField("inventory") else None
+        )
         if request.credits:
             self._wishes.append(_Wish(checked_version("for_version", request.for_version), request.credits))
 
@@ -84,7 +87,8 @@ class SampleSession:
                 async with pump(requests, self._take, event) as reader:
                     while not reader.done():
                         event.clear()
-                        if within_ms := self._roll.ask():
+                        self._roll.check_alive()
+                        if within_ms := self._roll.ask_if_due():
                             yield pb.SampleResponse(inventory_within_ms=within_ms)
                         if lost := await self._keep_named():
                             refs = [pb.LeaseRef(group_id=group_id, lease_id=lease) for group_id, lease in lost]
@@ -118,7 +122,7 @@ class SampleSession:
         if self._table in store.handing or self._table in store.handed:
             # Writes lease to this stream what has not been sent yet: it is looked at after that.
             return []
-        named = self._roll.take()
+        named = self._roll.take_named()
         if named is None:
             return []
         ended, lost = await store.keep_named(self._table, LEARNER, self._incarnation, self._token, named)
@@ -320,7 +324,7 @@ class SampleSession:
             if parts and size + length + _FRAME_BYTES > self._front.max_message_bytes:
                 yield joined(_PAYLOADS, payloads, parts)
                 parts, payloads, size = [], [], 0
-            self._roll.send((group.group_id, group.lease_id))
+            self._roll.note_sent((group.group_id, group.lease_id))
             parts += (opening(_GROUPS, sum(map(len, message))), *message)
             payloads += of_members or ()
             size += length

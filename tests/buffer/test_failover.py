@@ -72,10 +72,14 @@ async def test_a_front_that_wakes_up_takes_nothing_in_the_name_of_those_who_left
     # stay open, as half of a cut one does, so that nothing tells it that they have gone.
     there = buffer_pb2_grpc.BufferStub(open_channel(right.address, SecuritySection()))
     admitting, sampling = there.Admit(), there.Sample()
-    serving = V0.to_proto()
-    await admitting.write(
-        pb.AdmitRequest(table="train", member_id=member_id, generation=generation, credits=2, serving=serving)
+    request = pb.AdmitRequest(
+        table="train", member_id=member_id, generation=generation, credits=2, serving=V0.to_proto()
     )
+    request.inventory.SetInParent()
+    await admitting.write(request)
+    await admitting.read()
+    # It is asked what it holds, and answers: without that it would be granted nothing.
+    await admitting.write(request)
     await sampling.write(pb.SampleRequest(table="train", incarnation=1, credits=2, for_version=1))
     async with asyncio.timeout(TIMEOUT_S):
         for call in (admitting, sampling):

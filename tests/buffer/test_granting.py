@@ -147,7 +147,7 @@ async def test_what_a_dead_or_hanging_generator_had_goes_to_others(mesh: Mesh, h
 
 
 async def test_grants_that_never_arrive_go_to_others_while_their_holder_beats(mesh: Mesh) -> None:
-    """Its requests come, nothing reaches it: each time that its stream is ended it opens another."""
+    """Its requests come, nothing reaches it any more: each time that its stream is ended it opens another."""
     front = await mesh.front(buffer={"redis": mesh.redis_url}, **ROOMY)
     learner, deaf, other = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
     await learner.seed(1, 4)
@@ -163,9 +163,10 @@ async def test_grants_that_never_arrive_go_to_others_while_their_holder_beats(me
             with suppress(grpc.aio.AioRpcError):
                 await call.write(first)
                 async for response in call:
+                    if response.inventory_within_ms and not granted.is_set():
+                        await call.write(first)
                     if response.grants:
                         granted.set()
-            first.credits = 0
 
     granted = asyncio.Event()
     deafness = asyncio.create_task(opened_again_and_again())
@@ -178,3 +179,25 @@ async def test_grants_that_never_arrive_go_to_others_while_their_holder_beats(me
     finally:
         deafness.cancel()
         await asyncio.gather(deafness, return_exceptions=True)
+
+
+async def test_who_has_not_answered_on_a_stream_is_granted_nothing_on_it(mesh: Mesh) -> None:
+    front = await mesh.front(buffer={"redis": mesh.redis_url}, **ROOMY)
+    learner, deaf = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    stub, agent = buffer_pb2_grpc.BufferStub(deaf.channel), deaf.agent
+    request = pb.AdmitRequest(
+        table="train", member_id=agent.member_id, generation=agent.generation, credits=1, serving=V0.to_proto()
+    )
+    request.inventory.SetInParent()
+    call = stub.Admit()
+    await call.write(request)
+    async with asyncio.timeout(10):
+        while not (response := await call.read()).waiting_reason:
+            assert not response.grants
+        assert "does not answer" in response.waiting_reason
+        assert (await learner.client.describe("train")).counts.pending == 1
+        await call.write(request)
+        while not (await call.read()).grants:
+            pass
+    call.cancel()

@@ -1,4 +1,4 @@
-"""What a front knows of the leases in a holder's hands."""
+"""What a front knows of the leases that a holder may have."""
 
 from __future__ import annotations
 
@@ -24,66 +24,87 @@ def clock() -> Clock:
 
 @pytest.fixture
 def roll(clock: Clock) -> RollCall:
-    return RollCall(3.0, clock)
+    return RollCall(3.0, 1.0, clock)
 
 
-def test_silence_is_counted_from_the_first_unanswered_grant(roll: RollCall, clock: Clock) -> None:
-    assert roll.silent_s == 0.0
-    roll.send(A)
-    roll.send(B)
-    clock.now = 11.0
-    roll.send(C)
-    assert (roll.silent_s, roll.under_way) == (1.0, 3)
-    roll.hear(2, None)
+def test_who_owes_word_of_a_lease_gets_no_more_and_is_given_up(roll: RollCall, clock: Clock) -> None:
+    roll.ask_if_due()
+    roll.note_request(0, [])
+    roll.note_sent(A)
+    roll.note_sent(B)
+    clock.now = 10.4
+    roll.note_sent(C)
+    assert roll.answers
+    clock.now = 10.6
+    assert (roll.answers, roll.under_way) == (False, 3), "silence counts from the first of them"
+    roll.note_request(2, None)
     clock.now = 11.5
-    assert roll.silent_s == 0.5, "one is still on its way"
-    roll.hear(3, None)
-    assert (roll.silent_s, roll.under_way) == (0.0, 0)
+    roll.check_alive()
+    assert not roll.answers, "one is still on its way"
+    clock.now = 11.7
+    with pytest.raises(UnreachableError, match="not received"):
+        roll.check_alive()
+    roll.note_request(3, None)
+    roll.check_alive()
+    assert (roll.answers, roll.under_way) == (True, 0)
+
+
+def test_who_names_leases_without_being_asked_has_not_answered(roll: RollCall) -> None:
+    roll.note_request(0, [A])
+    assert not roll.answers
+    roll.ask_if_due()
+    roll.note_request(0, None)
+    assert not roll.answers
+    roll.note_request(0, [A])
+    assert roll.answers
+    roll.ask_if_due()
+    assert roll.answers, "once is enough on a stream"
 
 
 def test_what_is_named_and_what_is_under_way_may_be_held(roll: RollCall) -> None:
-    roll.send(A)
-    roll.send(B)
-    roll.hear(1, [A])
-    roll.send(C)
-    roll.hear(3, None)  # said after the inventory, before anybody looked at it
-    assert roll.take() == {A, B, C}
-    assert roll.take() is None, "an inventory is looked at once"
-    roll.hear(3, [])
-    assert roll.take() == set(), "all three are forgotten"
+    roll.note_sent(A)
+    roll.note_sent(B)
+    roll.note_request(1, [A])
+    roll.note_sent(C)
+    roll.note_request(3, None)  # said after the inventory, before anybody looked at it
+    assert roll.take_named() == {A, B, C}
+    assert roll.take_named() is None, "an inventory is looked at once"
+    roll.note_request(3, [])
+    assert roll.take_named() == set(), "all three are forgotten"
 
 
 def test_what_was_neither_counted_nor_named_is_unheard_of(roll: RollCall) -> None:
     """A lease that is offered again is on its way once more, and its holder works on it."""
-    roll.hear(0, [A])
+    roll.note_request(0, [A])
     for lease in (A, B, C):
-        roll.send(lease)
+        roll.note_sent(lease)
     assert roll.unheard() == [B, C]
-    roll.hear(2, None)
+    roll.note_request(2, None)
     assert roll.unheard() == [C]
 
 
 def test_who_has_nothing_is_not_looked_at_again(roll: RollCall) -> None:
-    roll.hear(0, [])
-    assert roll.take() is None
-    roll.hear(0, [A])
-    assert roll.take() == {A}, "it believes to have something"
-    roll.hear(0, [])
-    assert roll.take() == set()
-    roll.hear(0, [])
-    assert roll.take() is None
+    roll.note_request(0, [])
+    assert roll.take_named() is None
+    roll.note_request(0, [A])
+    assert roll.take_named() == {A}, "it believes to have something"
+    roll.note_request(0, [])
+    assert roll.take_named() == set()
+    roll.note_request(0, [])
+    assert roll.take_named() is None
 
 
 def test_questions_come_three_times_a_term_and_are_to_be_answered_within_one(roll: RollCall, clock: Clock) -> None:
-    assert roll.ask() == 3000
-    assert roll.ask() == 0
+    assert roll.ask_if_due() == 3000
+    assert roll.ask_if_due() == 0
     clock.now += 1.0
-    assert roll.ask() == 3000
-    roll.hear(0, [])
+    assert roll.ask_if_due() == 3000
+    roll.note_request(0, [])
     clock.now += 2.9
-    assert roll.ask() == 3000
+    assert roll.ask_if_due() == 3000
     clock.now += 2.9
-    assert roll.ask() == 3000, "within the term"
+    assert roll.ask_if_due() == 3000, "within the term"
+    roll.check_alive()
     clock.now += 0.2
     with pytest.raises(UnreachableError, match="what it holds"):
-        roll.ask()
+        roll.check_alive()
