@@ -35,6 +35,7 @@ import psutil
 import yaml
 
 from benchmarks.common import REPOSITORY, machine, table, write_json
+from mesh.liveness.ends import survivors
 from tests.faults.observe import StepWatch
 from tests.faults.processes import FaultError
 from tests.faults.report import quantile
@@ -177,7 +178,7 @@ class Mesh:
         frozen = [victim, *(victim.children(recursive=True) if freeze.tree else [])]
         _signal(frozen, signal.SIGSTOP)
         time.sleep(freeze.lasts_s)
-        killed = not victim.is_running() or victim.status() != psutil.STATUS_STOPPED
+        killed = not survivors([victim.pid])
         _signal(frozen, signal.SIGCONT)
         return recovery(freeze, killed, time.monotonic(), self.steps, self._status)
 
@@ -217,7 +218,7 @@ class Mesh:
         while time.monotonic() < until:
             with suppress(FileNotFoundError):
                 pid = int(json.loads(note.read_text(encoding="utf-8"))["pid"])
-                if psutil.pid_exists(pid):
+                if survivors([pid]):
                     return pid
             time.sleep(0.05)
         raise FaultError(f"{service} is not there")

@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from typing import Any, cast
 import msgpack
 
 from mesh.errors import RewardError
+from mesh.liveness.ends import survivors
 from mesh.supervised import wrapped
 from mesh.threads import thread_environment
 from reward_service.outcomes import Outcome
@@ -96,22 +96,6 @@ def _started(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
         start_new_session=True,
         env={**os.environ, **thread_environment(1)},
     )
-
-
-def _ends_within(pid: int, seconds: float) -> bool:
-    """Waits for the end of a child without reaping it (on Linux; elsewhere it is not waited for)."""
-    if sys.platform != "linux":
-        return False
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:  # somebody else has reaped it
-        return True
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
-    finally:
-        os.close(descriptor)
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -244,7 +228,7 @@ class WorkerProcess(asyncio.Protocol):
         Returns:
             the exit code, and whether the process was alive when it was killed.
         """
-        killed = not _ends_within(self._process.pid, patience_s)
+        killed = bool(survivors([self._process.pid], patience_s))
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         return self._process.wait(), killed

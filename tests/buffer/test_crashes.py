@@ -19,6 +19,7 @@ from buffer.redis_server import RedisServer
 from buffer.service import BufferService
 from mesh.config import Config
 from mesh.errors import PortInUseError, StoreError
+from mesh.liveness.ends import survivors
 from mesh.versions import PolicyVersion
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write
 from tests.buffer.test_flow import balanced
@@ -150,7 +151,7 @@ async def test_a_stopped_redis_does_not_outlive_its_front(mesh: Mesh, process: F
     try:
         await process.end(signal.SIGKILL)
         await process.start()
-        assert not redis.is_running()
+        assert survivors([redis.pid]) == set()
         assert (await learner.client.describe("train")).counts.pending == 60
     finally:
         with suppress(psutil.NoSuchProcess):
@@ -276,7 +277,7 @@ async def test_a_killed_front_process_is_replaced_in_the_middle_of_a_run(mesh: M
             await asyncio.sleep(0.02)
     (redis,) = process.children()
     await process.end(signal.SIGKILL)
-    await asyncio.to_thread(redis.wait, 10)  # no orphan is left
+    assert await asyncio.to_thread(survivors, [redis.pid], 10) == set(), "no orphan is left"
     await process.start()
     async with asyncio.timeout(30):
         claimed = await run
@@ -293,7 +294,7 @@ async def test_the_process_ends_in_order_and_the_run_goes_on_where_it_was(mesh: 
     await learner.client.commit("train", 1, 1, "checkpoint-1")
     (redis,) = process.children()
     assert await process.end(signal.SIGTERM) == 0
-    assert not redis.is_running()
+    assert survivors([redis.pid]) == set()
     await process.start()
     description = await learner.client.describe("train")
     assert (description.latest_checkpoint, description.committed_version) == ("checkpoint-1", 1)

@@ -20,6 +20,7 @@ import psutil
 
 from buffer.keys import Keys
 from mesh.errors import FencedError
+from mesh.liveness.ends import survivors
 from tests.faults import rank_links
 from tests.faults.moments import Moments
 from tests.faults.observe import StepWatch
@@ -270,6 +271,6 @@ class Injector:
     def _running(self, name: str) -> Process:
         self._world.supervisor.wait_ready(name, TAKEOVER_S)
         process = self._world.supervisor.current(name)
-        if process is None or not psutil.pid_exists(process.popen.pid):
+        if process is None or not survivors([process.popen.pid]):
             raise FaultError(f"{name} does not run")
         return process

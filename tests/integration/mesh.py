@@ -148,12 +148,3 @@ def audit(run: MeshRun) -> None:
     assert len(trained) == counters["trained"] + counters["consumed"], (len(trained), counters)
     versions = [use.train_version for use in uses]
     assert versions == list(range(len(versions))), "every version of the surviving lineage was trained once"
-
-
-def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"

@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mesh.liveness.ends import survivors
 from tests import engines_here
-from tests.integration.mesh import MeshRun, alive, audit
+from tests.integration.mesh import MeshRun, audit
 
 # An engine comes up in half a minute on a quiet machine, in minutes on a busy one.
 DEADLINE_S = 400.0
@@ -46,7 +47,7 @@ def test_the_demonstration_learns(start_mesh: Callable[..., MeshRun], warm_data:
     family = [process.pid for process in psutil.Process(run.pid("generator-0")).children(recursive=True)]
     assert family, "the engine has processes of its own"
     assert run.finish(DEADLINE_S) == 0, run.tail()
-    assert [pid for pid in family if alive(pid)] == [], "a process of the engine outlived its generator"
+    assert survivors(family) == set(), "a process of the engine outlived its generator"
     audit(run)
     assert run.summary()["steps"] == _STEPS
     # Of 256 prompts each: 0.21 and 0.36 as a rule, with deviations of 0.02.

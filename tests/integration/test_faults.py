@@ -8,7 +8,8 @@ import signal
 import psutil
 import pytest
 
-from tests.integration.mesh import alive, audit
+from mesh.liveness.ends import survivors
+from tests.integration.mesh import audit
 
 SHORT = ("--rollout.replicas=2", "--buffer.lease_s=4", "--buffer.reconnect_grace_s=0.5", "--checkpoint.every_steps=7")
 SERVICES = ("buffer", "reward", "generator-0", "generator-1", "learner")
@@ -30,7 +31,7 @@ def test_a_run_outlives_its_services_a_ctrl_c_and_its_launcher(start_mesh) -> No
     pids = [first.pid(service) for service in SERVICES]
     first.process.send_signal(signal.SIGINT)
     assert first.finish(60) == 130, first.tail()
-    assert [pid for pid in pids if alive(pid)] == []
+    assert survivors(pids) == set()
     audit(first)
     reached = first.last_step()
 
@@ -45,7 +46,7 @@ def test_a_run_outlives_its_services_a_ctrl_c_and_its_launcher(start_mesh) -> No
     third = start_mesh(*SHORT, f"--learner.steps={STEPS}")
     third.wait_for("going on")
     third.wait_step(reached + 1)
-    assert [pid for pid in family if alive(pid)] == [], "a service outlived its launcher"
+    assert survivors(family) == set(), "a service outlived its launcher"
     assert third.finish(120) == 0, third.tail()
     audit(third)
     assert third.summary()["steps"] == STEPS

@@ -8,7 +8,8 @@ import signal
 import psutil
 import pytest
 
-from tests.integration.mesh import MeshRun, alive, audit
+from mesh.liveness.ends import survivors
+from tests.integration.mesh import MeshRun, audit
 
 BOUND_S = 4.0
 
@@ -43,7 +44,7 @@ def test_every_service_that_freezes_is_killed_and_the_run_trains_on(start_mesh) 
     for process in front:
         process.suspend()
     frozen(run, "buffer")
-    assert [process for process in front if alive(process.pid)] == []
+    assert survivors(process.pid for process in front) == set()
 
     run.process.send_signal(signal.SIGINT)
     assert run.finish(120) == 130, run.tail()

@@ -11,10 +11,10 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from mesh.errors import UnreachableError
+from mesh.liveness.ends import survivors
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.supervisor import Supervisor
 from tests.rollmesh.conftest import Recorder, fake_spec
@@ -36,10 +36,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+    return not survivors([pid])
 
 
 async def test_run_ends_when_the_completing_service_does(

@@ -82,14 +82,19 @@ def _become(command: list[str], keeper: int) -> None:
 
 
 def _group(leader: int) -> list[Path]:
-    """Folders in /proc of the processes of a group."""
+    """Folders in /proc of the living processes of a group; zombies may stay for as long as the machine runs."""
     members = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
-                if os.getpgid(int(folder.name)) == leader:
+                if os.getpgid(int(folder.name)) == leader and not _is_zombie(folder):
                     members.append(folder)
     return members
+
+
+def _is_zombie(folder: Path) -> bool:
+    state, *_ = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return state == "Z"
 
 
 def _watch_shared_memory() -> list[int]:

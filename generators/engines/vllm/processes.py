@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from mesh.liveness.ends import survivors
 from mesh.liveness.sight import look_at_families
 from mesh.liveness.verdict import Sight
 
@@ -41,7 +42,7 @@ class Family:
     @property
     def pids(self) -> list[int]:
         """Those that are alive."""
-        return [member.pid for member in self._members if _alive(member)]
+        return [member.pid for member in _alive(self._members)]
 
     def sight(self) -> Sight | None:
         """What they do now, and those that they have started since."""
@@ -50,13 +51,13 @@ class Family:
     def end_workers(self, grace_s: float) -> None:
         """Ends all but the engine cores, which are ending and wait for them."""
         workers = [member for member in self._members if member.pid not in self._roots]
-        _kill(psutil.wait_procs(workers, timeout=grace_s)[1])
+        _kill(_alive(workers, grace_s))
 
     def kill(self) -> None:
         """Ends what is left, waits until it is gone (a second at most), and removes the memory that it shared."""
-        left = [member for member in self._members if _alive(member)]
+        left = _alive(self._members)
         _kill(left)
-        psutil.wait_procs(left, timeout=1.0)
+        _alive(left, 1.0)
         for name in self._shared:
             file = Path(name)
             if file.exists():
@@ -77,11 +78,11 @@ class Family:
                 self._shared |= {path for path in areas if path.startswith((_PYTHONS, _WORKERS))}
 
 
-def _alive(member: psutil.Process) -> bool:
-    try:
-        return member.is_running() and member.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def _alive(members: list[psutil.Process], within_s: float = 0.0) -> list[psutil.Process]:
+    """Those that have not ended within so many seconds; a number that another process has by now is not theirs."""
+    running = [member for member in members if member.is_running()]
+    left = survivors([member.pid for member in running], within_s)
+    return [member for member in running if member.pid in left]
 
 
 def _kill(members: list[psutil.Process]) -> None:

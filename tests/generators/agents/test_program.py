@@ -21,6 +21,7 @@ from generators.engines.base import GenerationResult, SampledTokens, SamplingPar
 from generators.responder import EpisodeResult, MemberRequest
 from mesh.config.rollout import AgentSection
 from mesh.errors import ConfigError
+from mesh.liveness.ends import survivors
 from mesh.versions import PolicyVersion
 from protos import trajectory_pb2
 from tests.generators.endpoint.world import Serving, soon
@@ -147,9 +148,7 @@ async def test_a_command_is_gone_with_all_it_has_started(serving: Serving) -> No
     assert result.rewards is not None
     assert result.rewards["reward"] == 2.0
     left = int(result.rewards["pid"])
-    async with asyncio.timeout(10):
-        while psutil.pid_exists(left) and psutil.Process(left).status() != psutil.STATUS_ZOMBIE:
-            await asyncio.sleep(0.02)
+    assert await asyncio.to_thread(survivors, [left], 10) == set()
     runs.close()
 
 

@@ -106,7 +106,7 @@ ACTS = {
     "segfault": lambda _: _ctypes_crash(),
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "realtime": lambda _: os.kill(os.getpid(), signal.SIGRTMIN + 6),
-    "closefds": lambda _: (os.closerange(3, 64), time.sleep(600)),
+    "closefds": lambda _: (os.closerange(3, 1 << 16), time.sleep(600)),
     "fork": _forked,
     "interrupt": lambda _: (_ for _ in ()).throw(KeyboardInterrupt),
     "SystemExit": lambda _: sys.exit(7),

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from mesh.liveness.ends import survivors
 from protos import reward_pb2
 from reward_service.client import RewardClient
 from reward_service.engine import ScoringEngine
@@ -32,10 +33,7 @@ def said(result: reward_pb2.ScoreResult) -> str:
 
 async def gone(pid: int) -> None:
     """Waits until a process has ended."""
-    try:
-        await asyncio.to_thread(psutil.Process(pid).wait, 20)
-    except psutil.NoSuchProcess:
-        return
+    assert await asyncio.to_thread(survivors, [pid], 20) == set()
 
 
 ENDS = {

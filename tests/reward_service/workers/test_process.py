@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from mesh.errors import RewardError
+from mesh.liveness.ends import survivors
 from reward_service.outcomes import Failed, Scored, Unscorable
 from reward_service.workers.messages import ANSWER_BYTES, pack_answer, unpack_answer
 from reward_service.workers.page import Page
@@ -125,8 +126,7 @@ def test_workers_end_with_their_owner(tmp_path: Path) -> None:
     assert worker.ppid() == process.pid
     process.kill()
     process.communicate(timeout=20)
-    psutil.wait_procs([worker], timeout=20)
-    assert not worker.is_running()
+    assert survivors([worker.pid], 20) == set()
 
 
 def test_the_page_says_what_and_since_when() -> None:

@@ -20,6 +20,7 @@ from generators.engines.base import EngineSettings
 from generators.engines.driven.engine import DrivenEngine
 from generators.engines.sglang.process import ServerProcess
 from mesh.config.rollout import SglangSection
+from mesh.liveness.ends import survivors
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.tiny import ContractModel
 
@@ -61,8 +62,7 @@ def shared() -> Path:
 
 
 def _gone(pids: list[int]) -> None:
-    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    assert not psutil.wait_procs(processes, _DEADLINE_S)[1]
+    assert survivors(pids, _DEADLINE_S) == set()
 
 
 def test_a_server_that_dies_is_told_of_and_takes_its_children_along(shared: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import psutil
 import pytest
 
 from generators.engine_watch import FrozenEngineError, watch
@@ -17,6 +16,7 @@ from generators.engines import create_engine
 from generators.engines.base import EngineSettings
 from mesh.config.rollout import SglangSection
 from mesh.errors import ConfigError
+from mesh.liveness.ends import survivors
 from mesh.liveness.sight import look
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.harness import V1, V2, request
@@ -130,8 +130,7 @@ def test_a_killed_generator_leaves_no_server(contract_model: ContractModel, sgla
         traces = sglang_server.kill_owner()
         assert len(traces.processes) >= 3
         assert traces.shared
-        _, alive = psutil.wait_procs(traces.processes, timeout=60)
-        assert not alive
+        assert survivors([process.pid for process in traces.processes], 60) == set()
         assert not [path for path in traces.shared if path.exists()]
         assert not traces.scratch.exists()
         assert "SGLang server" in str(harness.collector.wait_failure())

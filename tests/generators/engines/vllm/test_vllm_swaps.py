@@ -17,6 +17,7 @@ import torch
 
 from generators.engine_watch import watch
 from mesh.errors import WeightsError
+from mesh.liveness.ends import survivors
 from mesh.liveness.verdict import State
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.tiny import ContractModel
@@ -156,13 +157,13 @@ def test_a_killed_engine_core_is_a_reported_failure(harness: VllmHarness) -> Non
     harness.freeze([request("a", max_tokens=harness.long)])
     family = harness.shared.backend._launch._family
     shared = set(family._shared)
-    members = [psutil.Process(pid) for pid in family.pids]
+    members = family.pids
     assert len(members) >= 2
     assert shared
-    os.kill(members[0].pid, signal.SIGKILL)
+    os.kill(members[0], signal.SIGKILL)
     failure = harness.collector.wait_failure()
     assert "exit code -9" in str(failure)
     assert "exit code -9" in (harness.engine.status().failure or "")
     harness.shared.close()
-    assert psutil.wait_procs(members, timeout=60)[1] == []
+    assert survivors(members, 60) == set()
     assert not any(Path(name).exists() for name in shared)

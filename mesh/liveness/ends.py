@@ -1,0 +1,35 @@
+"""Waits for the ends of processes, whoever their parents are.
+
+Invariant: a zombie has ended. Its parent may reap it late, and the first process of many containers never does; so
+neither `psutil.Process.is_running` nor its `wait` tells of an end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections.abc import Iterable
+
+
+def survivors(pids: Iterable[int], within_s: float = 0.0) -> set[int]:
+    """Those that have not ended within so many seconds; none is reaped. (On Linux; elsewhere none is waited for.)"""
+    if sys.platform != "linux":
+        return set(pids)
+    until = time.monotonic() + within_s
+    left: dict[int, int] = {}
+    poll = select.poll()
+    with contextlib.ExitStack() as opened:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # it is reaped already
+                descriptor = os.pidfd_open(pid)
+                opened.callback(os.close, descriptor)
+                poll.register(descriptor, select.POLLIN)
+                left[descriptor] = pid
+        while left and (ended := poll.poll(max(0.0, until - time.monotonic()) * 1000)):
+            for descriptor, _ in ended:
+                poll.unregister(descriptor)
+                del left[descriptor]
+    return set(left.values())
