@@ -63,7 +63,7 @@ class BufferClient:
         self.repair: Callable[[], Awaitable[None]] | None = None
         """How a learner makes up for what Redis has lost; the call that ran into it is then repeated."""
 
-    def _next_number(self) -> int:
+    def _next_call(self) -> int:
         """Of a call of which no late copy may count: greater than all before, this process' and its predecessors'."""
         self._number = max(self._number + 1, time.time_ns() // 1000)
         return self._number
@@ -156,7 +156,7 @@ class BufferClient:
                 tasks=portion,
                 end_of_data=end_of_data and index == len(portions) - 1,
                 withdraw_pending=withdraw_pending and index == 0,
-                call=self._next_number(),
+                call=self._next_call(),
             )
             # What is to be seeded for training may be something else after a loss: the caller begins again.
             call = self._call if table == "train" else self._mended
@@ -193,7 +193,7 @@ class BufferClient:
             resume_version=resume_version,
             takeover=takeover,
             force=force,
-            nonce=self._next_number(),
+            call=self._next_call(),
         )
         response: pb.ResumeResponse = await self._call(self._stub.Resume, request, "resuming the run")
         return response
@@ -235,7 +235,7 @@ class BufferClient:
         """Weights of groups, by id, in the draws of `order: priority`; groups that have ended are passed over."""
         items = [pb.GroupPriority(group_id=group_id, priority=value) for group_id, value in priorities.items()]
         request = pb.SetPrioritiesRequest(
-            table=table, incarnation=incarnation, priorities=items, call=self._next_number()
+            table=table, incarnation=incarnation, priorities=items, call=self._next_call()
         )
         response: pb.SetPrioritiesResponse = await self._mended(self._stub.SetPriorities, request, "setting priorities")
         return response

@@ -196,7 +196,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             takeover=request.takeover,
             force=request.force,
             lease_ms=self._front.member_ttl_ms,
-            nonce=checked_number("nonce", request.nonce, least=1),
+            call=checked_number("call", request.call, least=1),
         )
         if answer[0] == b"suspect":
             raise lost_state()

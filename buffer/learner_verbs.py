@@ -104,10 +104,10 @@ class LearnerVerbs(Verbs):
         return trained
 
     async def resume(
-        self, table: str, member_id: str, version: int, *, takeover: bool, force: bool, lease_ms: int, nonce: int
+        self, table: str, member_id: str, version: int, *, takeover: bool, force: bool, lease_ms: int, call: int
     ) -> list[Any]:
         """The verb's raw answer: its refusals need words that only the caller knows."""
-        answer = await self._redis.verb("resume", table, member_id, version, int(takeover), int(force), lease_ms, nonce)
+        answer = await self._redis.verb("resume", table, member_id, version, int(takeover), int(force), lease_ms, call)
         self._see(table, answer[1])
         return answer
 

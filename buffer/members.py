@@ -101,7 +101,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         check_id("member_id", request.member_id)
         check_text("address", request.address)
         check_text("host_id", request.host_id)
-        nonce = checked_number("nonce", request.nonce)
+        call = checked_number("call", request.call)
         if request.role not in (pb.ROLE_LEARNER, pb.ROLE_GENERATOR, pb.ROLE_REWARD):
             raise PayloadError("role", f"expected learner, generator or reward, got {request.role}")
         member = pb.Member(
@@ -113,7 +113,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             joined_unix_ms=int(time.time() * 1000),
         )
         answer = await self._access.verb(
-            "join", "", member.member_id, MAX_RUN_MEMBERS, member.SerializeToString(), nonce
+            "join", "", member.member_id, MAX_RUN_MEMBERS, member.SerializeToString(), call
         )
         if answer[0] == b"full":
             raise StoreError(

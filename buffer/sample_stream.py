@@ -150,7 +150,7 @@ class SampleStream(LeaseStream):
         if response.exhausted:
             self._open_credits.clear()
         self.forget((lease.group_id, lease.lease_id) for lease in response.lost)
-        # Who keeps no book of what it holds has nothing to strike out.
+        # Who does not say what it holds has nothing to strike out.
         lost = response.lost if self.holdings is not None else ()
         if fresh or response.exhausted or lost:
             self._arrivals.append(Arrivals(fresh, response.exhausted, lost))

@@ -190,7 +190,7 @@ class MembershipAgent:
 
     async def _join(self, retry_s: float) -> None:
         # Greater than those of this process' earlier joins, so that a late copy of one is known.
-        self._join_request.nonce = max(self._join_request.nonce + 1, time.time_ns() // 1000)
+        self._join_request.call = max(self._join_request.call + 1, time.time_ns() // 1000)
         response = await call_with_retry(
             lambda: self._stub.Join(self._join_request, timeout=self._timeout_s),
             retry_s=retry_s,

@@ -367,20 +367,20 @@ class CommitResponse(_message.Message):
     def __init__(self, trained: _Optional[int] = ...) -> None: ...
 
 class ResumeRequest(_message.Message):
-    __slots__ = ("table", "member_id", "resume_version", "takeover", "force", "nonce")
+    __slots__ = ("table", "member_id", "resume_version", "takeover", "force", "call")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     RESUME_VERSION_FIELD_NUMBER: _ClassVar[int]
     TAKEOVER_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
-    NONCE_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
     table: str
     member_id: str
     resume_version: int
     takeover: bool
     force: bool
-    nonce: int
-    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., resume_version: _Optional[int] = ..., takeover: _Optional[bool] = ..., force: _Optional[bool] = ..., nonce: _Optional[int] = ...) -> None: ...
+    call: int
+    def __init__(self, table: _Optional[str] = ..., member_id: _Optional[str] = ..., resume_version: _Optional[int] = ..., takeover: _Optional[bool] = ..., force: _Optional[bool] = ..., call: _Optional[int] = ...) -> None: ...
 
 class ResumeResponse(_message.Message):
     __slots__ = ("incarnation", "trained", "returned", "evicted_stale", "seeded")

@@ -55,22 +55,22 @@ class Member(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., heartbeat_age_ms: _Optional[int] = ..., waiting_reason: _Optional[str] = ..., joined_unix_ms: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("member_id", "role", "address", "host_id", "pid", "protocol", "nonce")
+    __slots__ = ("member_id", "role", "address", "host_id", "pid", "protocol", "call")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
-    NONCE_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     role: Role
     address: str
     host_id: str
     pid: int
     protocol: int
-    nonce: int
-    def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., protocol: _Optional[int] = ..., nonce: _Optional[int] = ...) -> None: ...
+    call: int
+    def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., protocol: _Optional[int] = ..., call: _Optional[int] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("generation", "run_config_json", "heartbeat_interval_ms", "member_ttl_ms", "run_name", "fronts")

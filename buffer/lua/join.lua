@@ -1,10 +1,10 @@
 -- A member enters under a new connection generation; what it still holds gets a full term.
--- ARGV: '', member, members that the run may have (0: any number, for fronts), description (serialized Member), nonce
+-- ARGV: '', member, members that the run may have (0: any number, for fronts), description (serialized Member), call
 -- (grows with every join of a member; 0: not numbered)
 load_run()
-local most, nonce, joins = tonumber(ARGV[3]), tonumber(ARGV[5]), RUN .. ':joins'
+local most, call, joins = tonumber(ARGV[3]), tonumber(ARGV[5]), RUN .. ':joins'
 -- A copy of a join must not end the connection that it has begun, nor a later one.
-if nonce > 0 and nonce <= tonumber(redis.call('HGET', joins, ARGV[2]) or 0) then
+if call > 0 and call <= tonumber(redis.call('HGET', joins, ARGV[2]) or 0) then
   return {'ok', generation_of(ARGV[2]), now_ms()}
 end
 if most > 0 and redis.call('HLEN', RUN .. ':members') >= most
@@ -14,7 +14,7 @@ end
 local now = now_ms()
 local generation = redis.call('HINCRBY', RUN, 'generation', 1)
 redis.call('HSET', RUN .. ':generations', ARGV[2], generation)
-redis.call('HSET', joins, ARGV[2], nonce)
+redis.call('HSET', joins, ARGV[2], call)
 redis.call('HSET', RUN .. ':members', ARGV[2], ARGV[4])
 redis.call('ZADD', RUN .. ':heartbeats', now, ARGV[2])
 for _, name in ipairs({'train', 'eval'}) do

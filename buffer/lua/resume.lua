@@ -1,17 +1,17 @@
 -- Takes the run over under the next incarnation from version k: uses below k are trained, later ones are undone.
--- ARGV: member, k, takeover, force, learner lease in ms, nonce (grows with every attempt of a member)
+-- ARGV: member, k, takeover, force, learner lease in ms, call (its number, that grows with each of a member)
 load_table(ARGV[1])
 load_run()
 free_first()
 local member, k = ARGV[2], tonumber(ARGV[3])
-local now, nonce, resumes = now_ms(), tonumber(ARGV[7]), RUN .. ':resumes'
+local now, call, resumes = now_ms(), tonumber(ARGV[7]), RUN .. ':resumes'
 -- Each member's last attempt, and what it was given: a copy of it is told the same however late it comes, and one of an
 -- earlier attempt is refused. Neither may fence the learner in force.
 local last = redis.call('HGET', resumes, member)
 if last then
   local number, at, given = cmsgpack.unpack(last)
-  if nonce < number or (nonce == number and at ~= k) then return {'outdated', view()} end
-  if nonce == number then return {'ok', view(), unpack(given)} end
+  if call < number or (call == number and at ~= k) then return {'outdated', view()} end
+  if call == number then return {'ok', view(), unpack(given)} end
 end
 if R.learner ~= '' and R.learner ~= member and R.learner_until > now and ARGV[4] ~= '1' then
   return {'held', view(), R.learner, R.learner_until - now}
@@ -25,7 +25,7 @@ if k < R.committed and ARGV[5] ~= '1' then return {'below_commit', view(), R.com
 local incarnation = R.incarnation + 1
 local trained, returned, evicted = go_on(incarnation, k, member, now + tonumber(ARGV[6]))
 local given = {incarnation, trained, returned, evicted, C.seeded}
-redis.call('HSET', resumes, member, cmsgpack.pack(nonce, k, given))
+redis.call('HSET', resumes, member, cmsgpack.pack(call, k, given))
 local train_view = view()
 -- Evaluation rounds belong to versions of the old learner.
 if ARGV[1] ~= 'eval' then

@@ -145,18 +145,18 @@ class TableMachine(Claiming):
         if self.rules.bounded:
             self.u = max(self.u, version)
 
-    def resume(self, member: str, nonce: int, k: int) -> Given:
+    def resume(self, member: str, call: int, k: int) -> Given:
         """The next incarnation starts from version k. A copy of a call changes nothing.
 
         Raises:
             Outdated: the copy is of an earlier attempt of the member.
         """
-        if (given := self.resumes.said_before(member, nonce, k)) is not None:
+        if (given := self.resumes.said_before(member, call, k)) is not None:
             return given
         if self.suspect:
             raise Suspect
         done = self.go_on(k) if self.rules.bounded else self.end_rounds(k)
-        return self.resumes.note(member, nonce, k, (self.lineage.incarnation, *done, self.seeded))
+        return self.resumes.note(member, call, k, (self.lineage.incarnation, *done, self.seeded))
 
     def go_on(self, k: int) -> tuple[int, int, int]:
         """Makes the next incarnation, whatever is known of the one before."""

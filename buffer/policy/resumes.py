@@ -20,7 +20,7 @@ class Outdated(Exception):  # noqa: N818  an answer, not a failure of the machin
 class Attempt:
     """One attempt: its number, the version it asked for, and what it was given."""
 
-    nonce: int
+    call: int
     k: int
     given: Given
 
@@ -31,20 +31,20 @@ class Resumes:
     def __init__(self) -> None:
         self._last: dict[str, Attempt] = {}
 
-    def said_before(self, member: str, nonce: int, k: int) -> Given | None:
+    def said_before(self, member: str, call: int, k: int) -> Given | None:
         """What a repetition is told; None for a new attempt.
 
         Raises:
             Outdated: the copy is of an earlier attempt.
         """
         last = self._last.get(member)
-        if last is None or nonce > last.nonce:
+        if last is None or call > last.call:
             return None
-        if (nonce, k) != (last.nonce, last.k):
+        if (call, k) != (last.call, last.k):
             raise Outdated
         return last.given
 
-    def note(self, member: str, nonce: int, k: int, given: Given) -> Given:
+    def note(self, member: str, call: int, k: int, given: Given) -> Given:
         """Keeps what an attempt was given, and returns it."""
-        self._last[member] = Attempt(nonce, k, given)
+        self._last[member] = Attempt(call, k, given)
         return given

@@ -452,13 +452,13 @@ class BothMachines(FencedMachines):
         self.resume(max(self.machine.committed, self.version - back))
 
     def resume(self, k: int) -> None:
-        nonce = self.next_call()
+        call = self.next_call()
         # The answer is about the table `train`.
         told = slice(2, 7) if self.rules.bounded else slice(2, 6)
         self.tell(
-            "resume", "train", "learner", k, 1, 0, 1000, nonce,
+            "resume", "train", "learner", k, 1, 0, 1000, call,
             read=lambda answer: tuple(answer[told]),
-            to_machine=lambda: self.machine.resume("learner", nonce, k)[: told.stop - 2],
+            to_machine=lambda: self.machine.resume("learner", call, k)[: told.stop - 2],
         )  # fmt: skip
         self.version = k
 

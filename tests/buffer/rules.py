@@ -195,11 +195,9 @@ COMPARED = (
     Rule(
         "a repeated takeover is one takeover",
         "resume",
-        "if nonce == number then return {'ok', view(), unpack(given)} end",
+        "if call == number then return {'ok', view(), unpack(given)} end",
     ),
-    Rule(
-        "a late takeover is none", "resume", "if nonce < number or (nonce == number and at ~= k) then", "if false then"
-    ),
+    Rule("a late takeover is none", "resume", "if call < number or (call == number and at ~= k) then", "if false then"),
     Rule("no resume below the commit", "resume", "if k < R.committed and ARGV[5] ~= '1' then", "if false then"),
     Rule("an older incarnation is fenced", "common", "if incarnation < R.incarnation then return 'fenced' end"),
 )

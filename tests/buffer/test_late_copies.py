@@ -24,12 +24,12 @@ async def test_a_late_copy_of_a_takeover_fences_nobody(mesh: Mesh) -> None:
     learner, elsewhere = await mesh.learner(left), Learner(right.address, "learner")
     mesh.adopt(elsewhere)
     me = learner.agent.member_id
-    first = pb.ResumeRequest(table="train", member_id=me, resume_version=0, nonce=(1 << 52))
+    first = pb.ResumeRequest(table="train", member_id=me, resume_version=0, call=(1 << 52))
     given = await learner.client._stub.Resume(first)
     await learner.client.seed("train", given.incarnation, [make_task(1)])
     assert await elsewhere.client._stub.Resume(first) == given
     assert (await learner.client.describe("train")).policy.incarnation == given.incarnation
-    second = pb.ResumeRequest(table="train", member_id=me, resume_version=0, nonce=(1 << 52) + 1)
+    second = pb.ResumeRequest(table="train", member_id=me, resume_version=0, call=(1 << 52) + 1)
     newest = await learner.client._stub.Resume(second)
     assert newest.incarnation == given.incarnation + 1
     with pytest.raises(TakeoverRefusedError, match="later attempt"):
