@@ -215,6 +215,8 @@ MESH = [
     Metric("tokens", "Trained response tokens of the batch.", "tokens"),
     Metric("total/{tokens,samples}", "Trained `tokens` and `samples` of the run so far."),
     Metric("unscored_members", "Responses without a reward: left out of baselines and of training."),
+    Metric("unscored/<code>", "The same by code: `unscorable`, `reward_timeout`, `episode_failed`, ..."),
+    Metric("unscored_cause", "The newest cause in words, where there are any."),
     Metric("attempts/max", "How often a group of the batch was handed out at most."),
     Metric("dropped/<reason>", "Groups given back on the way to this batch, by reason."),
     Metric("delay/generating_s", "Mean time from admission to the last response of a group.", "s"),

@@ -5,6 +5,7 @@ Names are those of `learner.metrics.catalogue`: verl's and TRL's where they have
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,9 @@ from learner.groups import SampledGroup, is_scored
 from learner.lineage import Lineage
 from mesh.versions import PolicyVersion
 from protos import trajectory_pb2
+
+# Of a cause's code: reward services may send any.
+_CODE_CHARACTERS = 64
 
 
 def group_metrics(groups: Sequence[SampledGroup]) -> dict[str, Any]:
@@ -45,7 +49,7 @@ def group_metrics(groups: Sequence[SampledGroup]) -> dict[str, Any]:
         **_extremes("completions/{}_terminated_length", lengths[~capped]),
         **_extremes("prompt_length/{}", prompts),
         "perf/total_num_tokens": int(lengths.sum() + prompts.sum()),
-        "unscored_members": len(members) - len(scored),
+        **_unscored(members),
         "attempts/max": max(group.leased.attempt for group in groups),
         "delay/generating_s": float(np.mean([group.leased.generating_ms for group in groups])) / 1e3,
         "delay/queued_s": float(np.mean([group.leased.queued_ms for group in groups])) / 1e3,
@@ -61,6 +65,24 @@ def group_metrics(groups: Sequence[SampledGroup]) -> dict[str, Any]:
     if greedy:
         metrics["reward/greedy/mean"] = float(np.mean(greedy))
     return metrics
+
+
+def _unscored(members: Sequence[trajectory_pb2.MemberMeta]) -> dict[str, Any]:
+    """How many members have no reward, how many by code, and the newest cause in words."""
+    without = [member for member in members if not is_scored(member)]
+    metrics: dict[str, Any] = {"unscored_members": len(without)}
+    if without:
+        codes = Counter(_code(member) for member in without)
+        metrics |= {f"unscored/{code}": count for code, count in sorted(codes.items())}
+        metrics["unscored_cause"] = max(without, key=lambda member: member.finished_unix_ns).reason
+    return metrics
+
+
+def _code(member: trajectory_pb2.MemberMeta) -> str:
+    """What a reason begins with: `reward_timeout`, `episode_failed`; `unscorable` where that is the reward's answer."""
+    if member.outcome == trajectory_pb2.OUTCOME_UNSCORABLE:
+        return "unscorable"
+    return re.sub(r"[^\w.-]+", "_", member.reason.partition(":")[0])[:_CODE_CHARACTERS] or "unknown"
 
 
 def _extremes(form: str, values: NDArray[np.int64]) -> dict[str, float]:

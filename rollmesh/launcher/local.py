@@ -1,8 +1,8 @@
 """`rollmesh run`: a whole mesh on this machine, from an empty or used run folder to its summary.
 
-Invariants: one launcher per run folder; every service it started has ended when `LocalRun.run` returns; the summary is
-written from what the buffer and the metrics said last, also when the run was interrupted or failed; the report where a
-run was not cut off by an error.
+Invariants: one launcher per run folder; every service it started has ended when `LocalRun.run` returns; summary and
+report are written from what the buffer and the metrics said last, also when the run was interrupted or failed: they
+say which.
 """
 
 from __future__ import annotations
@@ -109,20 +109,27 @@ class LocalRun:
                         ],
                         drain_order,
                     )
+                    self._final.ended = "interrupted" if self.interrupted else "finished"
+                except RollmeshError as error:
+                    self._final.ended = f"error {error.code}: {error}"
+                    raise
                 finally:
                     for task in watching:
                         task.cancel()
                     await asyncio.gather(*watching, return_exceptions=True)
                     folders.remove_mesh(self._folder)
                     self._final.peak_memory_bytes = self._memory.peaks
-                    self._final.restarts = self._supervisor.restarts()
                     self._final.wall_s = time.time() - started
-                    summary = write_summary(self._folder, self._config, self._final)
-            for line in summary.lines():
-                self._view.event(line)
-            if summary.steps:
-                self._view.event(f"report: {write_report(self._folder)}")
+                    summary = self._conclude()
             return summary
+
+    def _conclude(self) -> Summary:
+        """Writes the summary and the report, and shows the former."""
+        summary = write_summary(self._folder, self._config, self._final)
+        for line in summary.lines():
+            self._view.event(line)
+        self._view.event(f"report: {write_report(self._folder)}")
+        return summary
 
     def _mesh_address(self) -> str:
         return mesh_address(self._supervisor.address, self._config)
@@ -157,10 +164,9 @@ class LocalRun:
             while True:
                 records = metrics.read()
                 seen = await _look(mesh)
-                seen.training, seen.evaluation = latest.training, latest.evaluation
-                seen.note(records)
+                seen.follow(latest, records)
                 latest = seen
-                log.add(latest, time.time())
+                latest.generated_tokens = log.add(latest, time.time())
                 self._view.update(latest, records)
                 await asyncio.sleep(_LOOK_EVERY_S)
 

@@ -30,14 +30,17 @@ class MeshLog:
         self._before = float(earlier[-1].get(_TOTAL, 0.0)) if earlier else 0.0
         self._seen: dict[str, float] = {}
 
-    def add(self, snapshot: Snapshot, now: float) -> None:
+    def add(self, snapshot: Snapshot, now: float) -> float:
         """Books what a look has shown; a look that failed is left out.
 
         Args:
             now: Unix time in seconds.
+
+        Returns:
+            Tokens that the run has sampled so far.
         """
         if snapshot.table is None:
-            return
+            return self._generated
         generators = snapshot.generators()
         self._seen.update({member.member_id: member.gauges.get(_GAUGE, 0.0) for member in generators})
         counts = snapshot.table.counts
@@ -45,7 +48,7 @@ class MeshLog:
             "time": round(now, 3),
             "version": snapshot.table.policy.version,
             "generators": len(generators),
-            _TOTAL: self._before + sum(self._seen.values()),
+            _TOTAL: self._generated,
             "gate_wait_s": snapshot.table.waiting_for_samples_ms / 1000,
             "learner_wait_s": snapshot.table.waiting_for_inserts_ms / 1000,
             "generating": counts.generating,
@@ -55,3 +58,8 @@ class MeshLog:
         }
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
+        return self._generated
+
+    @property
+    def _generated(self) -> float:
+        return self._before + sum(self._seen.values())

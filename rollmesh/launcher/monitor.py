@@ -24,6 +24,7 @@ from protos import (
     weights_pb2_grpc,
 )
 from rollmesh.report.metrics import Record, is_evaluation, is_training
+from rollmesh.report.unscored import Unscored
 
 TRAIN = "train"
 EVAL = "eval"
@@ -42,7 +43,10 @@ class Snapshot:
         table: the train table's figures; None while the buffer does not answer.
         members: who is in the mesh.
         run_finished: the learner has said so.
-        training, evaluation: latest record of a training step and of an evaluation round.
+        training, evaluation: latest record of a training step and of an evaluation round; of a single look, what the
+            learner's heartbeat says of them.
+        unscored: members without a reward, as far as records were followed.
+        generated_tokens: that the run has sampled so far; 0 of a single look.
         holders: who holds groups of the train table; asked for where nothing moves.
         trouble: why the mesh could not be asked; empty when it answered.
     """
@@ -52,11 +56,23 @@ class Snapshot:
     run_finished: bool = False
     training: Record = field(default_factory=dict)
     evaluation: Record = field(default_factory=dict)
+    unscored: Unscored = field(default_factory=Unscored)
+    generated_tokens: float = 0.0
     holders: buffer_pb2.HoldersResponse | None = None
     trouble: str = ""
 
-    def note(self, records: list[Record]) -> None:
-        """Takes up new records of the metrics file."""
+    @classmethod
+    def of(cls, table: buffer_pb2.DescribeResponse, members: membership_pb2.ListResponse) -> Snapshot:
+        """What a single look shows."""
+        snapshot = cls(table=table, members=list(members.members), run_finished=members.run_finished)
+        for learner in snapshot.learners():
+            snapshot.training = snapshot.evaluation = dict(learner.gauges)
+        return snapshot
+
+    def follow(self, before: Snapshot, records: Sequence[Record]) -> None:
+        """Takes over what is known of steps and evaluations, and takes up new records of the metrics file."""
+        self.training, self.evaluation, self.unscored = before.training, before.evaluation, before.unscored
+        self.unscored.note(records)
         for record in records:
             if is_training(record):
                 self.training = record
@@ -66,15 +82,17 @@ class Snapshot:
     def generators(self) -> list[membership_pb2.Member]:
         return [member for member in self.members if member.role == membership_pb2.ROLE_GENERATOR]
 
-    def generated_per_second(self) -> float:
-        """Tokens per second that the generators report, together."""
-        return sum(member.gauges.get("tokens_per_second", 0.0) for member in self.generators())
+    def sum_of(self, gauge: str) -> float:
+        """What the generators report, together."""
+        return sum(member.gauges.get(gauge, 0.0) for member in self.generators())
+
+    def learners(self) -> list[membership_pb2.Member]:
+        return [member for member in self.members if member.role == membership_pb2.ROLE_LEARNER]
 
     @property
     def stalled_s(self) -> float:
         """Seconds for which nothing has moved, as the learner says; 0 while the run moves."""
-        learners = (member for member in self.members if member.role == membership_pb2.ROLE_LEARNER)
-        return max((member.gauges.get("stalled_seconds", 0.0) for member in learners), default=0.0)
+        return max((member.gauges.get("stalled_seconds", 0.0) for member in self.learners()), default=0.0)
 
     def stall(self) -> str:
         """Since when nothing moves, and who holds what; empty while the run moves."""
@@ -91,7 +109,7 @@ class Snapshot:
             parts.append(f"learner: {self.table.learner_waits}")
         if self.table.generators_wait:
             parts.append(f"generators wait: {self.table.generators_wait}")
-        if not any(member.role == membership_pb2.ROLE_LEARNER for member in self.members) and not self.run_finished:
+        if not self.learners() and not self.run_finished:
             parts.append("there is no learner")
         return "; ".join(parts) or "no one waits"
 
@@ -123,7 +141,7 @@ class MeshView:
             RollmeshError: the mesh does not answer.
         """
         table, members = await asyncio.gather(self.describe(TRAIN), self.members())
-        snapshot = Snapshot(table=table, members=list(members.members), run_finished=members.run_finished)
+        snapshot = Snapshot.of(table, members)
         if snapshot.stalled_s:
             snapshot.holders = await self.holders(TRAIN, _NAMED)
         return snapshot

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,7 @@ from mesh.errors import (
 from rollmesh.launcher.backoff import RestartBudget
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.process import ServiceProcess, ServiceSpec
+from rollmesh.report.restarts import note_restart
 
 # A restart would end the same way.
 _PERMANENT = frozenset({error.exit_code for error in (ConfigError, DataError, FencedError, StalledError, StarvedError)})
@@ -58,14 +59,13 @@ class _Service:
     task: asyncio.Task[None] | None = None
     address: str | None = None
     starts: int = 0
-    restarts: Counter[str] = field(default_factory=Counter)
 
 
 class Supervisor:
     """Runs services as local processes.
 
     Args:
-        folder: run folder (logs, ready files).
+        folder: run folder (logs, ready files, restarts).
         security: how to reach the services' health.
         max_restarts: restarts of one service within ten minutes.
         frozen_after_s: see `resources.frozen_after_s`; 0: silence is never a failure.
@@ -115,10 +115,6 @@ class Supervisor:
             for name, service in self._services.items()
             if service.process is not None and service.process.running
         }
-
-    def restarts(self) -> dict[str, dict[str, int]]:
-        """How often services were started again, by name and reason: `exit` or `frozen`; only those that were."""
-        return {name: dict(service.restarts) for name, service in self._services.items() if service.restarts}
 
     def address(self, name: str) -> str:
         """Where a service answers; empty before it was first healthy."""
@@ -194,9 +190,16 @@ class Supervisor:
             if delay is None:
                 self._fail(_exhausted(error, name, self._max_restarts))
                 return
-            service.restarts["frozen" if isinstance(error, FrozenServiceError) else "exit"] += 1
+            self._note_restart(name, error)
             self._observer.event(f"{error.message}; restarting in {delay:.2g} s")
             await self._pause(delay)
+
+    def _note_restart(self, name: str, error: RollmeshError) -> None:
+        try:
+            reason = "frozen" if isinstance(error, FrozenServiceError) else "exit"
+            note_restart(self._folder, name, reason, time.time())
+        except OSError as full:
+            self._observer.event(f"a restart of {name} was not noted: {full.strerror}")
 
     async def _run_once(self, service: _Service) -> RollmeshError | None:
         """Starts the service and waits for its end; None for an end in order."""

@@ -20,6 +20,7 @@ from rollmesh.launcher.logs import readable
 from rollmesh.launcher.monitor import Snapshot
 from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training
 from rollmesh.report.table_lines import table_lines
+from rollmesh.report.unscored import Unscored
 
 _ROLES = {
     membership_pb2.ROLE_LEARNER: "learner",
@@ -77,6 +78,8 @@ class PlainView:
         self._every = every_steps
         self._console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
         self._stalled_s = self._tell_at_s = 0.0
+        self._speed = Speed()
+        self._unscored = Unscored()
 
     def event(self, text: str) -> None:
         self._console.print(f"{_clock()} {text}")
@@ -87,11 +90,15 @@ class PlainView:
             self._console.print(f"  {readable(line)}")
 
     def update(self, snapshot: Snapshot, records: Sequence[Record]) -> None:
+        self._speed.look(time.monotonic(), snapshot.generated_tokens)
         for record in records:
+            self._unscored.note([record])
             if is_evaluation(record):
                 self.event(evaluation_line(record))
             elif is_training(record) and int(record["step"]) % self._every == 0:
-                self.event(f"{training_line(record, snapshot)} | {snapshot.who_waits()}")
+                said = [training_line(record, self._speed.since_last()), snapshot.who_waits(), self._unscored.text()]
+                self.event(" | ".join(filter(None, said)))
+                self._unscored = Unscored()
         if snapshot.table is not None:
             self._tell_stall(snapshot)
 
@@ -141,13 +148,34 @@ class LiveView:
         return Group(figures(self._snapshot), members(self._snapshot.members), events)
 
 
-def training_line(record: Record, snapshot: Snapshot) -> str:
+class Speed:
+    """Tokens sampled per second from one line to the next; the time before the first token does not count."""
+
+    def __init__(self) -> None:
+        self._since = self._now = (0.0, 0.0)
+        self._begun = False
+
+    def look(self, now_s: float, tokens: float) -> None:
+        """Takes in the run's total."""
+        self._begun = self._begun or (self._now != (0.0, 0.0) and tokens > self._now[1])
+        self._now = (now_s, tokens)
+        if not self._begun:
+            self._since = self._now
+
+    def since_last(self) -> float:
+        """Over the looks since it was last asked; 0 where there was none."""
+        (before_s, before), (now_s, tokens) = self._since, self._now
+        self._since = self._now
+        return (tokens - before) / (now_s - before_s) if now_s > before_s else 0.0
+
+
+def training_line(record: Record, generated_per_s: float) -> str:
     """A training step in one line."""
     trained = _number(record, "tokens_per_second", ".0f")
     return (
         f"step {record['step']}: reward {_number(record, REWARD, '.3f')}, "
         f"staleness {_number(record, 'staleness/mean', '.2f')}, "
-        f"tokens/s {snapshot.generated_per_second():.0f} generated {trained} trained"
+        f"tokens/s {generated_per_s:.0f} generated {trained} trained"
     )
 
 
@@ -180,7 +208,10 @@ def figures(snapshot: Snapshot) -> Table:
         bound = f"at most {described.max_staleness}"
         table.add_row("staleness", f"{_number(record, 'staleness/mean', '.2f')} mean, {bound}")
     trained = _number(record, "tokens_per_second", ".0f")
-    table.add_row("tokens/s", f"{snapshot.generated_per_second():.0f} generated, {trained} trained")
+    speed, so_far = snapshot.sum_of("tokens_per_second"), snapshot.sum_of("tokens_generated")
+    table.add_row("tokens/s", f"{speed:.0f} generated just now ({so_far:.0f} tokens so far), {trained} trained")
+    if unscored := snapshot.unscored.text():
+        table.add_row("unscored", unscored)
     if snapshot.stalled_s:
         table.add_row("stalled", snapshot.stall())
     table.add_row("waiting", snapshot.who_waits())

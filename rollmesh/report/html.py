@@ -26,18 +26,18 @@ def write_report(folder: Path) -> Path:
     """Writes the report of a run folder; a run that still goes on is reported as far as it went.
 
     Raises:
-        DataError: the folder is none of a run, or nothing was trained yet.
+        DataError: the folder is none of a run, or it has neither metrics nor a summary yet.
     """
     if not (folder / "config.yaml").exists():
         raise DataError(f"{folder} is not a run folder: it has no config.yaml", hint="give the folder of a run")
     config = load_config(folder / "config.yaml")
-    records = run_records(folder)
-    if not records:
-        raise DataError(f"nothing to report in {folder}: it has no metrics yet", hint="train a step first")
     try:
         summary = read_summary(folder)
-    except DataError:
-        summary = build_summary(config, records, read_metrics(folder / "mesh.jsonl"), FinalState())
+    except DataError as error:
+        if not run_records(folder):
+            hint = "train a step first"
+            raise DataError(f"nothing to report in {folder}: it has no metrics yet", hint=hint) from error
+        summary = build_summary(folder, config, FinalState())
     path = folder / _FILE
     scratch = path.with_suffix(".tmp")
     scratch.write_text(_page(folder, config, summary), encoding="utf-8")
@@ -76,6 +76,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     def show(value: float | None, form: str, unit: str = "") -> str:
         return "-" if value is None else f"{value:{form}}{unit}"
 
+    yield "ended", summary.ended or "not known"
     yield "held-out reward", f"{show(summary.held_out_first, '.3f')} → {show(summary.held_out_last, '.3f')}"
     yield "steps", str(summary.steps)
     yield "training", f"{summary.training_s:.1f} s (whole launch {summary.wall_s:.1f} s)"
@@ -92,6 +93,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
                 f"causes of the latest failures in {table}",
                 "; ".join(f"{cause} ({count})" for cause, count in causes),
             )
+    yield "members without a reward", summary.unscored_text() or "none"
     yield "waited, in seconds", _pairs(summary.waiting_s, ".1f")
     yield "peak memory, MiB", _pairs(summary.peak_memory_mb, ".0f")
     yield "restarts", summary.restarts_text() or "none"

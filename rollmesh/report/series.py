@@ -53,7 +53,7 @@ def curves(records: Sequence[Record], looks: Sequence[Record] = ()) -> Curves:
         records: of `metrics.jsonl`.
         looks: of `mesh.jsonl`.
     """
-    start = began(records)
+    start = began(records) or (float(looks[0]["time"]) if looks else 0.0)
     training = [record for record in records if is_training(record)]
     evaluations = sorted((record for record in records if is_evaluation(record)), key=lambda item: int(item["step"]))
     pairs = [(old, new) for old, new in itertools.pairwise(looks) if new["time"] > old["time"]]
@@ -80,7 +80,7 @@ def curves(records: Sequence[Record], looks: Sequence[Record] = ()) -> Curves:
 
 
 def began(records: Sequence[Record]) -> float:
-    """Unix time of the run's first version."""
+    """Unix time of the run's first version; 0 where there is no record."""
     for record in records:
         if "time" in record:
             return float(record["time"]) - (number(record, "wall_s") or 0.0)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesh.config.models import Config
 from mesh.errors import DataError
 from rollmesh.report.metrics import Record, is_evaluation, is_training, read_metrics, run_records
-from rollmesh.report.series import began, number, rate
+from rollmesh.report.restarts import read_restarts
+from rollmesh.report.series import number
 from rollmesh.report.stalls import read_stalls
+from rollmesh.report.unscored import Unscored
 
 if TYPE_CHECKING:
     from protos import buffer_pb2
@@ -33,15 +35,15 @@ class FinalState:
     Attributes:
         tables, ledgers: last answers of the buffer by table name.
         peak_memory_bytes: by service.
-        restarts: of each service that was started again: how often, by reason (`exit` or `frozen`).
         wall_s: seconds from the launcher's start to its end, start-up of the services included.
+        ended: see `Summary`.
     """
 
     tables: dict[str, buffer_pb2.DescribeResponse] = field(default_factory=dict)
     ledgers: dict[str, buffer_pb2.LedgerResponse] = field(default_factory=dict)
     peak_memory_bytes: dict[str, int] = field(default_factory=dict)
-    restarts: dict[str, dict[str, int]] = field(default_factory=dict)
     wall_s: float = 0.0
+    ended: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,12 @@ class Summary:
         run, folder: name and folder.
         held_out_first, held_out_last: mean held-out reward of the first and the last evaluation.
         held_out: every evaluation: step, seconds since the first version, reward.
+        ended: how the last launch did: `finished`, `interrupted`, or the error that ended it; empty: not known.
         steps: batches trained on the surviving lineage.
         training_s: seconds from the first version to the last step, waiting included.
         wall_s: seconds of the last launch in all.
-        tokens_per_s_generated: sampled tokens, those of evaluations and of groups never trained included.
+        tokens_per_s_generated: sampled tokens, those of evaluations and of groups never trained included, over the
+            time from the first version to the last step or evaluation.
         tokens_per_s_trained: response tokens that were trained.
         groups_by_fate: trained, evicted_stale, filtered, failed, and `live` for what had no fate at the end.
         ledger: table -> counters, the discrepancies of the recount, and what the latest failures said most often.
@@ -64,12 +68,14 @@ class Summary:
         weight_push_ms: p50 and p99 from announcement to service, to the first byte, to the last one, to the report
             (`ack`), and of the pause in decoding.
         peak_memory_mb: by service.
-        restarts: by service and reason (`exit`: it ended; `frozen`: it did not answer), those above zero.
+        restarts: over all launches, by service and reason (`exit`: it ended; `frozen`: it did not answer).
+        unscored: of the trained groups: all members, those without a reward by code, and the newest cause.
         stalls: when nothing moved: since when, how long, who held what, how it ended.
     """
 
     run: str
     folder: str
+    ended: str
     held_out_first: float | None
     held_out_last: float | None
     held_out: list[dict[str, float | None]]
@@ -85,10 +91,12 @@ class Summary:
     weight_push_ms: dict[str, float | None]
     peak_memory_mb: dict[str, float]
     restarts: dict[str, dict[str, int]]
-    stalls: list[dict[str, Any]] = field(default_factory=list)
+    unscored: dict[str, Any]
+    stalls: list[dict[str, Any]]
 
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
+        yield f"ended: {self.ended or 'not known'}"
         yield f"held-out reward {_show(self.held_out_first)} -> {_show(self.held_out_last)} in {self.steps} steps"
         yield (
             f"{self.training_s:.1f} s of training, {_show(self.tokens_per_s_generated, '.0f')} tokens/s generated, "
@@ -98,12 +106,18 @@ class Summary:
         for table, state in self.ledger.items():
             found = state["discrepancies"]
             yield f"ledger of {table}: {'balances' if not found else '; '.join(found)}"
+        if unscored := self.unscored_text():
+            yield unscored
         if self.restarts:
             yield f"restarts: {self.restarts_text()}"
         if self.stalls:
             seconds = sum(stall["seconds"] for stall in self.stalls)
             yield f"{len(self.stalls)} stalls of {seconds:.0f} s in all: see the report"
         yield f"summary: {Path(self.folder) / _FILE}"
+
+    def unscored_text(self) -> str:
+        """Which members of trained groups have no reward, in words; empty where all have one."""
+        return Unscored.from_wire(self.unscored).text()
 
     def restarts_text(self) -> str:
         """Who was started again, and why, in words; empty where no one was."""
@@ -114,21 +128,20 @@ class Summary:
         )
 
 
-def build_summary(config: Config, records: Sequence[Record], looks: Sequence[Record], final: FinalState) -> Summary:
-    """Puts a run's figures together.
-
-    Args:
-        records: of `metrics.jsonl`, the surviving lineage.
-        looks: of `mesh.jsonl`.
-    """
+def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
+    """Puts together what a run folder holds and what the launcher knows."""
+    records = run_records(folder)
     steps = [record for record in records if is_training(record)]
     evaluations = sorted((record for record in records if is_evaluation(record)), key=lambda item: int(item["step"]))
     held_out = [record["eval/reward"] for record in evaluations if record["eval/reward"] is not None]
     training_s = _last(steps, "wall_s") or 0.0
     table = final.tables.get("train")
+    unscored = Unscored()
+    unscored.note(steps)
     return Summary(
         run=config.run.name,
         folder=str(config.run.folder),
+        ended=final.ended,
         held_out_first=held_out[0] if held_out else None,
         held_out_last=held_out[-1] if held_out else None,
         held_out=[
@@ -138,7 +151,7 @@ def build_summary(config: Config, records: Sequence[Record], looks: Sequence[Rec
         steps=int(steps[-1]["step"]) if steps else 0,
         training_s=round(training_s, 3),
         wall_s=round(final.wall_s, 3),
-        tokens_per_s_generated=_generated_per_s(records, looks),
+        tokens_per_s_generated=_generated_per_s(records, read_metrics(folder / "mesh.jsonl")),
         tokens_per_s_trained=_rate(_last(steps, "total/tokens"), training_s),
         groups_by_fate=_fates(final),
         ledger={name: _ledger(answer) for name, answer in final.ledgers.items()},
@@ -157,14 +170,15 @@ def build_summary(config: Config, records: Sequence[Record], looks: Sequence[Rec
             },
         },
         peak_memory_mb={name: round(size / 2**20, 1) for name, size in sorted(final.peak_memory_bytes.items())},
-        restarts=final.restarts,
+        restarts=read_restarts(folder),
+        unscored=unscored.to_wire(),
+        stalls=[asdict(stall) for stall in read_stalls(folder)],
     )
 
 
 def write_summary(folder: Path, config: Config, final: FinalState) -> Summary:
     """Builds the summary of a run folder and writes it there."""
-    summary = build_summary(config, run_records(folder), read_metrics(folder / "mesh.jsonl"), final)
-    summary = replace(summary, stalls=[asdict(stall) for stall in read_stalls(folder)])
+    summary = build_summary(folder, config, final)
     path = folder / _FILE
     scratch = path.with_suffix(".tmp")
     scratch.write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
@@ -224,11 +238,9 @@ def _histogram(steps: Sequence[Record]) -> dict[str, int]:
 
 
 def _generated_per_s(records: Sequence[Record], looks: Sequence[Record]) -> float | None:
-    """Over the looks that fall into the training."""
-    times = [float(record["time"]) for record in records if "time" in record]
-    inside = [look for look in looks if times and began(records) <= float(look["time"]) <= times[-1]]
-    speed = rate(inside[0], inside[-1], "generated_tokens") if len(inside) > 1 else None
-    return None if speed is None else round(speed, 1)
+    """All tokens over the run's own clock, which stands still between launches; None where none was seen."""
+    seconds = max((number(record, "wall_s") or 0.0 for record in records), default=0.0)
+    return _rate(_last(looks, "generated_tokens") or None, seconds)
 
 
 def _last(records: Sequence[Record], name: str) -> float | None:

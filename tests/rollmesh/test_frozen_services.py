@@ -19,6 +19,7 @@ from mesh.errors import RollmeshError
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.process import ServiceSpec, ready_file
 from rollmesh.launcher.supervisor import Supervisor
+from rollmesh.report.restarts import read_restarts
 from tests.rollmesh.conftest import FAKE, Recorder, fake_spec
 from tests.rollmesh.test_supervisor import gone, same_rank, until
 
@@ -69,7 +70,7 @@ async def test_a_frozen_service_is_killed_and_started_again(
     await until(lambda: recorder.starts_of(NAME) == 2)
     assert gone(first)
     assert [event for event in recorder.events if event.startswith(seen)], recorder.events
-    assert supervisor.restarts() == {NAME: {"frozen": 1}}
+    assert read_restarts(tmp_path) == {NAME: {"frozen": 1}}
     await ended(supervisor, running)
 
 
@@ -98,7 +99,7 @@ async def test_a_service_that_goes_on_in_time_is_left_alone(
         await asyncio.sleep(0.3)
     assert supervisor.pids() == {NAME: service.pid}
     await ended(supervisor, running)
-    assert supervisor.restarts() == {}
+    assert read_restarts(tmp_path) == {}
 
 
 async def test_a_busy_service_on_a_busy_machine_is_never_killed(
@@ -114,7 +115,7 @@ async def test_a_busy_service_on_a_busy_machine_is_never_killed(
             Path(f"/proc/{pid}/autogroup").write_text(str(nice))
         await asyncio.sleep(6.0)
         assert supervisor.pids() == {NAME: pid}, recorder.events
-    assert supervisor.restarts() == {}
+    assert read_restarts(tmp_path) == {}
     supervisor.interrupt()
     supervisor.interrupt()
     await asyncio.wait_for(running, DEADLINE_S)
@@ -153,7 +154,7 @@ async def test_silence_is_no_failure_where_it_is_said_so(
     running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, drain_s=0.5))
     os.kill(supervisor.pids()[NAME], signal.SIGSTOP)
     await ended(supervisor, running)
-    assert supervisor.restarts() == {}
+    assert read_restarts(tmp_path) == {}
 
 
 async def test_a_part_that_has_ended_without_its_service_is_found(

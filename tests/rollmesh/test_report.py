@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from mesh.config import load_config
 from mesh.errors import DataError
@@ -15,8 +16,10 @@ from protos import buffer_pb2, membership_pb2
 from rollmesh.launcher import folder
 from rollmesh.launcher.meshlog import MeshLog
 from rollmesh.launcher.monitor import Snapshot
+from rollmesh.launcher.view import PlainView, figures
 from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, read_metrics, surviving
+from rollmesh.report.restarts import note_restart
 from rollmesh.report.samples import read_samples, sample_lines
 from rollmesh.report.series import curves, smoothed
 from rollmesh.report.summary import FinalState, read_summary, write_summary
@@ -62,7 +65,7 @@ def run_folder(tmp_path: Path) -> Path:
     (config.run.folder / "metrics.jsonl").write_text(lines)
     looks = [
         {"time": START + second, "generators": 2, "generated_tokens": 30.0 * second, "gate_wait_s": 0.5 * second}
-        for second in range(-2, 12)
+        for second in range(-2, 9)
     ]
     (config.run.folder / "mesh.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
     return config.run.folder
@@ -75,13 +78,16 @@ def final_state() -> FinalState:
         tables={"train": buffer_pb2.DescribeResponse(waiting_for_inserts_ms=1500, waiting_for_samples_ms=2500)},
         ledgers={"train": buffer_pb2.LedgerResponse(counters=counts, recounted=counts)},
         peak_memory_bytes={"learner": 300 << 20},
-        restarts={"learner": {"exit": 1, "frozen": 2}},
         wall_s=12.0,
+        ended="finished",
     )
 
 
 def test_summary_has_the_runs_figures(run_folder: Path) -> None:
+    for reason in ("exit", "frozen", "frozen"):
+        note_restart(run_folder, "learner", reason, START)
     summary = write_summary(run_folder, folder.read_config(run_folder), final_state())
+    assert next(summary.lines()) == "ended: finished"
     assert (summary.held_out_first, summary.held_out_last, summary.steps) == (0.1, 0.9, 8)
     assert [entry["step"] for entry in summary.held_out] == [0, 4, 8]
     assert summary.training_s == 8.0
@@ -115,6 +121,41 @@ def test_summary_of_a_run_that_never_trained(tmp_path: Path) -> None:
     config.run.folder.mkdir()
     summary = write_summary(config.run.folder, config, FinalState())
     assert (summary.steps, summary.held_out_first, summary.tokens_per_s_trained) == (0, None, None)
+
+
+def test_summary_and_report_say_which_members_have_no_reward(run_folder: Path) -> None:
+    without = [
+        {"unscored/reward_timeout": 2, "unscored_cause": "reward timeout: 8 s"},
+        {"unscored/unscorable": 1, "unscored/reward_timeout": 1, "unscored_cause": "no such <test>"},
+        {},
+    ]
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        for step, found in enumerate(without, start=9):
+            file.write(json.dumps({**training(step, 0.9), "samples": 8, **found}) + "\n")
+    summary = write_summary(run_folder, folder.read_config(run_folder), final_state())
+    codes = {"reward_timeout": 3, "unscorable": 1}
+    assert summary.unscored == {"members": 28, "codes": codes, "cause": "no such <test>"}
+    text = "4 of 28 members have no reward (reward_timeout 3, unscorable 1); newest cause: no such <test>"
+    assert text in list(read_summary(run_folder).lines())
+    assert text.replace("<test>", "&lt;test&gt;") in write_report(run_folder).read_text(encoding="utf-8")
+
+
+def test_a_run_that_failed_before_its_first_step_has_a_report_that_says_why(run_folder: Path) -> None:
+    (run_folder / "metrics.jsonl").unlink()
+    final = final_state()
+    final.ended = "error stalled: nothing has moved for 60 s"
+    summary = write_summary(run_folder, folder.read_config(run_folder), final)
+    assert (summary.ended, summary.steps, summary.tokens_per_s_generated) == (final.ended, 0, None)
+    page = write_report(run_folder).read_text(encoding="utf-8")
+    assert final.ended in page
+    assert page.count("<svg") == 5
+
+
+def test_tokens_count_that_were_sampled_between_two_looks(run_folder: Path) -> None:
+    """However short the run was."""
+    looks = [{"time": START - 1, "generated_tokens": 0.0}, {"time": START + 9, "generated_tokens": 80.0}]
+    (run_folder / "mesh.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
+    assert write_summary(run_folder, folder.read_config(run_folder), final_state()).tokens_per_s_generated == 10.0
 
 
 def test_report_is_one_file_with_its_plots(run_folder: Path) -> None:
@@ -222,6 +263,42 @@ def test_mesh_log_totals_never_fall(tmp_path: Path) -> None:
     log.add(Snapshot(trouble="away"), 3.0)
     MeshLog(tmp_path).add(look(d=5), 4.0)
     assert [line["generated_tokens"] for line in read_metrics(tmp_path / "mesh.jsonl")] == [150, 180, 185]
+
+
+def test_plain_lines_say_the_speed_and_what_is_without_a_reward_since_the_line_before(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = PlainView(every_steps=2)
+    lost = {"samples": 3, "unscored/reward_timeout": 1, "unscored_cause": "reward timeout: 8 s"}
+    updates = [(0, 0, []), (50, 0, []), (51, 100, [lost]), (60, 1000, [{}]), (61, 1000, [{}]), (70, 1200, [{}])]
+    clock = START
+    monkeypatch.setattr("rollmesh.launcher.view.time.monotonic", lambda: clock)
+    for step, (seconds, tokens, records) in enumerate(updates, start=-1):
+        clock = START + seconds
+        found = [{**training(step, 0.5), **record} for record in records]
+        view.update(Snapshot(table=buffer_pb2.DescribeResponse(), generated_tokens=tokens), found)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "tokens/s 100 generated 100 trained" in first, "since the first token"
+    assert first.endswith("| 1 of 4 members have no reward (reward_timeout 1); newest cause: reward timeout: 8 s")
+    assert "tokens/s 20 generated" in second
+    assert "reward_timeout" not in second
+
+
+def test_one_look_shows_what_the_learner_says_now() -> None:
+    gauges = {"critic/score/mean": 0.5, "eval/reward": 0.25, "staleness/mean": 1.5, "tokens_per_second": 90.0}
+    members = [
+        membership_pb2.Member(member_id="learner", role=membership_pb2.ROLE_LEARNER, gauges=gauges),
+        membership_pb2.Member(
+            member_id="generator-0", role=membership_pb2.ROLE_GENERATOR, gauges={"tokens_generated": 1234.0}
+        ),
+    ]
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(figures(Snapshot.of(buffer_pb2.DescribeResponse(), membership_pb2.ListResponse(members=members))))
+    rows = [" ".join(line.split()) for line in shown.get().splitlines()]
+    assert "reward 0.500 in training" in rows
+    assert "held-out 0.250" in rows
+    assert "tokens/s 0 generated just now (1234 tokens so far), 90 trained" in rows
 
 
 def test_samples_latest_and_worst(tmp_path: Path) -> None:

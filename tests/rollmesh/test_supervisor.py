@@ -17,6 +17,7 @@ from mesh.errors import UnreachableError
 from mesh.liveness.ends import survivors
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.supervisor import Supervisor
+from rollmesh.report.restarts import read_restarts
 from tests.rollmesh.conftest import Recorder, fake_spec
 
 MakeSupervisor = Callable[..., Supervisor]
@@ -61,7 +62,7 @@ async def test_killed_service_is_restarted(tmp_path: Path, make_supervisor: Make
     await until(lambda: recorder.starts_of("generator-0") == 2)
     assert supervisor.pids()["generator-0"] != first
     assert any("killed by SIGKILL" in event and "restarting" in event for event in recorder.events)
-    assert supervisor.restarts() == {"generator-0": {"exit": 1}}
+    assert read_restarts(tmp_path) == {"generator-0": {"exit": 1}}
     supervisor.interrupt()
     await asyncio.wait_for(running, DEADLINE_S)
 
@@ -71,7 +72,7 @@ async def test_restarts_are_bounded(tmp_path: Path, make_supervisor: MakeSupervi
     specs = [fake_spec(tmp_path, "generator-0", "--exit", "1", "--log", "boom"), fake_spec(tmp_path, "reward")]
     with pytest.raises(ServiceExitError, match="generator-0: died more than 2 times"):
         await asyncio.wait_for(supervisor.run([lambda: specs], same_rank), DEADLINE_S)
-    assert supervisor.restarts() == {"generator-0": {"exit": 2}}
+    assert read_restarts(tmp_path) == {"generator-0": {"exit": 2}}
     assert recorder.tails["generator-0"][-1] == "boom"
 
 
@@ -85,7 +86,7 @@ async def test_failures_that_a_restart_cannot_mend_end_the_run(
     with pytest.raises(ServiceExitError, match=r"learner: data\.train: row 3 has no prompt") as caught:
         await asyncio.wait_for(supervisor.run([lambda: [spec]], same_rank), DEADLINE_S)
     assert caught.value.status == status
-    assert supervisor.restarts() == {}
+    assert read_restarts(tmp_path) == {}
 
 
 async def test_drains_in_order_and_kills_what_does_not_end(

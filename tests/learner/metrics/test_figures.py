@@ -72,6 +72,27 @@ def test_group_metrics_leave_out_what_is_not_scored() -> None:
     assert metrics["delay/generating_s"] == 0.5
 
 
+def test_group_metrics_say_why_members_have_no_reward() -> None:
+    found = group([1.0, None, None, None, None], [V3])
+    error, unscorable = trajectory_pb2.OUTCOME_ERROR, trajectory_pb2.OUTCOME_UNSCORABLE
+    told = [
+        (error, "reward timeout: no answer in 8 s", 30),
+        (error, "reward timeout: no answer in 9 s", 50),
+        (unscorable, "no such test: 7", 40),
+        (error, "", 0),
+    ]
+    for member, (outcome, reason, finished) in zip(found.members[1:], told, strict=True):
+        member.outcome, member.reason, member.finished_unix_ns = outcome, reason, finished
+    metrics = group_metrics([found])
+    assert {name: value for name, value in metrics.items() if name.startswith("unscored")} == {
+        "unscored_members": 4,
+        "unscored/reward_timeout": 2,
+        "unscored/unscorable": 1,
+        "unscored/unknown": 1,
+        "unscored_cause": "reward timeout: no answer in 9 s",
+    }
+
+
 @pytest.mark.parametrize(("payloads", "expected"), [(True, {2: 2, 1: 2}), (False, {2: 4})])
 def test_staleness_counts_tokens(payloads: bool, expected: dict[int, int]) -> None:
     histogram = staleness_histogram([group([1.0, 0.0], [V3, V4], payloads=payloads)], Lineage(((1, 0),)), 5)
