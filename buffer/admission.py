@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from buffer.bell import wait_for
 from buffer.bounds import check_id, check_policy
 from buffer.context import FrontContext, StreamHold, pump
-from buffer.leases import leases_of
+from buffer.leases import Lease, leases_of
 from buffer.policy import gate
 from buffer.policy.rules import TRAIN
 from buffer.records import Grant
@@ -65,7 +65,7 @@ class AdmitSession:
         self._token = ""
         # Cancellations: the count up to which they have been read, and what was sent since the last look.
         self._cancels_read = -1
-        self._told: list[tuple[str, str]] = []
+        self._told: list[Lease] = []
         check_id("member_id", self._member_id)
         self._take(first)
 
@@ -96,9 +96,10 @@ class AdmitSession:
                         await self._check_answers()
                         if within_ms := self._roll.ask_if_due():
                             yield pb.AdmitResponse(inventory_within_ms=within_ms)
-                        await self._keep_named()
+                        if dead := await self._keep_named():
+                            yield _cancelling(dead)
                         if cancelled := await self._cancelled():
-                            yield cancelled
+                            yield _cancelling(cancelled)
                             continue
                         grants, reason = await self._try()
                         if grants:
@@ -114,28 +115,30 @@ class AdmitSession:
                             self._wish.refused_at = -1
                             yield pb.AdmitResponse(waiting_reason=reason)
 
-    async def _cancelled(self) -> pb.AdmitResponse | None:
-        """What the generator need not go on with; forgotten in Redis only once it has been sent."""
+    async def _cancelled(self) -> list[Lease]:
+        """What the generator need not continue with; forgotten in Redis only once it has been sent."""
         store = self._front.store
         count = store.views[self._table].cancelled
-        if count == self._cancels_read and not self._told:
-            return None
-        self._told = await store.cancelled(self._table, self._member_id, self._generation, self._told)
-        self._cancels_read = count
-        if not self._told:
-            return None
-        return pb.AdmitResponse(cancelled=[pb.LeaseRef(group_id=g, lease_id=lease) for g, lease in self._told])
+        if count != self._cancels_read or self._told:
+            self._told = await store.cancelled(self._table, self._member_id, self._generation, self._told)
+            self._cancels_read = count
+        return self._told
 
-    async def _keep_named(self) -> None:
-        """Where the generator has said what it holds: what it does not know of goes to others."""
+    async def _keep_named(self) -> list[Lease]:
+        """Where the generator has said what it holds: what it does not know of goes to others.
+
+        Returns:
+            What it has named and does not have, as where Redis has lost the grant: no one needs it.
+        """
         named = self._roll.take_named()
         if named is None:
-            return
-        ended, _ = await self._front.store.keep_named(
+            return []
+        ended, dead = await self._front.store.keep_named(
             self._table, self._member_id, self._generation, self._token, named
         )
         if ended:
             log.warning("%s has forgotten %d groups: others get them", self._member_id, ended)
+        return dead
 
     def _run_clock(self, reason: str) -> None:
         if reason and self._table == TRAIN:
@@ -286,6 +289,10 @@ class AdmitSession:
             self._wish.outstanding = max(0, self._wish.outstanding - len(lost))
         if parts:
             yield b"".join(parts)
+
+
+def _cancelling(leases: Sequence[Lease]) -> pb.AdmitResponse:
+    return pb.AdmitResponse(cancelled=[pb.LeaseRef(group_id=group_id, lease_id=lease) for group_id, lease in leases])
 
 
 async def admit_stream(

@@ -20,11 +20,11 @@ class AdmitStream(LeaseStream):
 
     Attributes:
         waiting_reason: why nothing is granted at present; empty when something was just granted.
-        on_cancelled: called on the event loop with leases whose groups nobody needs any more (over the bound,
-            withdrawn, in other hands): their work stops at once. It must not block; it may be told the same lease
-            twice, or one whose grant was lost on the way. Leases are compared, not groups: the same member may hold the
-            group again under another lease. Grants that are cancelled before they were taken from the stream are
-            dropped, and their credit returns.
+        on_cancelled: called on the event loop with leases whose groups no one needs any more (over the bound,
+            withdrawn, granted to another one, granted in a time that Redis has lost): their work stops at once. It must
+            not block; it may be told the same lease twice, or one whose grant was lost on the way. Leases are compared,
+            not groups: the same member may hold the group again under another lease. Grants that are cancelled before
+            they were taken from the stream are dropped, and their credit returns.
     """
 
     def __init__(self, stub: Any, table: str, member_id: str, generation: Callable[[], int], retry_s: float) -> None:

@@ -16,6 +16,7 @@ from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from protos import buffer_pb2_grpc
 from tests.buffer.mesh_fixture import TIMEOUT_S, Actor, Learner, Mesh, make_write, refs
+from tests.buffer.test_cancel import Told
 from tests.buffer.test_flow import balanced
 from tests.buffer.test_redis_loss import Snapshot
 
@@ -91,6 +92,24 @@ async def test_a_finished_group_that_redis_has_lost_is_done_again(mesh: Mesh) ->
     assert {grant.group_id for grant in again} == {grant.group_id for grant in grants}
     await second.finish(second.writer(), again, V0)
     assert (await learner.train(await learner.batch(sampler, 2, 0), 0)).claimed
+
+
+async def test_a_generator_is_told_of_grants_that_redis_has_lost(mesh: Mesh) -> None:
+    front = await mesh.front(buffer={**SHORT, "redis": mesh.redis_url})
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 2)
+    admission = generator.admission()
+    told, book = Told(admission), Book(admission)
+    admission.update(1, V0)
+    (kept,) = await generator.grants(admission, 1)
+    book.leases.add(key(kept))
+    snapshot = Snapshot(front)
+    await snapshot.take()
+    admission.update(1)
+    (gone,) = await generator.grants(admission, 1)
+    book.leases.add(key(gone))
+    await snapshot.restore()
+    assert await told.next(1) == {key(gone)}
 
 
 async def test_a_lease_offered_again_with_which_its_holder_has_finished_is_given_back_at_once(mesh: Mesh) -> None:
