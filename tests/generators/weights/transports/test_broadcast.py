@@ -75,6 +75,12 @@ async def together(learner: LocalLearner, members: list[Receiver], manifest: wei
     return await asyncio.wait_for(asyncio.gather(*gets), DEADLINE_S)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 async def test_a_group_is_kept_until_its_members_change(tmp_path: Path) -> None:
     async with local_learner(CASE, tmp_path) as learner, receivers(3) as members:
         gloo = offered(learner)
@@ -154,11 +160,11 @@ async def test_who_holds_up_rounds_leaves_out_more_and_more(tmp_path: Path) -> N
         # A round without it.
         async with receivers(2) as (_, other):
             wanted = Wanted.full(learner.publish(1))
-            assert (await other.get(learner, wanted)).transport == "gloo"
-            assert (await member.get(learner, wanted)).transport == "gloo"
-        async with asyncio.timeout(DEADLINE_S):
-            while gloo._stuck:
-                await asyncio.sleep(0.01)
+            assert (await other.get(learner, wanted, DEADLINE_S)).transport == "gloo"
+            # Its members have all of it before the learner knows so, and until then it refuses others.
+            await until(lambda: gloo._running is None)
+            assert (await member.get(learner, wanted, DEADLINE_S)).transport == "gloo"
+        await until(lambda: not gloo._stuck)
 
 
 async def test_a_learner_that_is_replaced_while_members_are_awaited_is_an_error(tmp_path: Path) -> None:
@@ -168,9 +174,8 @@ async def test_a_learner_that_is_replaced_while_members_are_awaited_is_an_error(
         wanted = Wanted.full(learner.publish(0))
         fetch = learner.fetch(wanted, DEADLINE_S, "here-0")
         task = asyncio.create_task(receive(learner.receiver(), fetch))
+        await until(lambda: bool(gloo._joins))
         async with asyncio.timeout(DEADLINE_S):
-            while not gloo._joins:
-                await asyncio.sleep(0.01)
             await learner._connection.close()
             # A CancelledError would end the task that receives without a word to anybody.
             with pytest.raises(WeightsError, match="the learner has changed"):
