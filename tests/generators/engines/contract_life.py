@@ -45,8 +45,11 @@ class LifeContract:
         assert not harness.engine.drain(0)
         harness.engine.stop()
         results = harness.collector.wait([item.request_id for item in waiting])
-        assert {result.finish_reason for result in results} == {"aborted"}
-        assert len(results[0].response_ids) >= 3
+        # An engine may take them in another order: others may have ended before the first began.
+        cut = [result for result in results if len(result.response_ids) < harness.long]
+        assert {result.finish_reason for result in cut} == {"aborted"}
+        assert {result.finish_reason for result in results} <= {"aborted", "length"}
+        assert 3 <= len(results[0].response_ids) < harness.long
         assert len(results[-1].response_ids) == 0
         with pytest.raises(EngineError):
             harness.engine.submit([request("late")])
