@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from mesh.config.models import Config
 from mesh.config.rollout import RolloutSection
-from mesh.threads import available_cores, plan_threads
+from mesh.liveness.verdict import Bounds
+from mesh.threads import available_cores, plan_threads, reward_workers
 from rollmesh.launcher.services import interpreters_of
 
 
@@ -39,6 +40,8 @@ def explain(config: Config) -> Iterator[str]:
         f"deadlines: scorer {config.reward.scorer_timeout_s:g} s < reward call {config.reward.timeout_s:g} s < "
         f"rollout's wait for its reward {rollout.reward_wait_s:g} s < a run in which nothing moves {limit}"
     )
+    yield f"stalls: told once nothing has moved for {buffer.stall_s:g} s; the run ends then: {limit}"
+    yield _frozen(config)
     yield (
         f"leases: {buffer.lease_s:g} s, renewed by heartbeats; {buffer.reconnect_grace_s:g} s once a stream breaks; "
         f"a group is handed out at most {rollout.max_attempts} times"
@@ -61,8 +64,44 @@ def explain(config: Config) -> Iterator[str]:
             yield f"{interpreter.field}: {interpreter.path}"
     yield f"sequences decoded together: {rollout.replicas} generator(s) x {rollout.slots}"
     yield f"reward: {_rewards(config)}"
+    if not config.reward.endpoints:
+        where = "in each generator" if config.reward.in_process else "in the reward service"
+        yield (
+            f"reward workers: at most {config.reward.workers or reward_workers()} processes {where}; a call that is "
+            f"not done after {config.reward.scorer_timeout_s:g} s costs its worker, which is replaced"
+        )
+    yield f"buffer: {_front(config)}"
     port = config.network.port or "a free port, see mesh.json in the run folder"
     yield f"mesh address: {config.network.advertise or config.network.host}, port {port}"
+
+
+def _frozen(config: Config) -> str:
+    """When silence is a failure."""
+    from generators.engine_watch import bounds_of
+
+    after_s = config.resources.frozen_after_s
+    if not after_s:
+        return "frozen services: never found (resources.frozen_after_s: 0)"
+    service, engine = Bounds.of(after_s), bounds_of(after_s)
+    return (
+        f"frozen services: killed and restarted after {service.stopped_s:g} s stopped, {service.running_s:g} s of "
+        f"processor time or {service.asleep_s:g} s asleep without an answer (the embedded Redis too; a generator's "
+        f"engine: {engine.stopped_s:g} / {engine.running_s:g} / {engine.asleep_s:g} s); at most "
+        f"{config.resources.max_restarts} restarts of one within ten minutes"
+    )
+
+
+def _front(config: Config) -> str:
+    """Who serves the buffer, and what survives."""
+    buffer = config.buffer
+    redis = "a Redis of your own, as durable as it is configured"
+    if buffer.redis is None:
+        redis = {
+            "always": "an embedded Redis; every acknowledged write survives its end (durability: always)",
+            "everysec": "an embedded Redis; its last two seconds may be lost with the machine (durability: everysec)",
+            "none": "an embedded Redis; nothing survives its end (durability: none)",
+        }[buffer.durability]
+    return f"{buffer.fronts} front(s) on {redis}"
 
 
 def _devices(rollout: RolloutSection) -> str:

@@ -1,4 +1,7 @@
-"""`rollmesh ledger`: every group recounted, what failed and why, and prompts of failed groups driven again."""
+"""`rollmesh ledger`: every group recounted, what failed and why, and prompts of failed groups driven again.
+
+Of a run that has ended it shows the last recount, as `summary.json` has it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,6 +52,9 @@ def _ledger(
     tls_ca: TlsCa = None,
 ) -> None:
     """Recount every group and compare with the counters; exits with 1 where they differ."""
+    if run is not None and mesh is None and not redrive and (ended := _of_ended(run)) is not None:
+        _show_ended(ended, failed=failed, as_json=as_json)
+        return
     where = target(run, mesh, token_file, tls_ca)
     redriven = asyncio.run(_redrive(where, redrive)) if redrive else {}
     answers = asyncio.run(_read(where, _FAILED_LIMIT if failed else 0))
@@ -59,6 +66,33 @@ def _ledger(
             typer.echo(f"table {table}: {count} prompt(s) queued again")
         for table, answer in answers.items():
             _print(table, answer, failed=failed)
+    if not balanced:
+        raise typer.Exit(1)
+
+
+def _of_ended(run: Path) -> dict[str, Any] | None:
+    """The tables of a run that has ended; None of one that continues, or that has left no summary."""
+    from rollmesh.launcher import folder
+    from rollmesh.report.summary import read_summary
+
+    if (run / folder.MESH).exists() or not (run / folder.SUMMARY).exists():
+        return None
+    return read_summary(run).ledger
+
+
+def _show_ended(tables: dict[str, Any], *, failed: bool, as_json: bool) -> None:
+    balanced = not any(table["discrepancies"] for table in tables.values())
+    if as_json:
+        typer.echo(json.dumps({"balances": balanced, "ended": True, "tables": tables}, indent=1))
+    elif not tables:
+        raise DataError("the run has ended, and its ledger is not known", hint="the buffer did not answer at the end")
+    else:
+        typer.echo("the run has ended; at its end:")
+        for name, table in tables.items():
+            _print_counts(name, {**table["counters"], **dict(sorted(table["reasons"].items()))})
+            if failed:
+                _print_causes(table["causes"])
+            _print_verdict(table["discrepancies"])
     if not balanced:
         raise typer.Exit(1)
 
@@ -137,16 +171,31 @@ def _note(group: buffer_pb2.FailedGroup) -> dict[str, Any]:
 
 
 def _print(table: str, answer: buffer_pb2.LedgerResponse, *, failed: bool) -> None:
-    typer.echo(f"table {table}")
-    for name, count in [*_figures(answer.counters).items(), *sorted(answer.counters.reasons.items())]:
-        typer.echo(f"  {name:18} {count}")
+    _print_counts(table, {**_figures(answer.counters), **dict(sorted(answer.counters.reasons.items()))})
     if answer.failed:
         _print_failed(answer.failed)
     elif failed:
         typer.echo("  no failed group is kept")
-    for line in answer.discrepancies:
+    _print_verdict(answer.discrepancies)
+
+
+def _print_counts(table: str, counts: Mapping[str, int]) -> None:
+    typer.echo(f"table {table}")
+    for name, count in counts.items():
+        typer.echo(f"  {name:18} {count}")
+
+
+def _print_causes(causes: Mapping[str, int]) -> None:
+    """Of the latest failures, the most frequent first."""
+    typer.echo("  causes of the latest failures:" if causes else "  no cause of a failure is kept")
+    for cause, count in causes.items():
+        typer.echo(f"    {count} x {cause}")
+
+
+def _print_verdict(discrepancies: Sequence[str]) -> None:
+    for line in discrepancies:
         typer.echo(f"  DIFFERS: {line}")
-    typer.echo("  differs" if answer.discrepancies else "  balances")
+    typer.echo("  differs" if discrepancies else "  balances")
 
 
 def _print_failed(failed: Sequence[buffer_pb2.FailedGroup]) -> None:

@@ -19,7 +19,7 @@ from rollmesh.launcher import folder as folders
 from rollmesh.launcher.memory import MemoryWatch
 from rollmesh.launcher.meshlog import MeshLog
 from rollmesh.launcher.monitor import EVAL, TRAIN, MeshView, Snapshot
-from rollmesh.launcher.preflight import check_run
+from rollmesh.launcher.preflight import check_run, lowered_durability
 from rollmesh.launcher.services import ServiceCatalogue, drain_order, mesh_address, thread_plan
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.view import View, open_view
@@ -89,6 +89,8 @@ class LocalRun:
         """
         with folders.locked(self._folder):
             resumed = folders.was_used(self._folder)
+            if lowered := lowered_durability(self._config):
+                self._view.event(lowered)
             config_path = folders.write_config(self._config)
             plan = thread_plan(self._config)
             config = self._config

@@ -13,8 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mesh.config import load_config
 from mesh.config.models import Config
+from mesh.errors import ConfigError
+from protos import buffer_pb2
 from rollmesh.launcher import folder
+from rollmesh.launcher.preflight import lowered_durability
+from rollmesh.report.summary import FinalState, write_summary
 from tests.command import Command
 
 ROOT = Path(__file__).parents[2]
@@ -197,6 +202,66 @@ def test_explain_derives_sizes(rollmesh: Command, config_file: Path) -> None:
     assert "samples per step: 10 groups x 4 responses = 40" in explained
     assert "live groups: at most 10 x (3 + 1) = 40" in explained
     assert "thread(s)" in explained
+
+
+def test_explain_has_every_deadline_that_ends_something(rollmesh: Command, config_file: Path) -> None:
+    overrides = ["--resources.frozen_after_s=10", "--buffer.fronts=3", "--reward.workers=5", "--buffer.stall_s=50"]
+    explained = rollmesh("config", "explain", str(config_file), *overrides, "--buffer.durability=everysec").stdout
+    assert "stalls: told once nothing has moved for 50 s; the run ends then: 1800 s" in explained
+    assert "after 10 s stopped, 10 s of processor time or 30 s asleep" in explained
+    assert "engine: 10 / 300 / 90 s); at most 5 restarts" in explained
+    assert "at most 5 processes in the reward service; a call that is not done after 8 s" in explained
+    assert "buffer: 3 front(s) on an embedded Redis; its last two seconds may be lost" in explained
+    never = rollmesh("config", "explain", str(config_file), "--resources.frozen_after_s=0").stdout
+    assert "frozen services: never found" in never
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ("always", "everysec", "buffer.durability is everysec now, it was always"),
+        ("everysec", "always", ""),
+        ("none", "none", ""),
+        ("always", "none", None),
+    ],
+)
+def test_continuing_with_less_durability_is_said_or_refused(
+    config_file: Path, before: str, now: str, said: str | None
+) -> None:
+    config = load_config(config_file)
+    assert lowered_durability(config) == "", "it is new"
+    config.run.folder.mkdir(parents=True)
+    folder.write_config(load_config(config_file, [f"--buffer.durability={before}"]))
+    config = load_config(config_file, [f"--buffer.durability={now}"])
+    if said is None:
+        with pytest.raises(ConfigError, match="its groups would not be read"):
+            lowered_durability(config)
+    else:
+        assert lowered_durability(config).startswith(said)
+        assert bool(lowered_durability(config)) == bool(said)
+
+
+def test_ledger_of_a_run_that_has_ended(rollmesh: Command, config_file: Path) -> None:
+    config = load_config(config_file)
+    config.run.folder.mkdir(parents=True)
+    folder.write_config(config)
+    counts = buffer_pb2.LedgerCounts(admitted=3, trained=1, failed=2)
+    counts.reasons["failed/members"] = 2
+    answer = buffer_pb2.LedgerResponse(counters=counts)
+    answer.failed.add(causes=["reward timeout: 8 s", "reward timeout: 8 s"])
+    write_summary(config.run.folder, config, FinalState(ledgers={"train": answer}))
+    run = str(config.run.folder)
+    shown = rollmesh("ledger", run, "--failed")
+    assert shown.returncode == 0, shown.stderr
+    lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
+    assert {"the run has ended; at its end:", "table train", "failed 2", "failed/members 2", "balances"} <= set(lines)
+    assert lines[lines.index("causes of the latest failures:") + 1] == "2 x reward timeout: 8 s"
+    told = json.loads(rollmesh("ledger", run, "--json").stdout)
+    assert (told["balances"], told["tables"]["train"]["causes"]) == (True, {"reward timeout: 8 s": 2})
+    assert_error(rollmesh("ledger", run, "--redrive", "all"), 3, "is not going")
+    answer.discrepancies.append("ready: 1 counted, 0 found")
+    write_summary(config.run.folder, config, FinalState(ledgers={"train": answer}))
+    assert rollmesh("ledger", run).returncode == 1
 
 
 def test_explain_spells_the_algorithm_out(rollmesh: Command, config_file: Path) -> None:
