@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from reward_service.outcomes import Failed, Outcome
 
@@ -38,6 +39,18 @@ class Call:
             self.done.set_result(None)
 
 
+class Trial(Enum):
+    """How a unit is tried: with more care after each worker for whose death it may be to blame."""
+
+    TOGETHER = auto()
+    # As before, once more: what ends a worker of coroutines is mostly none of them.
+    AGAIN = auto()
+    # While its worker holds nothing else.
+    ALONE = auto()
+    # Alone, and before anything else in a new worker. What dies then is guilty.
+    FIRST = auto()
+
+
 @dataclass(slots=True, eq=False)
 class Unit:
     """Items that one call of a function gets.
@@ -47,7 +60,7 @@ class Unit:
         items: serialized ScoreItems.
         queued: monotonic time at which it began to wait.
         begun: it is, or was, in a worker's hands.
-        losses: workers that died with it in their hands, without a sign of what killed them.
+        trial: how it is tried.
     """
 
     call: Call
@@ -56,7 +69,7 @@ class Unit:
     items: Sequence[bytes]
     queued: float = field(default_factory=time.monotonic)
     begun: bool = False
-    losses: int = 0
+    trial: Trial = Trial.TOGETHER
 
     @property
     def open(self) -> bool:

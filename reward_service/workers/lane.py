@@ -1,7 +1,8 @@
 """The queue of units before several workers, and how many workers there are.
 
 Invariants: a unit waits for a worker on its call's time, not on its own; workers are started when units wait, never
-more than `limit`; workers that die one after another are started ever more slowly, and the reason is told.
+more than `limit`; a unit under suspicion is tried alone or first, as its `Trial` says; workers that die one after
+another are started ever more slowly, and the reason is told.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 
-from reward_service.workers.calls import CLOSED, Unit
+from reward_service.workers.calls import CLOSED, Trial, Unit
 from reward_service.workers.process import WorkerProcess
 from reward_service.workers.slot import Slot
 
@@ -55,6 +57,8 @@ class Lane:
         self._functions = functions
         self._limit = limit
         self._queue: deque[Unit] = deque()
+        # Each is here because a worker has died, so as many new workers come as there are of these.
+        self._suspects: deque[Unit] = deque()
         self._slots: dict[Slot, asyncio.Task[None]] = {}
         self._seconds: dict[int, float] = {}
         self._deaths = 0
@@ -108,7 +112,7 @@ class Lane:
             task.cancel()
         await asyncio.gather(*self._slots.values(), return_exceptions=True)
         self._slots.clear()
-        for unit in self._queue:
+        for unit in chain(self._suspects, self._queue):
             unit.answer(CLOSED)
 
     # ------------------------------------------------------------------------------------------ for the slots
@@ -124,27 +128,35 @@ class Lane:
         """See `Source`."""
         return self._functions[function][1]
 
-    def next_units(self, in_hand: int) -> list[Unit]:
+    def next_units(self, held: int, *, new: bool) -> list[Unit]:
         """See `Source`."""
+        while new and self._suspects:
+            if (unit := self._suspects.popleft()).open:
+                return [unit]
         units: list[Unit] = []
         size = 0
-        room = _TOGETHER - in_hand if self.concurrent else 1
+        room = _TOGETHER - held if self.concurrent else 1
         while self._queue and len(units) < room and size < _MESSAGE_BYTES:
             unit = self._queue.popleft()
             if not unit.open:
                 continue
-            if not units and not self.concurrent:
-                room = self._room(unit.function)
-            elif units and unit.function != units[0].function:
+            alone = unit.trial is Trial.ALONE
+            if (units and unit.function != units[0].function) or (alone and (units or held)):
                 self._queue.appendleft(unit)
                 break
+            # A new worker that dies with one unit leaves no doubt about which it was.
+            if not units and not self.concurrent and not new:
+                room = self._room(unit.function)
             units.append(unit)
+            if alone:
+                break
             size += sum(map(len, unit.items))
         return units
 
     def put_back(self, units: list[Unit]) -> None:
         """See `Source`."""
-        self._queue.extendleft(reversed(units))
+        for unit in reversed(units):
+            (self._suspects if unit.trial is Trial.FIRST else self._queue).appendleft(unit)
         self._rouse()
 
     def learned(self, function: int, seconds: float, units: int) -> None:
@@ -178,7 +190,7 @@ class Lane:
 
     def _rouse(self) -> None:
         """Tells slots that units wait, and starts another worker if they still do in a moment."""
-        if self._closed or not self._queue:
+        if self._closed or not (self._suspects or self._queue):
             return
         for slot in self._slots:
             if slot.idle or self.concurrent:
@@ -197,7 +209,7 @@ class Lane:
 
     def _grow(self) -> None:
         self._growth = None
-        waits = next((unit for unit in self._queue if unit.open), None)
+        waits = next((unit for unit in chain(self._suspects, self._queue) if unit.open), None)
         if waits is None or len(self._slots) >= self._limit:
             return
         if not self._slots or time.monotonic() - waits.queued >= _PATIENCE_S:

@@ -35,7 +35,11 @@ def pack_answer(outcomes: Sequence[Outcome]) -> bytes:
 
 
 def unpack_answer(packed: bytes) -> list[Outcome]:
-    """What `pack_answer` has packed."""
+    """What `pack_answer` has packed.
+
+    Raises:
+        ValueError, TypeError: a function has written this to its owner, not `pack_answer`.
+    """
     return [_unpacked(*values) for values in msgpack.unpackb(packed)]
 
 
@@ -69,5 +73,12 @@ def _sendable(name: str) -> str:
 
 def _unpacked(kind: int, *values: Any) -> Outcome:
     if kind == _SCORED:
-        return Scored(*values)
-    return Unscorable(*values) if kind == _UNSCORABLE else Failed(*values)
+        total, components, per_token = values
+        parts = {str(name): float(value) for name, value in components.items()}
+        return Scored(float(total), parts, [float(value) for value in per_token])
+    if kind == _UNSCORABLE:
+        return Unscorable(*values)
+    if kind == _FAILED:
+        code, message, retryable = values
+        return Failed(code, message, bool(retryable))
+    raise ValueError(f"no kind of outcome: {kind}")

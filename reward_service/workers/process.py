@@ -1,8 +1,9 @@
 """One worker process, as its owner sees it.
 
-Invariants: the process leads a process group of its own, which is killed whole; it is given the owner's view of the
-file system and of Python's path, and nothing of its memory (it is no fork of a process with threads); the kernel kills
-it when its owner dies; once `end` has returned, it is reaped and its descriptors are closed.
+Invariants: the process leads a process group of its own, which is killed whole, and with it what has left the group
+and is still below the process; it is given the owner's view of the file system and of Python's path, and nothing of its
+memory (it is no fork of a process with threads); the kernel kills it when its owner dies; once `end` has returned, it
+is reaped and its descriptors are closed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import msgpack
+import psutil
 
 from mesh.errors import RewardError
 from mesh.liveness.ends import survivors
@@ -58,16 +60,20 @@ class Ending:
     Attributes:
         code: its exit code, or a signal's negative number.
         killed: it was alive when we ended it.
-        unit: what it was busy with.
+        unit: what it was busy with; None where it lived, and may have begun others since.
+        nonsense: what it wrote is no answer.
     """
 
     code: int
     killed: bool
     unit: int | None
+    nonsense: bool = False
 
     @property
     def words(self) -> str:
         """What there is to say of it."""
+        if self.nonsense:
+            return "it wrote what is no answer"
         if self.killed:
             return "it had closed its connection"
         return f"exit code {self.code}" if self.code >= 0 else f"signal {_signal_name(-self.code)}"
@@ -75,7 +81,7 @@ class Ending:
     @property
     def from_outside(self) -> bool:
         """Somebody else ended it, or a kernel that needs memory."""
-        return not self.killed and self.code in (-signal.SIGKILL, -signal.SIGTERM)
+        return not (self.killed or self.nonsense) and self.code in (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def _signal_name(number: int) -> str:
@@ -98,6 +104,13 @@ def _started(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
     )
 
 
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
 class WorkerProcess(asyncio.Protocol):
     """A worker from its start to its end. All of it belongs to one event loop.
 
@@ -117,6 +130,7 @@ class WorkerProcess(asyncio.Protocol):
         self._heard = asyncio.Event()
         self._transport: asyncio.WriteTransport | None = None
         self._gone = asyncio.Event()
+        self._nonsense = False
         self._ending: Ending | None = None
 
     @classmethod
@@ -194,10 +208,11 @@ class WorkerProcess(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
         if self._ending is None:
-            patience_s = _LEAVE_S if lost or not at_once else 0.0
+            patience_s = _LEAVE_S if (lost and not self._nonsense) or not at_once else 0.0
             reaped = asyncio.get_running_loop().run_in_executor(None, self._reap, patience_s)
             code, killed = await asyncio.shield(reaped)
-            self._ending = Ending(code, killed, self.page.unit)
+            unit = None if killed or self._nonsense else self.page.unit
+            self._ending = Ending(code, killed, unit, self._nonsense)
             self.page.close()
         return self._ending
 
@@ -225,12 +240,18 @@ class WorkerProcess(asyncio.Protocol):
     def _reap(self, patience_s: float) -> tuple[int, bool]:
         """In a thread: lets the process end by itself, kills the group while its leader still holds the number, reaps.
 
+        What leaves the group and outlives a process that ends by itself is not found.
+
         Returns:
             the exit code, and whether the process was alive when it was killed.
         """
         killed = bool(survivors([self._process.pid], patience_s))
+        below = _descendants(self._process.pid) if killed else []
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        for process in below:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
         return self._process.wait(), killed
 
     # ------------------------------------------------------------------------------------------ asyncio.Protocol
@@ -245,7 +266,8 @@ class WorkerProcess(asyncio.Protocol):
             self._stream.feed(data)
             for message in self._stream:
                 self._take(message)
-        except (ValueError, TypeError, msgpack.UnpackException):  # it writes nonsense, or too much
+        except (ValueError, TypeError, AttributeError, msgpack.UnpackException):  # it writes nonsense, or too much
+            self._nonsense = True
             self._lose()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # the base's signature
@@ -255,10 +277,16 @@ class WorkerProcess(asyncio.Protocol):
     def _take(self, message: Any) -> None:
         kind, *said = message
         if kind != DONE:
+            if self._said is not None:
+                raise ValueError(f"no answer: {kind!r}")
             self._said = message
             self._heard.set()
             return
-        self._answers += [(unit, None if answer is None else unpack_answer(answer)) for unit, answer in said[0]]
+        (answers,) = said
+        for unit, answer in answers:
+            if not isinstance(unit, int):
+                raise TypeError(f"no unit: {unit!r}")
+            self._answers.append((unit, None if answer is None else unpack_answer(answer)))
         self.on_event()
 
     def _lose(self) -> None:

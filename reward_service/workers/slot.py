@@ -1,8 +1,10 @@
 """A slot holds one worker process: starts it, feeds it, judges it, replaces it.
 
 Invariants: a unit is answered by its own outcomes, or by `Failed` where the unit itself kept its worker past its time
-(timeout) or was the worker's last (crashed); every other unit that a worker leaves goes back to the queue. A worker
-that is overdue, or whose connection has ended, is killed with its process group before its successor starts.
+(timeout), or where a worker died that had never been given anything else (crashed). Every other unit that a worker
+leaves goes back to the queue; those that may have ended it are tried with more care. So a timer, a thread or a closed
+descriptor that one unit leaves costs no other. A worker that is overdue, or whose connection has ended, is killed with
+its process group before its successor starts.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Protocol
 
 from mesh.errors import RewardError
 from reward_service.outcomes import Failed
-from reward_service.workers.calls import CLOSED, Unit
+from reward_service.workers.calls import CLOSED, Trial, Unit
 from reward_service.workers.process import Ending, WorkerProcess
 
 log = logging.getLogger(__name__)
@@ -28,8 +30,6 @@ _STUCK_S = 0.25
 _GRACE_S = 0.5
 # Seconds by which a look may come late before it judges no one.
 _ABSENT_S = 2.0
-# Workers that may die while they hold a unit, without a sign of what killed them, before the unit is given up.
-_LOSSES = 3
 
 
 class Source(Protocol):
@@ -50,8 +50,8 @@ class Source(Protocol):
         """A function's name."""
         ...
 
-    def next_units(self, in_hand: int) -> list[Unit]:
-        """Units of one function for a worker that holds so many; none where none waits."""
+    def next_units(self, held: int, *, new: bool) -> list[Unit]:
+        """Units of one function for a worker that holds so many, or is new; none where none waits."""
         ...
 
     def put_back(self, units: list[Unit]) -> None:
@@ -83,6 +83,8 @@ class Slot:
         self._wake = asyncio.Event()
         self._sent: dict[int, _Sent] = {}
         self._tickets = 0
+        # The present worker's first.
+        self._first = 0
         self._worker: WorkerProcess | None = None
         self._judged_from = 0.0
 
@@ -124,7 +126,7 @@ class Slot:
                 except RewardError as error:
                     self._lane.ended(error.message, overdue=False)
                     continue
-            self._worker = worker
+            self._worker, self._first = worker, self._tickets
             worker.on_event = self.wake
             try:
                 overdue = await self._use(worker)
@@ -177,8 +179,8 @@ class Slot:
                 sent.at = now
 
     def _feed(self, worker: WorkerProcess) -> None:
-        while self._lane.concurrent or not self._sent:
-            units = self._lane.next_units(len(self._sent))
+        while not self._sent or (self._lane.concurrent and not self._holds_suspect()):
+            units = self._lane.next_units(len(self._sent), new=self._tickets == self._first)
             if not units:
                 return
             now = time.monotonic()
@@ -189,6 +191,10 @@ class Slot:
                 message.append((self._tickets, unit.call.deadline, unit.items))
                 self._tickets += 1
             worker.send((units[0].function, message))
+
+    def _holds_suspect(self) -> bool:
+        """Such a unit has its worker for itself."""
+        return len(self._sent) == 1 and any(s.unit.trial in (Trial.ALONE, Trial.FIRST) for s in self._sent.values())
 
     # ------------------------------------------------------------------------------------------ judging
 
@@ -239,22 +245,30 @@ class Slot:
     def _bury(self, worker: WorkerProcess, overdue: list[int] | None, ending: Ending) -> None:
         """Answers for what a worker has left."""
         self._take(worker)
+        guilty = overdue or []
+        verdict = Failed("timeout", f"no answer within {self._lane.call_timeout_s:g} s; its worker was ended")
         if overdue is None:
-            guilty = [ending.unit] if ending.unit in self._sent else []
             verdict = Failed("crashed", f"its worker died: {ending.words}", retryable=ending.from_outside)
-        else:
-            guilty = overdue
-            verdict = Failed("timeout", f"no answer within {self._lane.call_timeout_s:g} s; its worker was ended")
+            suspects = [ending.unit] if ending.unit in self._sent else list(self._sent)
+            if self._tickets == self._first + 1:
+                guilty = suspects
+            else:
+                self._suspect([self._sent[ticket].unit for ticket in suspects])
         self._lane.ended(ending.words, overdue=overdue is not None)
         for ticket in guilty:
             unit = self._sent.pop(ticket).unit
             unit.answer(verdict)
             log.warning("reward worker %d, %s: %s", worker.pid, self._lane.name(unit.function), verdict.message)
-        left = [sent.unit for sent in self._sent.values()]
+        left = [sent.unit for sent in self._sent.values() if sent.unit.open]
         self._sent.clear()
-        for unit in left:
-            unit.losses += not guilty
-            if unit.losses >= _LOSSES:
-                why = f"{unit.losses} workers died while they held it, at last: {ending.words}"
-                unit.answer(Failed("crashed", why, retryable=True))
-        self._lane.put_back([unit for unit in left if unit.open])
+        self._lane.put_back(left)
+
+    def _suspect(self, units: list[Unit]) -> None:
+        """One of these may have ended their worker, or something did that an earlier unit has left there."""
+        for unit in units:
+            if len(units) == 1:
+                unit.trial = Trial.FIRST
+            elif self._lane.concurrent and unit.trial is Trial.TOGETHER:
+                unit.trial = Trial.AGAIN
+            else:
+                unit.trial = Trial.ALONE

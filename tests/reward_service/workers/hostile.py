@@ -8,12 +8,15 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
+
+import msgpack
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any) -> Any:
@@ -96,6 +99,51 @@ def _alarm(_: str) -> float:
     return 2.0
 
 
+_TRIPPED = threading.Event()
+_armed: list[threading.Thread] = []
+
+
+def _arm(_: str) -> float:
+    """Leaves a thread that ends the process in the midst of the next `trip`."""
+    _armed.append(threading.Thread(target=lambda: _TRIPPED.wait() and os._exit(9), daemon=True))
+    _armed[0].start()
+    return 1.0
+
+
+def _trip(_: str) -> float:
+    _TRIPPED.set()
+    if _armed:
+        time.sleep(600)
+    return 1.0
+
+
+def _each_descriptor(act: Any) -> float:
+    for descriptor in range(3, 256):
+        with contextlib.suppress(OSError):
+            act(descriptor)
+    return 1.0
+
+
+def _forge(form: str) -> float:
+    """Writes to the owner in the worker's place."""
+    forged = {
+        "nothing": b"\xc1" * 100,
+        "kind": msgpack.packb("x"),
+        "unit": msgpack.packb(["done", [[[1], None]]]),
+        "bytes": msgpack.packb(["done", [[0, 5]]]),
+        "outcome": msgpack.packb(["done", [[0, msgpack.packb([[9, 9, 9]])]]]),
+        "number": msgpack.packb(["done", [[0, msgpack.packb([[0, None, {}, []]])]]]),
+        "ready": msgpack.packb(["ready", [[False, False]]]),
+    }[form]
+    return _each_descriptor(lambda descriptor: socket.socket(fileno=os.dup(descriptor)).send(forged))
+
+
+def _escape(path: str) -> None:
+    """Leaves a child in a session of its own, below a parent that has ended, tells its number, and hangs."""
+    subprocess.run(["sh", "-c", f"setsid sleep 600 & echo $! > {path}"], check=True)
+    time.sleep(600)
+
+
 ACTS = {
     "sleep": lambda argument: time.sleep(float(argument or 600)) or 1.0,
     "spin": lambda _: 9 ** (9**9),
@@ -124,4 +172,11 @@ ACTS = {
     "loop": lambda _: asyncio.run(asyncio.sleep(0, 2.0)),
     "alarm": _alarm,
     "meet": _meet,
+    "arm": _arm,
+    "trip": _trip,
+    "alarm-later": lambda _: signal.setitimer(signal.ITIMER_REAL, 0.5) and 1.0,
+    "close-and-return": lambda _: os.closerange(3, 1 << 16) or 1.0,
+    "truncate": lambda _: _each_descriptor(lambda descriptor: os.ftruncate(descriptor, 0)),
+    "forge": _forge,
+    "escape": _escape,
 }

@@ -87,7 +87,8 @@ async def test_each_item_ends_by_itself(make_engine: Any, make_item: Any, tmp_pa
     assert [act for act, result in by_act.items() if result.error.retryable] == ["kill"]
     assert max(len(result.error.message) for result in results) == REASON_LENGTH
     assert by_act["raise x"].error.message.endswith("(100033 characters)"), "that it is cut off is told"
-    assert (engine.workers.overdue, engine.workers.died) == (5, 7)
+    assert engine.workers.overdue == 5
+    assert 7 <= engine.workers.died <= 15, "once more in a new worker; closefds perhaps once more alone as well"
     await gone(int((tmp_path / "pid").read_text()))
 
 
@@ -184,7 +185,8 @@ async def test_a_worker_that_is_killed_from_outside_costs_its_item_at_most(
     os.mkfifo(tmp_path / "busy")
     items = [make_item("busy", f"meet {tmp_path / 'busy'}"), *(make_item(str(n)) for n in range(8))]
     scoring = asyncio.create_task(engine.score(items, 30.0))
-    psutil.Process(int(await asyncio.to_thread((tmp_path / "busy").read_text))).kill()
+    for _ in range(2):  # in a worker that has done others before, and in one that has not
+        psutil.Process(int(await asyncio.to_thread((tmp_path / "busy").read_text))).kill()
     results = await scoring
     assert [said(result) for result in results] == ["crashed"] + ["1"] * 8
     assert results[0].error.retryable

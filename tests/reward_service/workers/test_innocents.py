@@ -1,0 +1,81 @@
+"""What one item leaves in its worker, or does to it without a word, costs no other item."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos import reward_pb2
+from reward_service.engine import ScoringEngine
+from tests.reward_service.workers.test_hostile import gone, said
+
+
+async def scored_among_others(
+    engine: ScoringEngine, make_item: Any, act: str, *, others: int = 40
+) -> reward_pb2.ScoreResult:
+    """The result of an item that does `act`, in one message with good ones, all of which are scored."""
+    # The worker learns that calls are quick, so that they leave together.
+    await engine.score([make_item(str(n)) for n in range(64)], 30.0)
+    items = [make_item(str(n), act if n == 5 else "good") for n in range(others)]
+    results = await engine.score(items, 60.0)
+    result = results.pop(5)
+    assert [said(other) for other in results] == ["1"] * (others - 1)
+    return result
+
+
+async def test_what_closes_the_connection_is_found_among_those_sent_with_it(make_engine: Any, make_item: Any) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=20.0)
+    result = await scored_among_others(engine, make_item, "close-and-return")
+    assert said(result) == "crashed"
+    assert not result.error.retryable
+    assert engine.workers.died == 3, "with the others, alone, and alone in a new worker"
+
+
+async def test_a_coroutine_that_closes_the_connection_is_found_as_well(make_engine: Any, make_item: Any) -> None:
+    engine = make_engine("judge", call_timeout_s=20.0)
+    assert said(await scored_among_others(engine, make_item, "close-and-return")) == "crashed"
+
+
+@pytest.mark.parametrize("form", ["nothing", "kind", "unit", "bytes", "outcome", "number", "ready"])
+async def test_who_forges_an_answer_ends_alone(make_engine: Any, make_item: Any, form: str) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=20.0)
+    result = await scored_among_others(engine, make_item, f"forge {form}")
+    assert said(result) == "crashed"
+    assert "it wrote what is no answer" in result.error.message
+    assert not result.error.retryable
+
+
+async def test_an_innocent_item_is_not_blamed_for_what_an_earlier_one_has_left(
+    make_engine: Any, make_item: Any
+) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=20.0)
+    await engine.start()
+    for act in ("arm", "trip"):
+        assert said((await engine.score([make_item(act, act)], 60.0))[0]) == "1"
+    assert engine.workers.died == 1
+
+
+async def test_a_timer_goes_off_in_the_item_that_has_set_it_or_never(make_engine: Any, make_item: Any) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=20.0)
+    await engine.start()
+    for act in ("alarm-later", "sleep 1"):
+        await engine.score([make_item(act, act)], 60.0)
+    assert engine.workers.died == 0
+
+
+async def test_the_owner_outlives_a_function_that_truncates_what_it_finds_open(
+    make_engine: Any, make_item: Any
+) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=20.0)
+    assert said(await scored_among_others(engine, make_item, "truncate")) == "1"
+
+
+async def test_a_child_that_leaves_its_session_ends_with_its_worker(
+    make_engine: Any, make_item: Any, tmp_path: Path
+) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=2.0)
+    (result,) = await engine.score([make_item("a", f"escape {tmp_path / 'pid'}")], 60.0)
+    assert said(result) == "timeout"
+    await gone(int((tmp_path / "pid").read_text()))
