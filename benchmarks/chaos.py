@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.common import machine, write_json
+from benchmarks.common import HelpFormatter, machine, write_json
 from mesh.config.models import ORDERS
 from tests.faults.chaos import Chaos
 from tests.faults.combinations import Combination, covering
@@ -94,13 +94,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--matrix", type=float, metavar="MINUTES", help="all settings, as far as every two meet")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of faults")
+    parser.add_argument(
+        "--matrix", type=float, metavar="MINUTES", help="in all, over runs in which every two settings meet"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the run, or of the first one of a matrix")
     parser.add_argument("--kinds", nargs="+", help="only these kinds of faults")
     parser.add_argument("--staleness", type=int, default=2, help="the bound, in versions")
-    parser.add_argument("--order", choices=ORDERS, default="in_order")
+    parser.add_argument("--order", choices=ORDERS, default="in_order", help="which ready groups train first")
     parser.add_argument("--max-reuse", type=int, default=1, help="steps that may use a group")
     parser.add_argument("--durability", choices=get_args(Durability), default="always", help="of Redis")
     parser.add_argument("--slow", action="store_true", help="one generator is slow")

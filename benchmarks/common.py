@@ -6,6 +6,7 @@ A figure without its machine is hearsay, and a shared machine is never quite the
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -20,6 +21,13 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _PACKAGES = ("torch", "transformers", "grpcio", "protobuf", "redis")
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """A script's docstring as it stands, and the default of every option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
 @dataclass(frozen=True, slots=True)

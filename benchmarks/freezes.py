@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 import yaml
 
-from benchmarks.common import REPOSITORY, machine, table, write_json
+from benchmarks.common import REPOSITORY, HelpFormatter, machine, table, write_json
 from mesh.liveness.ends import survivors
 from tests.faults.observe import StepWatch
 from tests.faults.processes import FaultError
@@ -292,9 +292,9 @@ def report(outcomes: Sequence[Outcome]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--freezes", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
+    parser.add_argument("--freezes", type=int, default=50, help="how many, one after another")
+    parser.add_argument("--seed", type=int, default=1, help="of services, beginnings and lengths")
     parser.add_argument("--services", nargs="+", choices=list(SERVICES), default=list(SERVICES), help="only these")
     parser.add_argument("--frozen-after", type=float, default=20.0, help="resources.frozen_after_s of the run")
     parser.add_argument("--json", type=Path, help="file to write")

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+from benchmarks.common import HelpFormatter
 from protos import reward_pb2
 from reward_service.engine import ScoringEngine
 
@@ -79,10 +80,10 @@ async def _measure(scorer: str, seconds: float, workers: int) -> tuple[float, fl
 
 def main() -> None:
     """Prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=HelpFormatter)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of one run")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each scorer")
+    parser.add_argument("--workers", type=int, default=1, help="most worker processes: reward.workers")
     options = parser.parse_args()
     print("| scorer | items/s | CPU us/item |\n|---|---|---|")
     for scorer in ("arithmetic", "gsm8k", "math", USER):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from benchmarks import async_vs_sync, vs_trl
+from benchmarks import async_vs_sync, chaos, freezes, scoring, vs_trl
 from benchmarks.async_vs_sync import REGIMES, contenders
 from benchmarks.common import REPOSITORY, machine, summarize, table, write_json, yardstick
 from benchmarks.gemm import Floor, measure_floor, weight_shapes
@@ -31,6 +33,27 @@ def test_results_name_their_machine(tmp_path: Path) -> None:
     assert found["machine"]["cores"] >= 1
     assert found["rate"] == {"median": 3.0, "low": 2.0, "high": 4.0, "runs": 2, "spread": 0.6667}
     assert yardstick(0.02).keys() == {"python_mturns_s", "matmul_gflops", "load_1min"}
+
+
+@pytest.mark.parametrize(
+    ("script", "defaults"),
+    [
+        (chaos, {"--minutes MINUTES of faults": "10.0", "--seed SEED of the run": "1", "--staleness STALENESS": "2"}),
+        (freezes, {"--freezes FREEZES how many": "50", "--seed SEED of services": "1", "--frozen-after": "20.0"}),
+        (scoring, {"--seconds SECONDS of one run": "2.0", "--workers WORKERS most": "1"}),
+    ],
+    ids=["chaos", "freezes", "scoring"],
+)
+def test_help_says_what_options_mean_and_their_defaults(
+    script: ModuleType, defaults: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--help"])
+    with pytest.raises(SystemExit):
+        script.main()
+    shown = " ".join(capsys.readouterr().out.split("options:")[1].split())
+    for option, default in defaults.items():
+        assert f"(default: {default})" in shown.partition(option)[2].partition(" --")[0], option
+    assert "None" not in shown
 
 
 def test_table_is_markdown() -> None:
