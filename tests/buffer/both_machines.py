@@ -244,9 +244,14 @@ class BothMachines(FencedMachines):
         ranges = VersionRanges.of(self._versions(ages))
         may_own = self._may_own(gid, f"{member}:d{attempt}-{tokens}-{DIGEST}")
         outcome = packed([gid, lease, str(attempt), str(ranges), str(member), f"-{DIGEST}", 10, tokens, b""])
-        got = WRITTEN[self.verb("write", self.table, outcome)[2]]
-        status = self.machine.write_draft(gid, lease, attempt, member, tokens=tokens, ranges=ranges)
-        assert got == (status, False)
+        status, _ = self.tell(
+            "write", self.table, outcome,
+            what="draft",
+            read=lambda answer: WRITTEN[answer[2]],
+            to_machine=lambda: (
+                self.machine.write_draft(gid, lease, attempt, member, tokens=tokens, ranges=ranges), False
+            ),
+        )  # fmt: skip
         assert may_own or status != "stored", "the sweep would have taken it away"
         self.seen.add(f"draft {status}")
 
@@ -529,8 +534,20 @@ class BothMachines(FencedMachines):
     @rule(holder=st.sampled_from([*MEMBERS, LEARNER]))
     def beat(self, holder: str) -> None:
         member, incarnation = ("m1", self.incarnation) if holder == LEARNER else (holder, 0)
-        self.verb("heartbeat", "", member, self.generations[member], b"status", incarnation, 1000)
-        self.machine.beat(holder, self.now)
+        generation = self.generations[member]
+
+        def beaten() -> tuple[int, int]:
+            known, fenced = generation == self.generations[member], 0 < incarnation < self.incarnation
+            if known and not fenced:
+                self.machine.beat(holder, self.now)
+            return int(known), int(fenced)
+
+        self.tell(
+            "heartbeat", "", member, generation, b"status", incarnation, 1000,
+            read=lambda answer: (answer[1], answer[2]),
+            to_machine=beaten,
+            renews=True,
+        )  # fmt: skip
 
     @rule()
     def evict(self) -> None:

@@ -38,12 +38,14 @@ class Said:
         verb, arguments: as Redis is told.
         read: of the verb's answer, what the machine says as well.
         to_machine: tells the machine the same; returns what it says.
+        renews: it gives its holder's leases a term, whenever it comes.
     """
 
     verb: str
     arguments: tuple[Any, ...]
     read: Callable[[list[Any]], Any]
     to_machine: Callable[[], Any]
+    renews: bool
 
 
 class TellingMachines(ComparedMachines):
@@ -74,10 +76,23 @@ class TellingMachines(ComparedMachines):
     def verb(self, name: str, *arguments: Any) -> list[Any]:
         return self.call(self.redis.verb(name, *arguments))  # type: ignore[no-any-return]
 
-    def tell(self, verb: str, *arguments: Any, read: Callable[[list[Any]], Any], to_machine: Callable[[], Any]) -> Any:
-        """Tells both; what they say must be equal, and is returned."""
-        said = Said(verb, arguments, read, to_machine)
-        self.said.setdefault(verb, []).append(said)
+    def tell(
+        self,
+        verb: str,
+        *arguments: Any,
+        read: Callable[[list[Any]], Any],
+        to_machine: Callable[[], Any],
+        what: str = "",
+        renews: bool = False,
+    ) -> Any:
+        """Tells both; what they say must be equal, and is returned.
+
+        Args:
+            verb, arguments, read, to_machine, renews: as of `Said`.
+            what: of several uses of the verb.
+        """
+        said = Said(verb, arguments, read, to_machine, renews)
+        self.said.setdefault(what or verb, []).append(said)
         return self._say(said)
 
     def forget_last(self, verb: str) -> None:
@@ -109,18 +124,18 @@ class TellingMachines(ComparedMachines):
         back, verb = divmod(at, len(self.said))
         copies = self.said[sorted(self.said)[verb]]
         said = copies[-1 - back % min(len(copies), 6 if back % 2 else len(copies))]
-        before = self._footing()
+        before = self._footing(said)
         self._say(said)
-        assert self._footing() == before, f"a late copy of {said.verb} {said.arguments} has changed something"
+        assert self._footing(said) == before, f"a late copy of {said.verb} {said.arguments} has changed something"
 
-    def _footing(self) -> str:
+    def _footing(self, said: Said) -> str:
         """All that a late copy might change."""
         machine = self.machine
         counts = {name: count for name, count in machine.counts.items() if name not in _OF_COPIES}
         drafts = {group_id: of_group for group_id, of_group in machine.drafts.items() if of_group}
         return repr(
             (
-                machine.groups, drafts, machine.pending, machine.holders, machine.dead.notes, counts, machine.u,
-                machine.lineage, machine.committed, machine.seeded, machine.end_of_data,
+                machine.groups, drafts, machine.pending, None if said.renews else machine.holders, machine.dead.notes,
+                counts, machine.u, machine.lineage, machine.committed, machine.seeded, machine.end_of_data,
             )
         )  # fmt: skip
