@@ -6,12 +6,14 @@ Invariants: each unit of a call gets one answer; what is still open at the call'
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from reward_service.outcomes import Failed, Outcome
+from reward_service.workers.messages import pack
 
 CLOSED = Failed("closed", "the reward workers are closed", retryable=True)
 
@@ -59,7 +61,7 @@ class Unit:
         function: its index.
         items: serialized ScoreItems.
         queued: monotonic time at which it began to wait.
-        begun: it is, or was, in a worker's hands.
+        begun: a worker holds it.
         trial: how it is tried.
     """
 
@@ -75,6 +77,11 @@ class Unit:
     def open(self) -> bool:
         """Somebody still waits for its answer."""
         return self.call.answers[self.place] is None
+
+    @property
+    def key(self) -> bytes:
+        """The same for a unit of a later call that asks the same of the same items."""
+        return hashlib.blake2b(pack([self.function, list(self.items)]), digest_size=16).digest()
 
     def answer(self, answer: list[Outcome] | Failed) -> None:
         """Answers it."""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 
+from reward_service.outcomes import Failed
 from reward_service.workers.calls import CLOSED, Trial, Unit
 from reward_service.workers.process import WorkerProcess
 from reward_service.workers.slot import Slot
@@ -32,6 +33,8 @@ _MESSAGE_BYTES = 1 << 20
 _TOGETHER = 256
 # Weight of the last measurement in a function's seconds per unit.
 _NEWS = 0.3
+# Verdicts that wait for a call that asks again.
+_VERDICTS = 1024
 # Deaths in a row that are no pattern yet; then pauses between starts grow up to the longest.
 _FEW_DEATHS = 3
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
@@ -59,6 +62,7 @@ class Lane:
         self._queue: deque[Unit] = deque()
         # Each is here because a worker has died, so as many new workers come as there are of these.
         self._suspects: deque[Unit] = deque()
+        self._verdicts: dict[bytes, Failed] = {}
         self._slots: dict[Slot, asyncio.Task[None]] = {}
         self._seconds: dict[int, float] = {}
         self._deaths = 0
@@ -138,7 +142,7 @@ class Lane:
         room = _TOGETHER - held if self.concurrent else 1
         while self._queue and len(units) < room and size < _MESSAGE_BYTES:
             unit = self._queue.popleft()
-            if not unit.open:
+            if not unit.open or self._answered(unit):
                 continue
             alone = unit.trial is Trial.ALONE
             if (units and unit.function != units[0].function) or (alone and (units or held)):
@@ -156,8 +160,22 @@ class Lane:
     def put_back(self, units: list[Unit]) -> None:
         """See `Source`."""
         for unit in reversed(units):
+            unit.begun = False
             (self._suspects if unit.trial is Trial.FIRST else self._queue).appendleft(unit)
         self._rouse()
+
+    def keep(self, unit: Unit, verdict: Failed) -> None:
+        """See `Source`."""
+        if len(self._verdicts) >= _VERDICTS:
+            del self._verdicts[next(iter(self._verdicts))]
+        self._verdicts[unit.key] = verdict
+
+    def _answered(self, unit: Unit) -> bool:
+        """A former call asked the same, and its answer came too late for that one."""
+        verdict = self._verdicts.pop(unit.key, None) if self._verdicts else None
+        if verdict is not None:
+            unit.answer(verdict)
+        return verdict is not None
 
     def learned(self, function: int, seconds: float, units: int) -> None:
         """See `Source`."""

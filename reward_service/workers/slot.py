@@ -58,6 +58,11 @@ class Source(Protocol):
         """Units that another worker is to do, in front of all that wait."""
         ...
 
+    def keep(self, unit: Unit, verdict: Failed) -> None:
+        """A verdict that comes after its call's deadline is for the next call that asks the same: else items that hang
+        would be begun again and again, and take the workers from all others."""
+        ...
+
     def learned(self, function: int, seconds: float, units: int) -> None:
         """Units took so long."""
         ...
@@ -257,7 +262,10 @@ class Slot:
         self._lane.ended(ending.words, overdue=overdue is not None)
         for ticket in guilty:
             unit = self._sent.pop(ticket).unit
-            unit.answer(verdict)
+            if unit.open:
+                unit.answer(verdict)
+            elif not verdict.retryable:
+                self._lane.keep(unit, verdict)
             log.warning("reward worker %d, %s: %s", worker.pid, self._lane.name(unit.function), verdict.message)
         left = [sent.unit for sent in self._sent.values() if sent.unit.open]
         self._sent.clear()

@@ -72,6 +72,18 @@ async def test_the_owner_outlives_a_function_that_truncates_what_it_finds_open(
     assert said(await scored_among_others(engine, make_item, "truncate")) == "1"
 
 
+async def test_what_hangs_is_tried_once_though_its_call_ends_before(make_engine: Any, make_item: Any) -> None:
+    engine = make_engine("compute_score", workers=1, call_timeout_s=2.0)
+    await engine.start()
+    (early,) = await engine.score([make_item("a", "sleep")], 1.0)
+    assert early.error.retryable, early.error.message
+    hanging, good = await engine.score([make_item("a", "sleep"), make_item("b")], 60.0)
+    assert said(good) == "1"
+    assert "no answer within 2 s" in hanging.error.message
+    assert not hanging.error.retryable
+    assert engine.workers.overdue == 1
+
+
 async def test_a_child_that_leaves_its_session_ends_with_its_worker(
     make_engine: Any, make_item: Any, tmp_path: Path
 ) -> None:
