@@ -24,7 +24,7 @@ local function grant(gid, g, number)
   enter(held_by(member), gid, number)
   enter(set_of('deadline'), gid, g.deadline)
   save_group(gid, g)
-  grants[#grants + 1] = {gid, g.lease, g.attempt, prompt_of(g.ordinal), g.done, g.parent, drafts}
+  grants[#grants + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent, drafts}
 end
 
 local function regrant(pin)
@@ -86,4 +86,4 @@ regrant('')
 admit(serving_pin)
 admit('')
 if #grants > 0 then redis.call('ZADD', T .. ':holders', 'NX', now + C.lease_ms, member) end
-return {'ok', view(), grants, reason}
+return {'ok', view(), naming_prompts(grants), reason}

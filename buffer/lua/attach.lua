@@ -27,7 +27,7 @@ for _, gid in ipairs(held) do
     local drafts = hand_out(gid, g)
     redis.call('ZADD', T .. ':deadline', g.deadline, gid)
     save_group(gid, g)
-    answer[#answer + 1] = {gid, g.lease, g.attempt, prompt_of(g.ordinal), g.done, g.parent, drafts}
+    answer[#answer + 1] = {gid, g.lease, g.attempt, g.ordinal, g.done, g.parent, drafts}
   end
 end
-return {'ok', view(), answer}
+return {'ok', view(), naming_prompts(answer)}

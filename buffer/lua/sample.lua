@@ -37,4 +37,4 @@ for i = 5, #ARGV do
   end
 end
 if #answer > 0 then redis.call('ZADD', T .. ':holders', 'NX', now + C.lease_ms, 'learner') end
-return {'ok', view(), answer}
+return {'ok', view(), naming_prompts(answer)}
