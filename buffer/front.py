@@ -69,9 +69,10 @@ def _stored(request: pb.WriteRequest, response: pb.WriteResponse) -> dict[str, o
 
 
 def _pairs(leases: Sequence[pb.LeaseRef]) -> list[tuple[str, str]]:
-    for index, lease in enumerate(leases):
-        check_group_id(f"leases[{index}].group_id", lease.group_id)
-    return [(lease.group_id, lease.lease_id) for lease in leases]
+    pairs = [(lease.group_id, lease.lease_id) for lease in leases]
+    for index, (group_id, _) in enumerate(pairs):
+        check_group_id(f"leases[{index}].group_id", group_id)
+    return pairs
 
 
 class BufferServicer(buffer_pb2_grpc.BufferServicer):

@@ -45,9 +45,9 @@ class LearnerVerbs(Verbs):
             blob = task.SerializeToString()
             digest = digest_of(blob)
             if task.ordinal > present[2]:
-                key = self.keys.prompt(table, f"{task.ordinal}:{digest}")
-                self._remember(key, blob)
-                commands.append(("SET", key, blob))
+                name = f"{task.ordinal}:{digest}"
+                self._remember(table, name, blob)
+                commands.append(("SET", self.keys.prompt(table, name), blob))
             pin = str(PolicyVersion.from_proto(task.pinned)) if task.HasField("pinned") else ""
             entry = msgpack.packb([task.ordinal, task.n, pin, reserve(task), task.task_id, "", 0])
             arguments += [task.ordinal, entry, pin, digest]

@@ -13,8 +13,10 @@ _TASK, _MEMBERS = (pb.LeasedGroup.DESCRIPTOR.fields_by_name[name].number for nam
 
 def payloads_by_member(group: Leased, stored: Sequence[bytes | None]) -> list[bytes]:
     """What travels of each member: nothing of those that are not scored, or are left out."""
-    found = {place.member: value or b"" for place, value in zip(group.places, stored, strict=True)}
-    return [found.get(member, b"") for member in range(len(group.metas))]
+    found = [b""] * len(group.metas)
+    for place, value in zip(group.places, stored, strict=True):
+        found[place.member] = value or b""
+    return found
 
 
 def spliced_group(group: Leased, prompt: bytes, payloads: Sequence[bytes] | None) -> list[bytes]:

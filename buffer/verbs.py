@@ -53,8 +53,8 @@ class Verbs:
         self.drafts = Drafts(access, self.keys)
         self.views: dict[str, TableView] = {table: TableView() for table in TABLES}
         self._listeners: list[Callable[[str], None]] = []
-        # By their keys, which hold their digests: none can be wrong, whatever Redis loses.
-        self._prompts: OrderedDict[str, bytes] = OrderedDict()
+        # By table and name; a name has the digest, so none can be wrong, whatever Redis loses.
+        self._prompts: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Calls `listener(table)` whenever newer figures of a table are known."""
@@ -95,20 +95,20 @@ class Verbs:
 
     async def prompts(self, table: str, names: Sequence[str]) -> dict[str, bytes]:
         """Serialized PromptTasks by name; missing ones are left out."""
-        keys = {self.keys.prompt(table, name): name for name in names}
-        missing = [key for key in keys if key not in self._prompts]
-        found = {name: self._prompts[key] for key, name in keys.items() if key in self._prompts}
+        found = {name: self._prompts[table, name] for name in names if (table, name) in self._prompts}
+        missing = list(set(names) - found.keys())
         if missing:
-            for key, blob in zip(missing, await self._redis.mget(missing), strict=True):
+            blobs = await self._redis.mget([self.keys.prompt(table, name) for name in missing])
+            for name, blob in zip(missing, blobs, strict=True):
                 if blob is not None:
-                    found[keys[key]] = blob
-                    self._remember(key, blob)
+                    found[name] = blob
+                    self._remember(table, name, blob)
         return found
 
-    def _remember(self, key: str, blob: bytes) -> None:
+    def _remember(self, table: str, name: str, blob: bytes) -> None:
         if len(blob) > _CACHED_PROMPT_BYTES:
             return
-        self._prompts[key] = blob
+        self._prompts[table, name] = blob
         if len(self._prompts) > _PROMPTS_CACHED:
             self._prompts.popitem(last=False)
 
