@@ -47,7 +47,7 @@ async def redrive(store: Store, access: RedisAccess, table: str, group_ids: Sequ
     notes = await _notes(access, store.keys, table)
     asked = list(dict.fromkeys(group_ids)) or [group_id for group_id, note in notes.items() if note["kept"]]
     ordinals = {group_id: int(notes[group_id]["ordinal"]) for group_id in asked if group_id in notes}
-    digests = await access.batch([("HGET", store.keys.table(table, "prompts"), o) for o in ordinals.values()])
+    digests = await access.mget([store.keys.digest(table, ordinal) for ordinal in ordinals.values()])
     names = [f"{o}:{(digest or b'').decode()}" for o, digest in zip(ordinals.values(), digests, strict=True)]
     # Asked of Redis: a front may remember prompts that are gone.
     there = await access.batch([("EXISTS", store.keys.prompt(table, name)) for name in names])

@@ -52,6 +52,10 @@ class Keys:
         """A prompt's key: its name has its ordinal and the digest of its bytes."""
         return f"rollmesh:{self.run_name}:{table}:p:{name}"
 
+    def digest(self, table: str, ordinal: int | str) -> str:
+        """Where the digest of a prompt in use is."""
+        return self.table(table, f"digest:{ordinal}")
+
     def payloads(self, table: str, group_id: str) -> str:
         """What the keys of a group's payloads begin with."""
         return f"rollmesh:{self.run_name}:{table}:v:{group_id}:"

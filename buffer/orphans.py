@@ -142,7 +142,7 @@ async def _orphaned_prompts(
     names = [(key, *key.removeprefix(prefix).partition(":")[::2]) for key in map(bytes.decode, found)]
     # In this order: what was seeded before is named from then on, or never.
     seeded = (await access.verb("look", table))[2]
-    (digests,) = await access.batch([("HMGET", keys.table(table, "prompts"), *(ordinal for _, ordinal, _ in names))])
+    digests = await access.mget([keys.digest(table, ordinal) for _, ordinal, _ in names])
     return [
         key
         for (key, ordinal, digest), named in zip(names, digests, strict=True)

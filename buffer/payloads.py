@@ -158,7 +158,10 @@ class Payloads:
             for at in portion:
                 prefix = self._keys.payloads(table, groups[at].group_id)
                 for place in groups[at].places:
-                    (read if loads[at] and not place.pieces else looked).extend(_keys(prefix, place))
+                    if loads[at] and not place.pieces:
+                        read.append(prefix + place.name)
+                    else:
+                        looked += _keys(prefix, place)
             values, sizes = iter(await self._values(read)), iter(await self.sizes(looked))
             for at in portion:
                 found: list[bytes | None] = []

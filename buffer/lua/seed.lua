@@ -4,7 +4,7 @@ load_table(ARGV[1])
 load_run()
 local no = refusal(tonumber(ARGV[2]))
 if no then return {no, view()} end
-local withdrawn, named = 0, {}
+local withdrawn, added = 0, 0
 local incarnation, call = tonumber(ARGV[2]), tonumber(ARGV[5])
 -- A repetition, or a copy that comes after a later call, takes back nothing and does not end the data.
 local news = incarnation > C.seed_by or call > C.seed_call
@@ -27,12 +27,11 @@ for i = 6, #ARGV, 4 do
       local pin = ARGV[i + 2]
       enter(pending_key(pin), ARGV[i + 1], ordinal)
       if pin ~= '' then redis.call('SADD', T .. ':pins', pin) end
-      named[#named + 1], named[#named + 2] = ordinal, ARGV[i + 3]
+      redis.call('SET', digest_key(ordinal), ARGV[i + 3])
+      added = added + 1
     end
   end
 end
-over('HSET', prompts_key(), named)
-local added = #named / 2
 add('pending', added)
 add('seeded_tasks', added)
 if news and (ARGV[3] == '1' or added > 0) then put('end_of_data', tonumber(ARGV[3])) end

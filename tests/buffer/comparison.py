@@ -72,7 +72,7 @@ class ComparedMachines(RuleBasedStateMachine):
         pipe.lrange(keys.table(self.table, "failures"), 0, -1)
         pipe.hgetall(keys.table(self.table, "evicted_tokens"))
         pipe.smembers(keys.table(self.table, "trash"))
-        pipe.hgetall(keys.table(self.table, "prompts"))
+        pipe.keys(keys.digest(self.table, "*"))
         pipe.hget(keys.table(self.table), "moved_ms")
         answers = iter(await pipe.execute())
         self._note_progress()
@@ -111,8 +111,10 @@ class ComparedMachines(RuleBasedStateMachine):
             assert next(answers) == [texts.get(0), texts.get(1)]
         for member in MEMBERS:
             assert {tuple(entry.decode().split()) for entry in next(answers)} == machine.cancels.read(member)
-        *endings, moved_ms = answers
-        self._compare_endings(*endings)
+        *endings, in_use, moved_ms = answers
+        digests = await self.redis.mget(in_use)
+        prompts = {int(key.rpartition(b":")[2]): digest for key, digest in zip(in_use, digests, strict=True)}
+        self._compare_endings(*endings, prompts)
         assert int(moved_ms or 0) == self.moved_ms
         await self._compare_ledger()
 
@@ -122,7 +124,7 @@ class ComparedMachines(RuleBasedStateMachine):
         failures: list[bytes],
         evicted: dict[bytes, bytes],
         trash: set[bytes],
-        prompts: dict[bytes, bytes],
+        prompts: dict[int, bytes | None],
     ) -> None:
         """Notes of failed groups, evictions by length, and that no prompt is thrown away that somebody needs."""
         machine = self.machine
@@ -142,7 +144,7 @@ class ComparedMachines(RuleBasedStateMachine):
         needed = [task.ordinal for task in owners]
         assert len(needed) == len(set(needed)), "a prompt has one owner"
         in_use = {task.ordinal: task.digest for task in owners if task.digest}
-        assert {int(ordinal): digest.decode() for ordinal, digest in prompts.items()} == in_use
+        assert {ordinal: (digest or b"").decode() for ordinal, digest in prompts.items()} == in_use
         assert thrown.isdisjoint(f"{ordinal}:{digest}" for ordinal, digest in in_use.items())
 
     async def _compare_ledger(self) -> None:
