@@ -49,9 +49,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Brings what takes long to the front, so that no process is left alone with it; skips tests that need a GPU where
-    there is none."""
-    items.sort(key=lambda item: 0 if item.get_closest_marker("engine") else 1 if item.get_closest_marker("slow") else 2)
+    """Brings what takes long to the front, whole runs first, so that no process is left alone with it; skips tests that
+    need a GPU where there is none."""
+    items.sort(key=_turn)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return
@@ -60,6 +60,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.get_closest_marker("engine"):
+        return 0
+    if item.get_closest_marker("slow"):
+        return 1 if ROOT / "tests" / "integration" in item.path.parents else 2
+    return 3
 
 
 # Before any fixture starts a server.

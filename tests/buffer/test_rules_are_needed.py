@@ -15,6 +15,7 @@ from tests.buffer.both_machines import BothMachines
 from tests.buffer.rules import COMPARED, NoSuchRuleError, Rule, documented, without
 from tests.buffer.walks import random_walk
 
+pytestmark = pytest.mark.slow
 # Walks after which a missing rule would have gone unnoticed. Most are seen in the first.
 WALKS = 40
 

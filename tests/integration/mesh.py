@@ -81,6 +81,13 @@ class MeshRun:
             if match := re.search(pattern, line):
                 return match
 
+    def wait_for_each(self, *patterns: str, deadline_s: float = DEADLINE_S) -> None:
+        """Waits until each has had an output line, in any order; each line counts for one."""
+        left, until = list(patterns), time.monotonic() + deadline_s
+        while left:
+            line = self.wait_for("|".join(left), until - time.monotonic()).string
+            left.remove(next(pattern for pattern in left if re.search(pattern, line)))
+
     def wait_step(self, step: int, deadline_s: float = DEADLINE_S) -> None:
         """Waits until a step >= `step` is reported."""
         while int(self.wait_for(r"\bstep (\d+): reward", deadline_s)[1]) < step:

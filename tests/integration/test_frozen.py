@@ -14,10 +14,10 @@ from tests.integration.mesh import MeshRun, audit
 BOUND_S = 4.0
 
 
-def frozen(run: MeshRun, service: str) -> None:
-    """Waits until a service was found stopped, is back, and a step was trained after that."""
-    run.wait_for(rf"{service}: frozen \(stopped by a signal.*, killed; restarting")
-    run.wait_for(rf"{service} is back")
+def frozen(run: MeshRun, *services: str) -> None:
+    """Waits until services were found stopped, are back, and a step was trained after that."""
+    found = (rf"{service}: frozen \(stopped by a signal.*, killed; restarting" for service in services)
+    run.wait_for_each(*found, *(rf"{service} is back" for service in services))
     run.wait_for(r"step \d+: reward")
 
 
@@ -29,16 +29,17 @@ def tree(pid: int) -> list[psutil.Process]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_every_service_that_freezes_is_killed_and_the_run_trains_on(start_mesh) -> None:
-    """A stopped reward service, learner, generator, and front with its Redis."""
+    """A reward service, a learner and a generator that stop together; then the front with its Redis."""
     run = start_mesh(
         *("--rollout.replicas=1", "--buffer.lease_s=4", "--buffer.reconnect_grace_s=0.5", "--checkpoint.every_s=2"),
         *("--eval.every_steps=100000", "--learner.steps=100000"),
         *(f"--resources.frozen_after_s={BOUND_S}", "--network.retry_s=90"),
     )
     run.wait_step(3)
-    for service in ("reward", "learner", "generator-0"):
+    members = ("reward", "learner", "generator-0")
+    for service in members:
         os.kill(run.pid(service), signal.SIGSTOP)
-        frozen(run, service)
+    frozen(run, *members)
     front = tree(run.pid("buffer"))
     assert len(front) > 1, "Redis is below the front"
     for process in front:

@@ -29,7 +29,8 @@ def test_a_third_party_server_scores_a_run(start_mesh, third_party_server: str) 
     assert check.returncode == 0, check.stdout + check.stderr
 
 
-# One response in a hundred or so is answered by the worst that a function can do. Each act leaves a sign of itself.
+# One response in fifty or so is answered by the worst that a function can do, until each act was done three times. Each
+# leaves signs of itself.
 _WORST = """
 import os, re, time, zlib
 from pathlib import Path
@@ -45,8 +46,11 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
     place = zlib.crc32(f"{extra_info['index']} {solution_str}".encode()) % 200
     if extra_info["split"] == "train" and place < len(ACTS):
         name = list(ACTS)[place]
-        Path(__file__).with_name(f"{name}.done").touch()
-        ACTS[name]()
+        signs = Path(__file__).with_name(f"{name}.done")
+        with signs.open("a") as file:
+            file.write("!")
+        if signs.stat().st_size <= 3:
+            ACTS[name]()
     return float(solution_str.strip() == str(ground_truth)) + 0.001 * len(set(solution_str))
 """
 

@@ -23,6 +23,7 @@ from rollmesh.report.restarts import read_restarts
 from tests.rollmesh.conftest import FAKE, Recorder, fake_spec
 from tests.rollmesh.test_supervisor import gone, same_rank, until
 
+pytestmark = pytest.mark.slow
 MakeSupervisor = Callable[..., Supervisor]
 DEADLINE_S = 60.0
 NAME = "reward"
@@ -106,14 +107,14 @@ async def test_a_busy_service_on_a_busy_machine_is_never_killed(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder, busy_machine: None
 ) -> None:
     """Threads that compute under one interpreter lock, sixteen busy loops next to them, and next to no share."""
-    supervisor = make_supervisor(frozen_after_s=2.0)
+    supervisor = make_supervisor(frozen_after_s=1.0)
     running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, "--spin", "4"))
     pid = supervisor.pids()[NAME]
     for nice in (0, 19):
         os.setpriority(os.PRIO_PGRP, pid, nice)
         with contextlib.suppress(FileNotFoundError):
             Path(f"/proc/{pid}/autogroup").write_text(str(nice))
-        await asyncio.sleep(6.0)
+        await asyncio.sleep(3.0)
         assert supervisor.pids() == {NAME: pid}, recorder.events
     assert read_restarts(tmp_path) == {}
     supervisor.interrupt()

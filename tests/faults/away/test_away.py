@@ -9,6 +9,7 @@ import pytest
 from tests.faults.away.cases import all_rules, pairs, rounds_of_cover, rounds_of_product, rules_of_cover
 from tests.faults.away.world import World
 
+pytestmark = pytest.mark.slow
 ROUNDS = list(rounds_of_cover())
 
 

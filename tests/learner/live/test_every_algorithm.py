@@ -13,6 +13,7 @@ from learner.algorithms.types import UpdatePlan
 from tests.learner.live.test_runs import records
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 
+pytestmark = pytest.mark.slow
 PRESETS = [
     name for name in ALGORITHMS.names if type(load_algorithm(name, {}, UpdatePlan())).__module__.endswith("presets")
 ]

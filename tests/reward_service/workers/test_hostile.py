@@ -21,6 +21,7 @@ from reward_service.outcomes import REASON_LENGTH
 from reward_service.server import RewardServer
 from reward_service.workers.lane import Lane
 
+pytestmark = pytest.mark.slow
 HOSTILE = Path(__file__).parent / "hostile.py"
 # Long enough for a good call on a busy machine.
 _LIMIT_S = 2.0
