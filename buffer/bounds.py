@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 
+from buffer.limits import GAUGE_CHARACTERS, ID_CHARACTERS, MAX_GAUGES, MAX_MEMBERS, MAX_ORDINAL, MAX_TASK_BYTES
 from buffer.policy.table import LEARNER
 from mesh.errors import PayloadError
 from mesh.images import MAX_IMAGE_BYTES
@@ -20,22 +21,9 @@ from protos import buffer_pb2 as pb
 from protos import membership_pb2 as membership
 from protos import trajectory_pb2 as trajectory
 
-# Members of a group: its script touches each of them.
-MAX_MEMBERS = 4096
-# Numbers of prompts and groups: scripts write them into texts, with 14 digits, and groups leap ahead of them.
-MAX_ORDINAL = 10**13
-# A prompt task, serialized: grants and leased groups carry it. With the metadata of the most members
-# (`buffer.limits.META_BYTES` each) it stays below the largest message, unless that is configured to be smaller.
-MAX_TASK_BYTES = 16 << 20
-# Names that become parts of keys and of packed lists; also addresses and the like.
-_ID_CHARACTERS = 256
-# What may not stand in such a name: it separates, in keys and in lists.
+# What may not stand in a name: it separates, in keys and in lists.
 _SEPARATORS = frozenset("|:,{} \t\r\n\x00")
 _GROUP_ID = re.compile(r"(?:train|eval)-[0-9]{1,14}")
-# Members of a run at a time, and what the heartbeat of one may carry: an answer of List has all of it.
-MAX_RUN_MEMBERS = 2048
-_MAX_GAUGES = 64
-_GAUGE_CHARACTERS = 64
 # Scripts count in doubles.
 _MAX_NUMBER = 2**53 - 1
 
@@ -132,11 +120,11 @@ def check_id(field: str, value: str) -> None:
     Raises:
         PayloadError: empty, too long, with characters that separate, or the learner's.
     """
-    if not 0 < len(value) <= _ID_CHARACTERS or not _SEPARATORS.isdisjoint(value) or value == LEARNER:
+    if not 0 < len(value) <= ID_CHARACTERS or not _SEPARATORS.isdisjoint(value) or value == LEARNER:
         raise PayloadError(
             field,
             f"not a name: {value[:40]!r}",
-            hint=f"1 to {_ID_CHARACTERS} characters without blanks and any of | : , {{ }}; `{LEARNER}` is taken",
+            hint=f"1 to {ID_CHARACTERS} characters without blanks and any of | : , {{ }}; `{LEARNER}` is taken",
         )
 
 
@@ -150,7 +138,7 @@ def check_group_id(field: str, value: str) -> None:
         raise PayloadError(field, f"not a group id: {value[:40]!r}", hint="as a grant or a lease says it")
 
 
-def check_text(field: str, value: str, limit: int = _ID_CHARACTERS) -> None:
+def check_text(field: str, value: str, limit: int = ID_CHARACTERS) -> None:
     """Refuses a text that is too long.
 
     Raises:
@@ -168,9 +156,9 @@ def check_status(request: membership.HeartbeatRequest) -> None:
     """
     check_text("waiting_reason", request.waiting_reason, WAITING_CHARACTERS)
     check_text("endpoint", request.endpoint)
-    if len(request.gauges) > _MAX_GAUGES:
-        raise PayloadError("gauges", f"{len(request.gauges)} of them, a member may have {_MAX_GAUGES}")
+    if len(request.gauges) > MAX_GAUGES:
+        raise PayloadError("gauges", f"{len(request.gauges)} of them, a member may have {MAX_GAUGES}")
     for name, value in request.gauges.items():
-        check_text("gauges", name, _GAUGE_CHARACTERS)
+        check_text("gauges", name, GAUGE_CHARACTERS)
         if not math.isfinite(value):
             raise PayloadError(f"gauges.{name}", f"{value} is not a number", hint="leave it out")

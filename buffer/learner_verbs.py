@@ -7,6 +7,7 @@ from typing import Any
 
 import msgpack
 
+from buffer.limits import MAX_REASONS
 from buffer.payloads import digest_of
 from buffer.policy.order import Candidate, GroupFacts
 from buffer.policy.table import LEARNER
@@ -134,7 +135,7 @@ class LearnerVerbs(Verbs):
     async def nack(
         self, table: str, incarnation: int, leases: Sequence[tuple[str, str]], disposition: str, reason: str
     ) -> int:
-        answer = await self._table_verb("nack", table, incarnation, disposition, reason, *flat(leases))
+        answer = await self._table_verb("nack", table, incarnation, disposition, reason, MAX_REASONS, *flat(leases))
         return int(answer[2])
 
     async def set_policy(self, incarnation: int, version: int) -> int:

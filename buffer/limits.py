@@ -1,7 +1,8 @@
-"""Sizes that both ends of the wire agree on. Messages are cut near a mebibyte; one write, or one prompt task,
-may be larger (`MESSAGE_PAYLOAD_BYTES`, `buffer.bounds.MAX_TASK_BYTES`), within `network.max_message_mb`.
+"""Sizes and numbers that the buffer allows. Messages are cut near a mebibyte; one write, or one prompt task,
+may be larger (`MESSAGE_PAYLOAD_BYTES`, `MAX_TASK_BYTES`), within `network.max_message_mb`.
 
-The limits that a user may meet are listed in docs/operations.md.
+The limits that a user may meet are listed in docs/operations.md. Those of texts that services bound before they send
+them are in `mesh.text`, that of images in `mesh.images`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,21 @@ MESSAGE_MEMBERS = 128
 MESSAGE_PAYLOAD_BYTES = 4 << 20
 # A serialized MemberMeta: a leased group carries that of each member.
 META_BYTES = 8 << 10
+# A prompt task, serialized: grants and leased groups carry it. With the metadata of the most members it stays below the
+# largest message, unless that is configured to be smaller.
+MAX_TASK_BYTES = 16 << 20
+# Members of a group: its script touches each of them.
+MAX_MEMBERS = 4096
+# Numbers of prompts and groups: scripts write them into texts, with 14 digits, and groups leap ahead of them.
+MAX_ORDINAL = 10**13
+# Names that become parts of keys and of packed lists; also addresses and the like.
+ID_CHARACTERS = 256
+# Members of a run at a time, and what the heartbeat of one may carry: an answer of List has all of it.
+MAX_RUN_MEMBERS = 2048
+MAX_GAUGES = 64
+GAUGE_CHARACTERS = 64
+# Different reasons of dropped groups; each is read whenever the values of a table are.
+MAX_REASONS = 64
 
 
 def group_bytes(members: int, max_tokens: int) -> int:

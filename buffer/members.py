@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from buffer.bounds import MAX_RUN_MEMBERS, check_id, check_policy, check_status, check_text, checked_number
+from buffer.bounds import check_id, check_policy, check_status, check_text, checked_number
 from buffer.context import FrontContext
 from buffer.keys import Keys
+from buffer.limits import MAX_RUN_MEMBERS
 from buffer.policy.rules import TABLES
 from buffer.redis_access import RedisAccess
 from mesh.errors import ConfigError, PayloadError, StoreError

@@ -18,13 +18,11 @@ from learner.controls import Controls
 from learner.state import LearnerState
 from learner.watchdog import Exceeded, Look, Over, Stalled, Watchdog
 from mesh.errors import RollmeshError, StalledError
-from mesh.who_holds import reasons
+from mesh.who_holds import NAMED, reasons
 from protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 FILE = "stalls.jsonl"
-# Holders that are named.
-_NAMED = 20
 _HINT = "the logs of those named say more; where such waits are in order, raise buffer.stall_limit_s"
 
 
@@ -113,7 +111,7 @@ class StallReporter:
     async def _held(self, table: buffer_pb2.DescribeResponse) -> str:
         """In words; a stall is told as well where the buffer does not say who holds groups."""
         try:
-            return reasons(table, await self._client.holders("train", _NAMED))
+            return reasons(table, await self._client.holders("train", NAMED))
         except RollmeshError as error:
             return f"who holds groups is not known: {error.message}"
 

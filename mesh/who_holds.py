@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 from protos import buffer_pb2
 
+# Holders that are asked for where they are named: in a run of many, the rest is counted.
+NAMED = 20
+
 
 def reasons(table: buffer_pb2.DescribeResponse, held: buffer_pb2.HoldersResponse) -> str:
     """Why nothing moves: the holders, those that have held a group for longest first, and what no one holds."""

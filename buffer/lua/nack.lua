@@ -1,18 +1,18 @@
--- Gives leased groups back. ARGV: incarnation, disposition (release, filter, fail), reason, then gid, lease per group
+-- Gives leased groups back. ARGV: incarnation, disposition (release, filter, fail), reason, different reasons that are
+-- counted at most, then gid, lease per group
 load_table(ARGV[1])
 load_run()
 free_first()
 local no = refusal(tonumber(ARGV[2]))
 if no then return {no, view()} end
-local disposition, reason = ARGV[3], ARGV[4]
--- Reasons are free, their number is not: each is read whenever the figures are.
-local MAX_REASONS = 64
+-- Reasons are free, their number is not: each is read whenever the table's values are.
+local disposition, reason, most = ARGV[3], ARGV[4], tonumber(ARGV[5])
 local counted = (disposition == 'filter' and 'filtered/' or 'failed/') .. reason
-if redis.call('HLEN', T .. ':reasons') >= MAX_REASONS and redis.call('HEXISTS', T .. ':reasons', counted) == 0 then
+if redis.call('HLEN', T .. ':reasons') >= most and redis.call('HEXISTS', T .. ':reasons', counted) == 0 then
   reason = 'other'
 end
 local changed = 0
-for i = 5, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
   local gid = ARGV[i]
   local g = read_group(gid)
   if g and g.state == 'leased' and g.lease == ARGV[i + 1] then

@@ -14,7 +14,7 @@ from mesh.config.models import SecuritySection
 from mesh.errors import UnreachableError
 from mesh.fronts import open_mesh
 from mesh.rpc import is_transient, open_channel, to_rollmesh_error
-from mesh.who_holds import reasons
+from mesh.who_holds import NAMED, reasons
 from protos import (
     buffer_pb2,
     buffer_pb2_grpc,
@@ -29,8 +29,6 @@ from rollmesh.report.unscored import Unscored
 TRAIN = "train"
 EVAL = "eval"
 _DEADLINE_S = 5.0
-# Holders that are named.
-_NAMED = 20
 # It counts every group.
 _LEDGER_DEADLINE_S = 30.0
 
@@ -143,7 +141,7 @@ class MeshView:
         table, members = await asyncio.gather(self.describe(TRAIN), self.members())
         snapshot = Snapshot.of(table, members)
         if snapshot.stalled_s:
-            snapshot.holders = await self.holders(TRAIN, _NAMED)
+            snapshot.holders = await self.holders(TRAIN, NAMED)
         return snapshot
 
     async def describe(self, table: str) -> buffer_pb2.DescribeResponse:

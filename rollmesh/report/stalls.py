@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from learner.stalls import FILE
 from rollmesh.report.metrics import read_metrics
 
-_FILE = "stalls.jsonl"
 _NO_END = "not known: the learner ended, or it still lasts"
 
 
@@ -35,7 +35,7 @@ class Stall:
 def read_stalls(folder: Path) -> list[Stall]:
     """All stalls of a run folder, in the order of time."""
     stalls: list[Stall] = []
-    for record in read_metrics(folder / _FILE):
+    for record in read_metrics(folder / FILE):
         seconds, text = float(record["seconds"]), str(record["text"])
         if record["event"] == "begins":
             stalls.append(Stall(round(float(record["time"]) - seconds, 3), seconds, text, text))

@@ -427,7 +427,7 @@ class BothMachines(FencedMachines):
         if group is not None:
             incarnation, pair = self.incarnation, (group.group_id, group.lease)
             self.tell(
-                "nack", self.table, incarnation, disposition, "why", *pair,
+                "nack", self.table, incarnation, disposition, "why", 64, *pair,
                 read=lambda answer: answer[2],
                 to_machine=lambda: self.machine.nack(incarnation, [pair], disposition, "why"),
             )  # fmt: skip
@@ -477,7 +477,7 @@ class BothMachines(FencedMachines):
                 assert self.verb(*given_up)[2] == 0
         leased, other = self.some(State.LEASED, at), self.some(None, at)
         if leased is not None:
-            assert self.verb("nack", self.table, self.incarnation, "release", "", leased.group_id, "s0")[2] == 0
+            assert self.verb("nack", self.table, self.incarnation, "release", "", 64, leased.group_id, "s0")[2] == 0
         if other is not None:
             self.verb("lose", self.table, "payload_lost", other.group_id, "s0")
 

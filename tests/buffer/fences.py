@@ -28,7 +28,7 @@ class FencedMachines(TellingMachines):
             ("commit", (old, 99, "path", 100), b"fenced"),
             ("sample", (old, 0, "", "train-1"), b"fenced"),
             ("claim", (old, u, "train-1", "s1"), b"fenced"),
-            ("nack", (old, "filter", "why", "train-1", "s1"), b"fenced"),
+            ("nack", (old, "filter", "why", 64, "train-1", "s1"), b"fenced"),
             ("seed", (old, 0, 0, 1), b"fenced"),
             ("set_priorities", (old, 1), b"fenced"),
             ("sample", (self.incarnation, u, "older stream", "train-1"), b"replaced"),

@@ -8,10 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from buffer import bounds
 from buffer.bounds import check_group_id, check_id, check_tasks
 from buffer.keys import Keys
-from buffer.limits import MESSAGE_MEMBERS, MESSAGE_PAYLOAD_BYTES, META_BYTES
+from buffer.limits import MAX_TASK_BYTES, MESSAGE_MEMBERS, MESSAGE_PAYLOAD_BYTES, META_BYTES
 from mesh.errors import PayloadError, RollmeshError
 from mesh.rpc import to_rollmesh_error
 from mesh.text import REASON_CHARACTERS, WAITING_CHARACTERS, bounded
@@ -50,7 +49,7 @@ def test_only_tables_have_groups(name: str) -> None:
 
 def test_a_task_that_no_grant_could_carry_is_refused() -> None:
     task = make_task(1)
-    task.ground_truth_json = "x" * bounds.MAX_TASK_BYTES
+    task.ground_truth_json = "x" * MAX_TASK_BYTES
     with pytest.raises(PayloadError, match=r"tasks\[0\]: \d+ bytes, a prompt task may have"):
         check_tasks([task], lambda _: 0, 1 << 30)
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from buffer.bounds import MAX_ORDINAL
 from buffer.keys import Keys
+from buffer.limits import MAX_ORDINAL
 from buffer.orphans import sweep_orphans
 from buffer.service import BufferService
 from mesh.errors import FencedError, PayloadError
