@@ -5,6 +5,7 @@ Everything here is asyncio and belongs to the event loop's thread.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -15,6 +16,7 @@ from learner.control_service import SERVICE_NAME as CONTROL_SERVICE
 from learner.control_service import LearnerControlService
 from learner.controls import Controls
 from learner.data import PromptStream
+from learner.hanging import end_where_it_hangs
 from learner.lineage import Lineage
 from learner.monitor import Monitor
 from learner.reassertion import LOG_NAME, History, Reasserter, assert_history
@@ -180,6 +182,8 @@ class Session:
         )
         self.monitor.start()
         self._closers.push_async_callback(self.monitor.close)
+        if self._config.resources.frozen_after_s:
+            self._closers.callback(asyncio.create_task(end_where_it_hangs(self._state), name="step watch").cancel)
         batch = self._config.learner.batch.groups
         self.feeder = TaskFeeder(
             self.client,

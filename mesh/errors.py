@@ -110,6 +110,13 @@ class StalledError(RollmeshError):
     exit_code = 12
 
 
+class StuckError(RollmeshError):
+    """A learner's training thread hangs in a step; whoever starts it again continues at the last checkpoint."""
+
+    code = "stuck"
+    exit_code = 13
+
+
 class FencedError(RollmeshError):
     """A newer incarnation has taken the run over; this learner must stop and is not restarted."""
 

@@ -403,8 +403,8 @@ class ResourcesSection(Section):
         description="Seconds after which `rollmesh run` kills and restarts a service that is stopped by a signal, or "
         "that received so much processor time without answering its health check; three times as long for one that "
         "sleeps. The same for the embedded Redis. A generator whose engine does not answer ends itself: after as long "
-        "where the engine is stopped, 30 times as much processor time, 9 times as long asleep. What waits for a "
-        "processor is busy, and never killed. 0: never.",
+        "where the engine is stopped, 30 times as much processor time, 9 times as long asleep. So does a learner "
+        "that hangs in a step. What waits for a processor is busy, and never killed. 0: never.",
     )
 
 

@@ -78,6 +78,7 @@ def explain(config: Config) -> Iterator[str]:
 def _frozen(config: Config) -> str:
     """When silence is a failure."""
     from generators.engine_watch import bounds_of
+    from learner.hanging import AT_LEAST_S, FACTOR
 
     after_s = config.resources.frozen_after_s
     if not after_s:
@@ -86,7 +87,8 @@ def _frozen(config: Config) -> str:
     return (
         f"frozen services: killed and restarted after {service.stopped_s:g} s stopped, {service.running_s:g} s of "
         f"processor time or {service.asleep_s:g} s asleep without an answer (the embedded Redis too; a generator's "
-        f"engine: {engine.stopped_s:g} / {engine.running_s:g} / {engine.asleep_s:g} s); at most "
+        f"engine: {engine.stopped_s:g} / {engine.running_s:g} / {engine.asleep_s:g} s), or where a learner's step "
+        f"lasts {FACTOR:g} times as long as the longest, {AT_LEAST_S:g} s at least; at most "
         f"{config.resources.max_restarts} restarts of one within ten minutes"
     )
 

@@ -209,7 +209,9 @@ def test_explain_has_every_deadline_that_ends_something(rollmesh: Command, confi
     explained = rollmesh("config", "explain", str(config_file), *overrides, "--buffer.durability=everysec").stdout
     assert "stalls: told once nothing has moved for 50 s; the run ends then: 1800 s" in explained
     assert "after 10 s stopped, 10 s of processor time or 30 s asleep" in explained
-    assert "engine: 10 / 300 / 90 s); at most 5 restarts" in explained
+    assert (
+        "engine: 10 / 300 / 90 s), or where a learner's step lasts 20 times as long as the longest, 600 s" in explained
+    )
     assert "at most 5 processes in the reward service; a call that is not done after 8 s" in explained
     assert "buffer: 3 front(s) on an embedded Redis; its last two seconds may be lost" in explained
     never = rollmesh("config", "explain", str(config_file), "--resources.frozen_after_s=0").stdout
