@@ -55,9 +55,11 @@ class RollCall:
 
     def note_request(self, received: int, inventory: Iterable[Lease] | None) -> None:
         """A request has come: how many leases had been received on this stream, and what was held, where it says so."""
-        while self._received < received and self._under_way:
-            self._under_way.popleft()
-            self._received += 1
+        news = min(received - self._received, len(self._under_way))
+        if news > 0:
+            for _ in range(news):
+                self._under_way.popleft()
+            self._received += news
             self._silent_since = self._clock()
         if inventory is not None:
             self._confirmed = frozenset(inventory)
