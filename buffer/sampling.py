@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from buffer.bell import wait_for
-from buffer.beside import joined
 from buffer.context import FrontContext, StreamHold, pump
 from buffer.leases import Lease, leases_of
 from buffer.policy.order import Choice, choose_first, choose_in_order
@@ -18,9 +17,8 @@ from buffer.policy.table import LEARNER
 from buffer.records import Awaited, Leased, Outlook
 from buffer.refusals import fenced, lost_state
 from buffer.roll_call import RollCall
-from buffer.sample_messages import payloads_by_member, spliced_group
+from buffer.sample_messages import messages_of
 from buffer.scoring import Ranking
-from buffer.splice import opening
 from buffer.view import TableView
 from buffer.waits import INSERTS
 from mesh.errors import StoreError
@@ -31,10 +29,6 @@ _log = logging.getLogger(__name__)
 _RECHECK_S = 1.0
 # Ready groups wait for this long at most for what is being written at the same moment.
 _GATHER_S = 0.005
-_MESSAGE_BYTES = 1 << 20
-# What stands around groups and payloads.
-_FRAME_BYTES = 1 << 10
-_GROUPS, _PAYLOADS = (pb.SampleResponse.DESCRIPTOR.fields_by_name[name].number for name in ("groups", "payloads"))
 # Candidates looked at together; a batch of more is gathered in several turns.
 _CANDIDATES_AT_MOST = 2048
 
@@ -296,48 +290,15 @@ class SampleSession:
         return f"{text}; a generator says: {fleet.reason}" if fleet.reason else text
 
     async def _responses(self, leased: Sequence[Leased]) -> AsyncIterator[bytes]:
-        """Messages of bounded size, serialized; groups that are too large for one, or whose payload is gone, end as
-        failed instead."""
-        store = self._front.store
-        if not leased:
-            return
-        prompts = await store.prompts(self._table, [group.prompt for group in leased])
-        values = store.payloads.of_groups(self._table, leased, inline=self._with_payloads)
-        lost: list[tuple[str, str]] = []
-        too_large: list[tuple[str, str]] = []
-        parts: list[bytes] = []
-        payloads: list[bytes] = []
-        size = 0
-        for group in leased:
-            stored = await anext(values)
-            if group.prompt not in prompts or None in stored:
-                lost.append((group.group_id, group.lease_id))
-                continue
-            of_members = payloads_by_member(group, stored) if self._with_payloads else None
-            message = spliced_group(group, prompts[group.prompt], of_members)
-            length = sum(map(len, message))
-            if length + _FRAME_BYTES > self._front.max_message_bytes:
-                _log.error("group %s has %d bytes without its payloads: no message takes it", group.group_id, length)
-                too_large.append((group.group_id, group.lease_id))
-                continue
-            length += sum(map(len, of_members or ()))
-            if parts and size + length + _FRAME_BYTES > self._front.max_message_bytes:
-                yield joined(_PAYLOADS, payloads, parts)
-                parts, payloads, size = [], [], 0
-            self._roll.note_sent((group.group_id, group.lease_id))
-            parts += (opening(_GROUPS, sum(map(len, message))), *message)
-            payloads += of_members or ()
-            size += length
-            if size >= _MESSAGE_BYTES:
-                yield joined(_PAYLOADS, payloads, parts)
-                parts, payloads, size = [], [], 0
-        for ended, reason in ((lost, "payload_lost"), (too_large, "too_large")):
-            if ended:
-                await store.lose(self._table, ended, reason)
-                # Others are to come in their place.
-                self._wishes.appendleft(_Wish(leased[0].for_version, len(ended)))
-        if parts:
-            yield joined(_PAYLOADS, payloads, parts)
+        """Groups as they travel; those that cannot end as failed, and others are to come in their place."""
+        unsendable: dict[str, list[Lease]] = {}
+        async for message in messages_of(
+            self._front, self._table, leased, self._roll, unsendable, with_payloads=self._with_payloads
+        ):
+            yield message
+        for reason, leases in unsendable.items():
+            await self._front.store.lose(self._table, leases, reason)
+            self._wishes.appendleft(_Wish(leased[0].for_version, len(leases)))
 
 
 async def sample_stream(
