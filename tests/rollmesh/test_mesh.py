@@ -59,6 +59,7 @@ def test_train_serves_a_function_of_this_process(config: dict[str, Any]) -> None
     assert threads
     assert {"buffer", "buffer-1", "buffer-2"} <= set(summary.peak_memory_mb)
     assert summary.restarts == {}
+    assert summary.ended == "finished"
     assert_balanced(summary, steps=3)
     assert summary.groups_by_fate["trained"] == 12
     assert summary.held_out_last is not None
