@@ -19,8 +19,6 @@ end
 
 -- The name of a prompt that is in use no more, as `trash` has it; nothing where none was seeded.
 local function drop_prompt(ordinal)
-  local digest = redis.call('GET', digest_key(ordinal))
-  if not digest then return '' end
-  redis.call('DEL', digest_key(ordinal))
-  return ordinal .. ':' .. digest
+  local digest = redis.call('GETDEL', digest_key(ordinal))
+  return digest and ordinal .. ':' .. digest or ''
 end

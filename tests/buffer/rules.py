@@ -162,7 +162,7 @@ COMPARED = (
     ),
     Rule("late seeding takes nothing back", "seed", "incarnation > C.seed_by or call > C.seed_call", "true"),
     Rule("late priorities change nothing", "set_priorities", "draw.call < call", "true"),
-    Rule("only prompts in use are named", "prompts", "redis.call('DEL', digest_key(ordinal))\n"),
+    Rule("only prompts in use are named", "prompts", "'GETDEL'", "'GET'"),
     Rule("seeding twice is harmless", "seed", "if ordinal > C.seeded then", "if true then"),
     Rule(
         "the end of a group is told to its worker",
