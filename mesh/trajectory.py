@@ -233,6 +233,8 @@ def _parse(payload: bytes | memoryview, total: int) -> _Layout:
 
 def _check_codec(codec: Any, stored: Any) -> tuple[int, int] | None:
     if codec == "none":
+        if stored is not None:
+            raise PayloadError("stored", "expected none without a codec")
         return None
     if codec != "zstd":
         raise PayloadError("codec", f"expected none or zstd, got {codec!r}")

@@ -3,13 +3,9 @@
 -- ARGV: holder, generation (generators) or incarnation (`learner`), token of the stream
 load_table(ARGV[1])
 load_run()
-local holder, fence = ARGV[2], tonumber(ARGV[3])
-if holder == 'learner' then
-  local no = refusal(fence)
-  if no then return {no, view()} end
-elseif generation_of(holder) ~= fence then
-  return {'old_generation', view()}
-end
+local holder = ARGV[2]
+local no = outdated(holder, tonumber(ARGV[3]))
+if no then return {no, view()} end
 redis.call('HSET', T .. ':streams', holder, ARGV[4])
 local held = redis.call('ZRANGE', held_by(holder), 0, -1)
 if #held > 0 then

@@ -190,6 +190,12 @@ local function generation_of(member)
   return tonumber(redis.call('HGET', RUN .. ':generations', member) or -1)
 end
 
+-- Why the holder of an older connection (generators: by generation) or incarnation (the learner) is refused, or nil.
+local function outdated(holder, fence)
+  if holder == 'learner' then return refusal(fence) end
+  if generation_of(holder) ~= fence then return 'old_generation' end
+end
+
 -- Fronts that may be alive are listed; the run knows their number.
 local function list_fronts(command, front)
   if redis.call(command, RUN .. ':fronts', front) == 1 then
@@ -210,12 +216,12 @@ local function forget(member)
 end
 
 -- Whether a stream has been replaced by a newer one of the same holder, maybe at another front: then it may take
--- nothing more in its holder's name, since nobody would hear of it. No token, no stream: the caller is trusted.
+-- nothing more in its holder's name, since no one would hear of it. No token, no stream: the caller is trusted.
 local function replaced(holder, token)
   return token ~= '' and redis.call('HGET', T .. ':streams', holder) ~= token
 end
 
--- Over its memory limit Redis refuses a script whose first write needs memory, and lets one go on whose first write
+-- Over its memory limit Redis refuses a script whose first write needs memory, and lets one continue whose first write
 -- frees some. Verbs that lead out of that state, or keep what there is, begin with such a write.
 local function free_first() redis.call('DEL', RUN .. ':none') end
 

@@ -6,13 +6,9 @@
 load_table(ARGV[1])
 load_run()
 free_first()
-local holder, fence = ARGV[2], tonumber(ARGV[3])
-if holder == 'learner' then
-  local no = refusal(fence)
-  if no then return {no, view()} end
-elseif generation_of(holder) ~= fence then
-  return {'old_generation', view()}
-end
+local holder = ARGV[2]
+local no = outdated(holder, tonumber(ARGV[3]))
+if no then return {no, view()} end
 if replaced(holder, ARGV[4]) then return {'replaced', view()} end
 local groups, order, alive, dead, taken = {}, {}, {}, {}, 0
 for i = 5, #ARGV, 2 do

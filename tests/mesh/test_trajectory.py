@@ -202,6 +202,7 @@ def test_the_good_header_is_good() -> None:
         (_payload({**GOOD, "mask": 2}), "mask"),
         (_payload({**GOOD, "codec": "gzip"}), "codec"),
         (_payload({**GOOD, "codec": ["zstd"]}), "codec"),
+        (_payload({**GOOD, "stored": [8, 8]}), "stored"),
         (_payload({**GOOD, "codec": "zstd"}), "stored"),
         (_payload({**GOOD, "codec": "zstd", "stored": [16]}), "stored"),
         (_payload({**GOOD, "codec": "zstd", "stored": [16, 0]}), "stored"),
