@@ -5,7 +5,7 @@
 
 The full product of five orders, three staleness bounds, reuse, one or two fronts, seven faults (the learner, a front
 or the generators stopped; the learner's or the generator's link cut or dark), three lengths in lease terms, and one,
-half, or all but one of the next batch in the learner's hands. `--cover`: the cases of the suite, which hold every pair.
+half, or all but one of the next batch held by the learner. `--cover`: the cases of the suite, which hold every pair.
 Real fronts, a real Redis, the learner's own loop and claimer; leases of 1.2 s. Exits with 1 where a run stood still
 for 30 s, or its ledger does not balance.
 """

@@ -99,7 +99,7 @@ class Monitor:
 
     def clocks(self) -> dict[str, float]:
         """The buffer's cumulative waiting clocks and this learner's of stalls, in seconds, and how many stalls."""
-        stalls = self._stalls.figures()
+        stalls = self._stalls.gauges()
         return {
             "waiting_for_inserts_s": self.described.waiting_for_inserts_ms / 1e3,
             "waiting_for_samples_s": self.described.waiting_for_samples_ms / 1e3,
@@ -174,9 +174,9 @@ class Monitor:
         gauges["rss_bytes"] = float(self._process.memory_info().rss)
         gauges[f"phase/{state.phase}"] = 1.0
         stale_phases = {f"phase/{name}": 0.0 for name in _PHASES if name != state.phase}
-        figures = {**gauges, **stale_phases, **self._stalls.figures()}
-        self.board.set(figures)
-        self._agent.set_status(serving=state.published, gauges=figures, waiting_reason=reason)
+        told = {**gauges, **stale_phases, **self._stalls.gauges()}
+        self.board.set(told)
+        self._agent.set_status(serving=state.published, gauges=told, waiting_reason=reason)
 
     def _phase_reason(self, now: float) -> str:
         """What takes long apart from the wait for groups: each phase has a deadline, and is named meanwhile."""

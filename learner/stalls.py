@@ -57,7 +57,7 @@ class StallReporter:
         self._clock = clock
         self._over = False
 
-    def figures(self) -> dict[str, float]:
+    def gauges(self) -> dict[str, float]:
         """For heartbeats and Prometheus: the present stall, and all of this learner's."""
         dog = self._watchdog
         return {

@@ -111,7 +111,7 @@ class StalledError(RollmeshError):
 
 
 class StuckError(RollmeshError):
-    """A learner's training thread hangs in a step; whoever starts it again continues at the last checkpoint."""
+    """A learner's training thread hangs in a step; the next one continues at the last checkpoint."""
 
     code = "stuck"
     exit_code = 13

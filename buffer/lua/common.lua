@@ -23,7 +23,7 @@ local RULES = [[
   groups_per_step max_staleness bounded order max_reuse samples_per_insert seed min_members lease_ms grace_ms max_bytes
   max_attempts failed_kept
 ]]
--- `C`: the table's figures, and behind them its rules. `ended` (fates by reason) and `trash` are written by `flush`, and
+-- `C`: the table's values, and after them its rules. `ended` (fates by reason) and `trash` are written by `flush`, and
 -- the time, where a group has come nearer to its end (`moved`).
 local TABLE, T, C, changed, ended, trash, R, moved
 local entering, leaving, sets = {}, {}, {}

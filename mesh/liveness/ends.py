@@ -1,4 +1,4 @@
-"""Waits for the ends of processes, whoever their parents are.
+"""Waits for the ends of processes, of whatever parents.
 
 Invariant: a zombie has ended. Its parent may reap it late, and the first process of many containers never does; so
 neither `psutil.Process.is_running` nor its `wait` tells of an end.

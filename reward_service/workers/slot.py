@@ -74,7 +74,7 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class _Sent:
-    """A unit in the worker's hands."""
+    """A unit that the worker holds."""
 
     unit: Unit
     at: float

@@ -1,6 +1,6 @@
 """What clients tell both machines, kept so that it can be told again: a connection may bring a copy at any later time.
 
-A copy of a client's command, whatever came in between, changes nothing: the client has had its answer and gone on.
+A copy of a client's command, whatever came in between, changes nothing: the client has had its answer and continued.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ async def test_metadata_over_its_limit_is_rejected_by_name(mesh: Mesh) -> None:
     ]
 
 
-async def test_a_group_that_no_message_takes_fails_and_the_learner_goes_on(mesh: Mesh) -> None:
+async def test_a_group_that_no_message_takes_fails_and_the_learner_continues(mesh: Mesh) -> None:
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     tasks = [make_task(1), make_task(2)]
@@ -218,7 +218,7 @@ async def test_joining_costs_the_same_however_many_have_joined(mesh: Mesh) -> No
     await redis.hdel(keys.members, *(f"g{i}" for i in range(10)))
 
 
-async def test_a_stream_of_the_name_learner_is_nobodys(mesh: Mesh) -> None:
+async def test_a_stream_of_the_name_learner_is_no_ones(mesh: Mesh) -> None:
     """As a holder it would be the learner's: it would be offered what that has leased."""
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)

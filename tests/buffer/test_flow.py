@@ -274,7 +274,7 @@ async def test_an_evaluation_round_goes_only_to_the_generator_that_serves_its_ve
     assert (await learner.client.describe("train")).committed_version == 0, "its ledger is its own"
 
 
-async def test_a_round_that_nobody_serves_is_withdrawn_whole(mesh: Mesh) -> None:
+async def test_a_round_that_no_one_serves_is_withdrawn_whole(mesh: Mesh) -> None:
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.client.seed("eval", 1, [make_task(o, n=1, pinned=V0) for o in (1, 2, 3)])

@@ -1,4 +1,4 @@
-"""Copies of calls that arrive late, over a slow connection: the client has gone on, and they change nothing."""
+"""Copies of calls that arrive late, over a slow connection: the client has continued, and they change nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.buffer.mesh_fixture import TIMEOUT_S, Learner, Mesh, make_config, mak
 V0 = PolicyVersion(1, 0)
 
 
-async def test_a_late_copy_of_a_takeover_fences_nobody(mesh: Mesh) -> None:
+async def test_a_late_copy_of_a_takeover_fences_no_one(mesh: Mesh) -> None:
     config = make_config(mesh.folder, mesh.redis_url)
     left, right = await mesh.front(config), await mesh.front(config)
     learner, elsewhere = await mesh.learner(left), Learner(right.address, "learner")
@@ -90,7 +90,7 @@ async def test_what_verbs_read_of_a_run_does_not_grow_with_its_takeovers(mesh: M
     assert await front.access.client.hlen(f"{key}:takeovers") == 4
 
 
-async def test_a_late_join_ends_nobodys_connection(mesh: Mesh) -> None:
+async def test_a_late_join_ends_no_ones_connection(mesh: Mesh) -> None:
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     agent = generator.agent

@@ -130,7 +130,7 @@ async def test_a_lease_offered_again_with_which_its_holder_has_finished_is_given
 
 
 async def leased(mesh: Mesh, count: int, **rules: Any) -> tuple[Learner, SampleStream, Book, list[Arrived]]:
-    """Groups in a learner's hands."""
+    """Groups that a learner holds."""
     front = await mesh.front(learner={"batch": {"groups": count}}, buffer={**SHORT, "redis": mesh.redis_url, **rules})
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.seed(1, 2 * count)

@@ -110,7 +110,7 @@ async def test_the_word_of_a_member_that_went_silent_is_marked(mesh: Mesh) -> No
         assert re.fullmatch(r"silent for \d+ s \(was: waits until 36 members are scored and stored\)", text)
 
 
-def test_a_generator_loads_until_it_reports_figures_and_serves_once_it_has_weights() -> None:
+def test_a_generator_loads_until_it_reports_gauges_and_serves_once_it_has_weights() -> None:
     def generator(incarnation: int, **gauges: float) -> membership_pb2.Member:
         member = membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR, gauges=gauges)
         member.serving.incarnation = incarnation
@@ -131,7 +131,7 @@ def test_an_impossible_gauge_counts_as_far_as_it_can(gauge: float, tokens: int) 
     assert fleet_of([member]).tokens == tokens
 
 
-async def test_stored_figures_that_cannot_be_end_neither_a_front_nor_a_description(mesh: Mesh) -> None:
+async def test_stored_gauges_that_cannot_be_end_neither_a_front_nor_a_description(mesh: Mesh) -> None:
     """Every front reads the heartbeats of all members, again and again: one must not end them all."""
     front = await mesh.front()
     learner = await mesh.learner(front)

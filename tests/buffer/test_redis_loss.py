@@ -97,7 +97,7 @@ async def test_a_state_restored_in_place_is_noticed_and_nothing_is_trained_twice
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["set back", "another process"])
-async def test_nobody_gets_anything_until_the_learner_has_spoken(mesh: Mesh, restarted: bool) -> None:
+async def test_no_one_gets_anything_until_the_learner_has_spoken(mesh: Mesh, restarted: bool) -> None:
     front = await mesh.front(make_config(mesh.folder, mesh.redis_url, buffer={**RULES, "redis": mesh.redis_url}))
     run = Run(await mesh.learner(front), await mesh.generator(front))
     learner = run.learner

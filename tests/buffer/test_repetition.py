@@ -126,13 +126,13 @@ async def test_a_learner_that_is_fenced_between_look_and_set_replaces_no_prompt(
     """It has looked before its successor took over, and stores its prompt after the successor has seeded."""
     front = await mesh.front()
     zombie = await mesh.learner(front)
-    access, looked, go_on = front.access, asyncio.Event(), asyncio.Event()
+    access, looked, proceed = front.access, asyncio.Event(), asyncio.Event()
     after = access.after
 
     async def held_up(commands: Any, verb: str, *arguments: Any) -> list[Any]:
         if verb == "seed" and not looked.is_set():
             looked.set()
-            await go_on.wait()
+            await proceed.wait()
         return await after(commands, verb, *arguments)
 
     monkeypatch.setattr(access, "after", held_up)
@@ -142,7 +142,7 @@ async def test_a_learner_that_is_fenced_between_look_and_set_replaces_no_prompt(
     await asyncio.wait_for(looked.wait(), TIMEOUT_S)
     learner, generator = await mesh.learner(front, takeover=True), await mesh.generator(front)
     await learner.seed(1, 1)
-    go_on.set()
+    proceed.set()
     with pytest.raises(FencedError):
         await late
     admission = generator.admission()
@@ -173,7 +173,7 @@ async def test_an_ordinal_that_is_given_again_has_its_new_prompt_at_every_front(
         pipe.delete(*await redis.keys(f"{table}*"))
         for key, value in before.items():
             pipe.restore(key, 0, value)
-        # Others have gone on beyond all that this front had seen.
+        # Others have moved beyond all that this front had seen.
         pipe.hset(table, "figures", msgpack.packb({**figures, "rev": 1 << 40}))
         await pipe.execute()
     other = make_task(1)

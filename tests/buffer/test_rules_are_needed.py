@@ -74,7 +74,7 @@ def test_a_rule_without_which_redis_cannot_read_the_script_is_refused(
         )
 
 
-def test_a_rule_that_nobody_misses_is_found_out(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_no_one_misses_is_found_out(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     unmissed = Rule(
         "hints to other fronts, of which a walk has none", "common", "if R.fronts > 1 then", "if false then"
     )

@@ -203,7 +203,7 @@ async def test_a_front_with_another_folder_says_so(mesh: Mesh) -> None:
     assert (await learner.client.fetch_side("train", grant.group_id, 0, entry)) is not None
 
 
-async def test_what_nobody_owns_is_swept_by_age(tmp_path: Path) -> None:
+async def test_what_no_one_owns_is_swept_by_age(tmp_path: Path) -> None:
     store = SideStore(tmp_path, 1000)
 
     async def data() -> object:
@@ -225,7 +225,7 @@ async def test_what_nobody_owns_is_swept_by_age(tmp_path: Path) -> None:
     assert [name.split("/")[1] for name in files_in(tmp_path)] == ["train-1"], "only what has ended is removed"
 
 
-async def test_nobody_uploads_for_a_group_that_is_not_his(mesh: Mesh) -> None:
+async def test_no_one_uploads_for_a_group_that_is_not_his(mesh: Mesh) -> None:
     front, _, generator, (grant,) = await begin(mesh)
     other = pb.GroupGrant()
     other.CopyFrom(grant)

@@ -133,7 +133,7 @@ async def test_pieces_of_two_samplings_never_mix(mesh: Mesh) -> None:
     assert [payload async for payload in fetched] == [write.payload]
 
 
-async def test_a_refused_write_removes_only_what_nobody_can_store_any_more(mesh: Mesh) -> None:
+async def test_a_refused_write_removes_only_what_no_one_can_store_any_more(mesh: Mesh) -> None:
     front = await mesh.front()
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.seed(1, 1)

@@ -49,7 +49,7 @@ class Injected:
         recovery_s: from its end to the next trained step.
         restored_s: from the end of its round until every service answered and every generator had stored something.
         overlapped: another fault was on the mesh at the same time.
-        in_hand: groups that the learner had leased and not claimed when it began.
+        held: groups that the learner had leased and not claimed when it began.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Injected:
     recovery_s: float
     restored_s: float
     overlapped: bool
-    in_hand: int
+    held: int
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class Chaos:
                     recovery_s=round(self._steps.wait_step(put.ended, end).seen - put.ended, 3),
                     restored_s=round(restored, 3),
                     overlapped=len(one.faults) > 1,
-                    in_hand=put.in_hand,
+                    held=put.held,
                 )
             )
         outcome.rounds += 1

@@ -52,12 +52,12 @@ class Put:
 
     Attributes:
         began, ended: monotonic (a kill ends with the death).
-        in_hand: groups that the learner had leased when it began.
+        held: groups that the learner had leased when it began.
     """
 
     began: float
     ended: float
-    in_hand: int
+    held: int
 
 
 class Injector:
@@ -97,8 +97,8 @@ class Injector:
         """
         self._pause.wait(fault.starts_s)
         self._moments.wait(fault.moment)
-        in_hand, began = self._moments.in_hand(), time.monotonic()
-        return Put(began, self._actions[fault.kind](fault), in_hand)
+        held, began = self._moments.held(), time.monotonic()
+        return Put(began, self._actions[fault.kind](fault), held)
 
     def close(self) -> None:
         """Ends what is still waiting."""

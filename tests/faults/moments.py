@@ -42,7 +42,7 @@ class Moments:
         except redis.exceptions.RedisError:
             return {}
 
-    def in_hand(self) -> int:
+    def held(self) -> int:
         """Groups that the learner has leased and not claimed."""
         return self.counts().get("leased", 0)
 
@@ -55,7 +55,7 @@ class Moments:
     def _is(self, moment: Moment) -> bool:
         match moment:
             case "partial":
-                return 0 < self.in_hand() < self._batch
+                return 0 < self.held() < self._batch
             case "round":
                 counts = self.counts("eval")
                 return any(counts.get(state) for state in ("generating", "ready", "leased"))

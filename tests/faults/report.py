@@ -81,12 +81,12 @@ def summary(total: dict[str, Any]) -> str:
 
 
 def _of_kind(faults: Sequence[dict[str, Any]]) -> dict[str, float]:
-    figures: dict[str, float] = {"faults": len(faults), "in_hand": sum(fault["in_hand"] > 0 for fault in faults)}
+    row: dict[str, float] = {"faults": len(faults), "held": sum(fault["held"] > 0 for fault in faults)}
     for name in ("recovery_s", "restored_s"):
         values = [fault[name] for fault in faults]
         for share, label in ((0.5, "p50"), (0.99, "p99"), (1.0, "max")):
-            figures[f"{name.removesuffix('_s')}_{label}_s"] = round(quantile(values, share), 2)
-    return figures
+            row[f"{name.removesuffix('_s')}_{label}_s"] = round(quantile(values, share), 2)
+    return row
 
 
 def _problems(run: dict[str, Any]) -> list[str]:

@@ -149,7 +149,7 @@ def test_a_step_without_a_line_in_the_log_is_told(look: Callable[..., Audit]) ->
 
 def test_runs_are_summed(look: Callable[..., Audit]) -> None:
     faults = [
-        {"kind": "kill redis", "recovery_s": s, "restored_s": 2 * s, "overlapped": o, "in_hand": int(s)}
+        {"kind": "kill redis", "recovery_s": s, "restored_s": 2 * s, "overlapped": o, "held": int(s)}
         for s, o in ((1.0, False), (3.0, False), (9.0, True))
     ]
     stall = {
@@ -166,7 +166,7 @@ def test_runs_are_summed(look: Callable[..., Audit]) -> None:
     )
     assert (total["faults"], total["minutes"], total["seeds"]) == (6, 2.0, [1, 2])
     assert total["kinds"]["kill redis"] == {
-        "faults": 4, "in_hand": 4, "recovery_p50_s": 1.0, "recovery_p99_s": 3.0, "recovery_max_s": 3.0,
+        "faults": 4, "held": 4, "recovery_p50_s": 1.0, "recovery_p99_s": 3.0, "recovery_max_s": 3.0,
         "restored_p50_s": 2.0, "restored_p99_s": 6.0, "restored_max_s": 6.0,
     }  # fmt: skip
     assert (total["stalls"], total["stalls_by_kind"]) == (1, {"cut learner>front": 1})

@@ -197,7 +197,7 @@ async def test_at_the_end_everything_is_drafted() -> None:
     assert len(decode(around.writes[-1].payload).response_ids) == 301
 
 
-async def test_nobody_is_asked_while_nothing_runs() -> None:
+async def test_no_one_is_asked_while_nothing_runs() -> None:
     around = Surroundings()
     await around.look(0.0)
     around.start("a", group())

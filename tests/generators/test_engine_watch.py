@@ -116,7 +116,7 @@ async def test_a_ping_that_goes_wrong_fails_the_engine(harness: ScriptedHarness)
         asked.result(DEADLINE_S)
 
 
-async def test_a_decoding_thread_that_hangs_ends_its_generator_and_others_go_on(
+async def test_a_decoding_thread_that_hangs_ends_its_generator_and_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its event loop answers all the while: health checks, heartbeats, and for the leases that it holds."""

@@ -14,7 +14,7 @@ async def _for_ever() -> None:
     await asyncio.Event().wait()
 
 
-async def test_one_that_nobody_cancelled_is_a_failure() -> None:
+async def test_one_that_no_one_cancelled_is_a_failure() -> None:
     async def closed_under() -> None:
         raise asyncio.CancelledError
 

@@ -20,7 +20,7 @@ class Silent:
         raise UnreachableError("the buffer does not answer")
 
 
-async def test_a_limit_that_is_reached_ends_the_run_as_stalled_though_nobody_says_who_holds_what(
+async def test_a_limit_that_is_reached_ends_the_run_as_stalled_though_no_one_says_who_holds_what(
     tmp_path: Path,
 ) -> None:
     clock, controls = [0.0], Controls()

@@ -104,7 +104,7 @@ def test_a_model_that_never_comes_up_counts_towards_the_limit_in_the_end() -> No
     assert looks.after(1) == Exceeded(MAX_LOADING_S + 100)
 
 
-def test_a_learner_that_was_stopped_itself_blames_nobody() -> None:
+def test_a_learner_that_was_stopped_itself_blames_no_one() -> None:
     looks = Looks()
     looks.at = replace(looks.at, now_s=5000.0)
     assert looks.dog.look(looks.at) is None

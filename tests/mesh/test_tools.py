@@ -53,7 +53,7 @@ def test_an_instance_that_was_only_looked_at_is_closed(module: Path) -> None:
 
 
 @pytest.mark.parametrize("hint", ["Nobody", "collections.Nobody", "'int' | 1", "dict["])
-def test_hints_that_nobody_can_resolve_are_no_tool(hint: str, module: Path) -> None:
+def test_hints_that_no_one_can_resolve_are_no_tool(hint: str, module: Path) -> None:
     """They may be meant for type checkers alone."""
     written = repr(hint) if hint == "dict[" else hint
     module.write_text(_MODULE.replace("HINT", written))

@@ -126,7 +126,7 @@ async def test_something_else_at_the_address() -> None:
     assert any("is it compiled from reward.proto?" in f.message for f in findings)
 
 
-def test_nobody_there_and_no_address() -> None:
+def test_no_one_there_and_no_address() -> None:
     report = run_check("grpc://127.0.0.1:9", timeout_s=0.3)
     assert not report.ok
     assert "unreachable" in report.lines()[1]

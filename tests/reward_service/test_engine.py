@@ -131,7 +131,7 @@ async def test_malformed_json_fails_its_item_alone(make_item: Any) -> None:
 
 
 @pytest.mark.parametrize("place", ["here", "there"])
-async def test_json_that_nobody_can_decode_fails_its_item_alone(make_item: Any, tmp_path: Path, place: str) -> None:
+async def test_json_that_no_one_can_decode_fails_its_item_alone(make_item: Any, tmp_path: Path, place: str) -> None:
     (tmp_path / "mine.py").write_text("def score(solution_str, ground_truth): return 1.0\n")
     bad = [
         make_item("deep", extra_info_json="[" * 100_000),

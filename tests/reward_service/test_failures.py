@@ -56,7 +56,7 @@ async def test_a_server_that_comes_back_is_used_again(scripted: Any, make_item: 
     await client.close()
 
 
-async def test_nobody_there_is_a_typed_error_within_the_deadline(make_item: Any) -> None:
+async def test_no_one_there_is_a_typed_error_within_the_deadline(make_item: Any) -> None:
     address = unused_address()
     client = RewardClient([address])
     began = time.monotonic()

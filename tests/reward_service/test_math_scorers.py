@@ -77,7 +77,7 @@ def test_without_a_truth_there_is_no_score(name: str) -> None:
     assert isinstance(outcome(name, "42", None), Unscorable)
 
 
-def test_a_truth_that_cannot_be_read_is_nobodys_fault() -> None:
+def test_a_truth_that_cannot_be_read_is_no_ones_fault() -> None:
     assert isinstance(outcome("math", r"\boxed{7}", ""), Unscorable)
 
 

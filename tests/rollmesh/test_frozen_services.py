@@ -86,7 +86,7 @@ async def test_freezing_again_and_again_ends_the_run(
     assert recorder.tails[NAME] == ["boom"]
 
 
-async def test_a_service_that_goes_on_in_time_is_left_alone(
+async def test_a_service_that_continues_in_time_is_left_alone(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
 ) -> None:
     """Stopped for longer than the bound in all, but never at a time."""

@@ -38,7 +38,7 @@ def _snapshot(stalled_s: float, learner: bool = True) -> Snapshot:
     )
 
 
-def test_who_holds_what_is_said_with_what_nobody_holds() -> None:
+def test_who_holds_what_is_said_with_what_no_one_holds() -> None:
     table = buffer_pb2.DescribeResponse(generators=2, generators_loading=1, unheld=1, generators_wait="gate: closed")
     lost = buffer_pb2.Holder(member_id="g2", role="generator", groups=1, oldest_group_id="train-3", held_ms=2_000)
     said = reasons(table, buffer_pb2.HoldersResponse(holders=[HOLDER, lost], total=5))
@@ -59,7 +59,7 @@ def test_who_holds_what_is_said_with_what_nobody_holds() -> None:
         (5, "no one holds a group, 5 tasks are pending; no"),
     ],
 )
-def test_where_nobody_holds_anything_it_says_what_is_missing(pending: int, said: str) -> None:
+def test_where_no_one_holds_anything_it_says_what_is_missing(pending: int, said: str) -> None:
     table = buffer_pb2.DescribeResponse(counts=buffer_pb2.LedgerCounts(pending=pending))
     assert reasons(table, buffer_pb2.HoldersResponse()).startswith(said)
 

@@ -27,7 +27,7 @@ REUSE = (1, 2)
 FRONTS = (1, 2)
 TERMS = (1.2, 1.5, 2.5)
 GROUPS = 4
-IN_HAND = (1, GROUPS // 2, GROUPS - 1)
+HELD = (1, GROUPS // 2, GROUPS - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +56,21 @@ class Case:
         rules: of the run.
         fault: what happens.
         terms: its length, in lease terms.
-        in_hand: groups of the next batch that the learner has when it begins, of `GROUPS`.
+        held: groups of the next batch that the learner has when it begins, of `GROUPS`.
     """
 
     rules: Rules
     fault: Fault
     terms: float
-    in_hand: int
+    held: int
 
     @property
     def values(self) -> tuple[object, ...]:
         rules = self.rules
-        return rules.order, rules.staleness, rules.reuse, rules.fronts, self.fault, self.terms, self.in_hand
+        return rules.order, rules.staleness, rules.reuse, rules.fronts, self.fault, self.terms, self.held
 
     def __str__(self) -> str:
-        return f"{self.rules}: {self.fault} for {self.terms} terms, {self.in_hand} of {GROUPS} held"
+        return f"{self.rules}: {self.fault} for {self.terms} terms, {self.held} of {GROUPS} held"
 
 
 def all_rules() -> list[Rules]:
@@ -98,18 +98,18 @@ def rounds_of_cover() -> Iterator[Round]:
     turn = itertools.count()
     for fault, terms in itertools.product(STOPS, TERMS):
         shift = next(turn)
-        yield [Case(rules, fault, terms, IN_HAND[(i + shift) % 3]) for i, rules in enumerate(runs)]
+        yield [Case(rules, fault, terms, HELD[(i + shift) % 3]) for i, rules in enumerate(runs)]
     for shift in range(len(TERMS)):
         yield [
-            Case(rules, BREAKS[(i + shift) % 4], TERMS[(i // 4 + shift) % 3], IN_HAND[(i + 2 * shift) % 3])
+            Case(rules, BREAKS[(i + shift) % 4], TERMS[(i // 4 + shift) % 3], HELD[(i + 2 * shift) % 3])
             for i, rules in enumerate(runs)
         ]
 
 
 def rounds_of_product(runs: list[Rules]) -> Iterator[Round]:
     """Everything that may befall these runs."""
-    for fault, terms, in_hand in itertools.product(FAULTS, TERMS, IN_HAND):
-        yield [Case(rules, fault, terms, in_hand) for rules in runs]
+    for fault, terms, held in itertools.product(FAULTS, TERMS, HELD):
+        yield [Case(rules, fault, terms, held) for rules in runs]
 
 
 def pairs(cases: list[Case]) -> set[tuple[tuple[int, object], tuple[int, object]]]:

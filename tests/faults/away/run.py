@@ -134,7 +134,7 @@ class Run:
             self.trained.append((event["version"], [(gid, ordinal) for gid, ordinal in event["groups"]]))
         return len(self.trained)
 
-    async def put_in_hand(self, wanted: int, within_s: float) -> None:
+    async def hold(self, wanted: int, within_s: float) -> None:
         """Stops the generator when the learner holds part of a batch: `wanted` groups, or more.
 
         Raises:

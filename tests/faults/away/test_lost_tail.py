@@ -80,7 +80,7 @@ async def all_train_on(world: World) -> None:
 
 
 async def part_of_a_batch(run: Run) -> None:
-    await run.put_in_hand(1, BOUND_S)
+    await run.hold(1, BOUND_S)
 
 
 async def finish_one(run: Run) -> None:

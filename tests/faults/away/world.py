@@ -158,7 +158,7 @@ class World:
     async def _prepare(self, run: Run, case: Case, bound_s: float) -> Outcome | None:
         """Nothing where the run is ready for its case."""
         try:
-            await run.put_in_hand(case.in_hand, bound_s)
+            await run.hold(case.held, bound_s)
         except AssertionError as error:
             return Outcome(case, bound_s, str(error))
         return None

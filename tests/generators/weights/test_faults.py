@@ -165,7 +165,7 @@ async def test_a_publisher_killed_halfway_leaves_the_old_version_until_the_next_
         assert same(world.engine, weights(1))
 
 
-async def test_a_receiver_killed_halfway_holds_up_nobody(tmp_path: Path) -> None:
+async def test_a_receiver_killed_halfway_holds_up_no_one(tmp_path: Path) -> None:
     async with mesh(tmp_path, transport="grpc") as world:
         learner = await world.learner(bucket_bytes=30_000)
         learner.publisher.publish(PolicyVersion(1, 0), weights(0).items(), "float32")

@@ -252,7 +252,7 @@ async def test_a_relay_that_dies_halfway_is_replaced(tmp_path: Path) -> None:
         assert [index for index, _ in world.learner.asked] == [2, 3, 4, 5]
 
 
-async def test_a_receiver_that_dies_disturbs_nobody(tmp_path: Path) -> None:
+async def test_a_receiver_that_dies_disturbs_no_one(tmp_path: Path) -> None:
     async with world_of(tmp_path, fanout=1) as world:
         parent, child, late = [await world.generator(name) for name in ("parent", "child", "late")]
         await parent.receive(world.wanted)
@@ -373,7 +373,7 @@ async def test_a_version_that_is_being_fetched_outlives_newer_ones(
         assert [held.wanted.policy.version for held in parent.relay._holdings] == [3]
 
 
-async def test_what_nobody_asks_for_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_no_one_asks_for_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "_IDLE_S", 0.0)
     async with world_of(tmp_path, fanout=1) as world:
         parent = await world.generator("parent")

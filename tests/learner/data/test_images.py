@@ -110,7 +110,7 @@ def test_what_no_row_can_have_is_refused_at_the_start(tmp_path: Path, prompt: An
         open_dataset(path)
 
 
-def test_images_that_nobody_can_take_are_refused(tmp_path: Path, vlm: TinyVlm) -> None:
+def test_images_that_no_one_can_take_are_refused(tmp_path: Path, vlm: TinyVlm) -> None:
     (tmp_path / "large.png").write_bytes(bytes(MAX_IMAGE_BYTES + 1))
     (tmp_path / "broken.png").write_bytes(b"no image")
     rows = [record(0, prompt="<image>", images=[f"{name}.png"]) for name in ("large", "absent", "broken")]

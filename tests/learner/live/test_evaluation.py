@@ -165,7 +165,7 @@ async def test_a_round_is_collected_settled_and_reported(tmp_path: Path) -> None
     assert ledger.recounted.trained == 8
 
 
-async def test_a_round_that_nobody_can_serve_is_withdrawn_and_owed(tmp_path: Path) -> None:
+async def test_a_round_that_no_one_can_serve_is_withdrawn_and_owed(tmp_path: Path) -> None:
     in_force, missed = V1, list[PolicyVersion]()
     async with mesh(tmp_path) as found:
         evaluator = evaluator_of(found.client, tasks(3), in_force=lambda: in_force, on_missed=missed.append)

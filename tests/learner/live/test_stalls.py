@@ -165,7 +165,7 @@ def test_a_slow_run_is_left_alone_while_it_moves(tmp_path: Path, caplog: pytest.
         state.phase = "checkpointing"
         await _advance(reporter, clock, learner, 7200)
         state.phase = "waiting_for_groups"
-        assert reporter.figures() == {"stalled_seconds": 0, "stalled_seconds_total": 0, "stalls_total": 0}
+        assert reporter.gauges() == {"stalled_seconds": 0, "stalled_seconds_total": 0, "stalls_total": 0}
         # It is given back and taken again for ever: grants are no progress.
         for _ in range(2):
             await generator.client.release(
@@ -174,7 +174,7 @@ def test_a_slow_run_is_left_alone_while_it_moves(tmp_path: Path, caplog: pytest.
             generator, (second,) = await world.holder(1)
             await _advance(reporter, clock, learner, 10)
         await _advance(reporter, clock, learner, 40)
-        assert reporter.figures()["stalls_total"] == 1
+        assert reporter.gauges()["stalls_total"] == 1
         assert "nothing has moved for" in caplog.text
         assert f"holds 1 group ({second.group_id} for " in caplog.text
         await writer.write([make_write(first, 0, [V0])])

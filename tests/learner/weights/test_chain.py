@@ -182,7 +182,7 @@ def test_a_failed_encoding_leaves_the_full_bytes(published: Published, monkeypat
 
 
 @pytest.mark.parametrize("published", [{"encoding": "auto", "chain": 2}], indirect=True)
-def test_auto_encodes_on_demand_and_forgets_what_nobody_wants(published: Published, encoder: Encoder) -> None:
+def test_auto_encodes_on_demand_and_forgets_what_no_one_wants(published: Published, encoder: Encoder) -> None:
     published.publish()
     published.publish()
     assert not encoder.begun.acquire(blocking=False)
@@ -259,7 +259,7 @@ def test_a_stream_follows_an_encoder_that_is_behind(published: Published, encode
     assert stream.next() == (None, None)
 
 
-def test_nobody_waits_for_a_link_that_does_not_begin_at_what_it_has(published: Published, encoder: Encoder) -> None:
+def test_no_one_waits_for_a_link_that_does_not_begin_at_what_it_has(published: Published, encoder: Encoder) -> None:
     published.publish()
     encoder.free.clear()
     published.publish()

@@ -185,7 +185,7 @@ def test_what_is_interrupted_before_its_announcement_leaves_nothing(shared: Path
     publisher.close()
 
 
-def test_a_pipe_under_a_name_of_ours_holds_up_nobody(shared: Path) -> None:
+def test_a_pipe_under_a_name_of_ours_holds_up_no_one(shared: Path) -> None:
     os.mkfifo(shared / "rollmesh-weights-pipe")
     sweeping = threading.Thread(target=sweep, args=(shared,), daemon=True)
     sweeping.start()

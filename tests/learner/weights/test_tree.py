@@ -71,7 +71,7 @@ def test_whatever_fails_everybody_gets_there(fanout: int, events: list[tuple[int
         assert all(list(parents.values()).count(r.address) <= fanout for r in receivers.values() if r.relays)
 
 
-def test_a_relay_that_failed_one_is_given_to_nobody_else() -> None:
+def test_a_relay_that_failed_one_is_given_to_no_one_else() -> None:
     tree = RelayTree(1)
     assert tree.route("a", "a:1", []) == ""
     assert tree.route("b", "b:1", []) == "a:1"
@@ -91,7 +91,7 @@ def test_full_bytes_and_links_have_trees_of_their_own() -> None:
     assert trees.of(two, one).route("d", "d:1", []) == "b:1"
 
 
-def test_nobody_comes_below_itself_by_another_name() -> None:
+def test_no_one_comes_below_itself_by_another_name() -> None:
     tree = RelayTree(1)
     assert tree.route("before", "a:1", []) == ""
     # The same receiver after a restart.

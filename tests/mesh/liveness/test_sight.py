@@ -53,15 +53,15 @@ def test_a_family_is_stopped_where_any_of_it_is() -> None:
 
 def test_a_thread_by_itself() -> None:
     """The one that waits is asleep, however much the others compute."""
-    go_on = threading.Event()
-    thread = threading.Thread(target=go_on.wait)
+    proceed = threading.Event()
+    thread = threading.Thread(target=proceed.wait)
     thread.start()
     assert thread.native_id is not None
     end = time.monotonic() + _DEADLINE_S
     while (sight := look_at_thread(thread.native_id)) is None or sight.state is not State.ASLEEP:
         assert time.monotonic() < end
     assert list(sight.cpu_s) == [thread.native_id]
-    go_on.set()
+    proceed.set()
     thread.join()
     while look_at_thread(thread.native_id) is not None:
         assert time.monotonic() < end

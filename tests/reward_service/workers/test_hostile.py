@@ -108,7 +108,7 @@ async def test_a_service_that_was_stopped_with_its_workers_judges_none_for_that(
     assert engine.workers.overdue == 0
 
 
-async def test_an_error_that_nobody_expected_costs_no_unit(
+async def test_an_error_that_no_one_expected_costs_no_unit(
     make_engine: Any, make_item: Any, worker_processes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make_engine("compute_score", workers=1, call_timeout_s=_LIMIT_S)
@@ -298,7 +298,7 @@ async def test_coroutines_wait_together(make_engine: Any, make_item: Any) -> Non
 # ---------------------------------------------------------------------------------------------- built-in scorers
 
 
-async def test_numbers_that_nobody_can_compute_end_alone(make_engine: Any, make_item: Any) -> None:
+async def test_numbers_that_no_one_can_compute_end_alone(make_engine: Any, make_item: Any) -> None:
     engine = make_engine("math", workers=3, call_timeout_s=_LIMIT_S)
     await engine.start()
     bombs = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{7^{7^{10}}}", r"\boxed{(10^{8})!}"]

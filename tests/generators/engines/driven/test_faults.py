@@ -175,7 +175,7 @@ def test_a_load_that_fails_leaves_the_old_weights(harness: ScriptedHarness) -> N
     assert harness.run([request("b", max_tokens=2)])[0].versions.versions == (V3,)
 
 
-def test_a_stamp_that_nobody_gave_is_a_failure(harness: ScriptedHarness) -> None:
+def test_a_stamp_that_no_one_gave_is_a_failure(harness: ScriptedHarness) -> None:
     harness.update(V1, harness.constant_weights(10))
     harness.backend.relabel = lambda _: "default"
     harness.engine.submit([request("a")])

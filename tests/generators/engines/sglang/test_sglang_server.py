@@ -106,7 +106,7 @@ def test_an_environment_without_sglang_is_named(contract_model: ContractModel, t
     engine.stop()
 
 
-def test_nobody_at_an_address(contract_model: ContractModel) -> None:
+def test_no_one_at_an_address(contract_model: ContractModel) -> None:
     collector = Collector(START_S)
     section = SglangSection(address="http://127.0.0.1:9", start_timeout_s=0.5)
     engine = create_engine("sglang", contract_model.folder, EngineSettings(sglang=section), collector)

@@ -97,7 +97,7 @@ async def test_a_group_is_kept_until_its_members_change(tmp_path: Path) -> None:
         assert names == ["1-1", "1-1", "1-1", "1-2", "1-2"]
 
 
-async def test_a_stopped_receiver_holds_up_nobody(tmp_path: Path) -> None:
+async def test_a_stopped_receiver_holds_up_no_one(tmp_path: Path) -> None:
     async with (
         _stopping_receiver() as (process, start),
         receivers(2) as members,
