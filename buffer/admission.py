@@ -165,7 +165,8 @@ class AdmitSession:
         try:
             self._roll.check_alive()
         except UnreachableError:
-            await self._front.store.release(self._table, self._member_id, self._generation, self._roll.unheard())
+            unheard = self._roll.unheard()
+            await self._front.store.release(self._table, self._member_id, self._generation, unheard, self._token)
             raise
 
     def _stop_clock(self) -> None:
@@ -184,7 +185,9 @@ class AdmitSession:
         if wish.refused_at == view.rev:
             return [], self._refusal
         if not self._roll.answers:
-            return [], "the generator does not answer: neither for its last grants nor what it holds"
+            return self._leave_to_others(
+                view, "the generator does not answer: neither for its grants nor what it holds"
+            )
         if wish.serving.incarnation != view.incarnation:
             return [], f"policy {view.incarnation}:{view.version} is in force, this generator serves {wish.serving}"
         if len(self._front.fronts) > 1 and wish.load:
@@ -217,9 +220,14 @@ class AdmitSession:
             reason = f"byte budget: {view.bytes} stored and {view.reserved} reserved of {rules.max_bytes}"
         if len(grants) < wanted:
             # What it does not get may be for others, as tasks pinned to another version are.
-            wish.refused_at, self._refusal = view.rev, reason
-            self._front.bell.ring(self._table)
+            self._leave_to_others(view, reason)
         return grants, reason
+
+    def _leave_to_others(self, view: TableView, reason: str) -> tuple[list[Grant], str]:
+        """Takes no part until something changes."""
+        self._wish.refused_at, self._refusal = view.rev, reason
+        self._front.bell.ring(self._table)
+        return [], reason
 
     def _available(self, view: TableView, wish: Wish) -> int:
         """Groups that a generator might be granted, were it alone."""

@@ -79,8 +79,11 @@ class GeneratorVerbs(Verbs):
         """A stream broke: its holder's leases are shortened, unless a newer stream is open."""
         await self._table_verb("detach", table, holder, token)
 
-    async def release(self, table: str, member_id: str, generation: int, leases: Sequence[tuple[str, str]]) -> int:
-        answer = await self._table_verb("release", table, member_id, generation, *flat(leases))
+    async def release(
+        self, table: str, member_id: str, generation: int, leases: Sequence[tuple[str, str]], token: str = ""
+    ) -> int:
+        """Gives up groups for a generator; with the token of a stream only while that is its present one."""
+        answer = await self._table_verb("release", table, member_id, generation, token, *flat(leases))
         return int(answer[2])
 
     async def cancelled(

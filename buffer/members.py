@@ -18,7 +18,7 @@ from protos import membership_pb2 as pb
 from protos import membership_pb2_grpc
 from protos import trajectory_pb2 as trajectory
 
-PROTOCOL = 1
+PROTOCOL = 2
 # Heartbeats expected per lease term, and the part of one without any after which a member's word is called old.
 _BEATS_PER_TERM = 5
 _SILENT_TERMS = 0.5

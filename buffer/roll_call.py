@@ -42,14 +42,12 @@ class RollCall:
         self._has_answered = False
         self._named: set[Lease] | None = None
         self._confirmed: frozenset[Lease] = frozenset()
-        self._has_nothing = True
 
     def note_sent(self, lease: Lease) -> None:
         """A lease goes out on the stream."""
         if not self._under_way:
             self._silent_since = self._clock()
         self._under_way.append(lease)
-        self._has_nothing = False
         if self._named is not None:
             self._named.add(lease)
 
@@ -110,10 +108,7 @@ class RollCall:
         return max(1, round(self._term_s * 1000))
 
     def take_named(self) -> set[Lease] | None:
-        """What the holder may have, where it has said so since the last call; None too where nothing has changed
-        since it had nothing."""
+        """What the holder may have, where it has said so since the last call; the same again counts, for Redis may have
+        gone back."""
         named, self._named = self._named, None
-        if named is None or (self._has_nothing and not named):
-            return None
-        self._has_nothing = not named
         return named

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -54,8 +55,8 @@ class SampleSession:
         self._incarnation = first.incarnation
         self._with_payloads = first.with_payloads
         self._token = ""
-        term_s = self._rules.lease_ms / 1000
-        self._roll = RollCall(term_s, term_s)
+        # A batch may take longer than a term on its way: only what the learner owes an answer to is judged.
+        self._roll = RollCall(self._rules.lease_ms / 1000, math.inf)
         self._recheck_s = min(_RECHECK_S, self._roll.question_s)
         self._wishes: deque[_Wish] = deque()
         score = front.score if self._rules.order is Order.SCORE else None

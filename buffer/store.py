@@ -13,6 +13,7 @@ from buffer.learner_verbs import LearnerVerbs
 from buffer.leases import Lease
 from buffer.payloads import Place, places
 from buffer.policy.rules import TABLES, TableRules
+from buffer.policy.table import LEARNER
 from buffer.refusals import other_rules
 from buffer.verbs import PORTION, flat
 
@@ -86,7 +87,7 @@ class Store(GeneratorVerbs, LearnerVerbs):
             named: the leases that it may have, and no others.
 
         Returns:
-            How many leases were ended, and those named that the holder does not have.
+            How many leases were ended, and those named that are dead.
 
         Raises:
             RollmeshError: the holder, or its stream, is not the present one.
@@ -96,14 +97,18 @@ class Store(GeneratorVerbs, LearnerVerbs):
         for group_id, lease_id in named:
             leases[group_id].append(lease_id)
         groups = [(group_id, leases.pop(group_id, [""])) for group_id in map(bytes.decode, held)]
-        lost = [(group_id, lease_id) for group_id, ids in leases.items() for lease_id in ids]
+        if holder != LEARNER:
+            # It may have lost them for a while, and no one else has got them yet.
+            groups += leases.items()
+            leases.clear()
+        dead = [(group_id, lease_id) for group_id, ids in leases.items() for lease_id in ids]
         ended = 0
         for start in range(0, len(groups), PORTION):
             pairs = [(group_id, lease) for group_id, ids in groups[start : start + PORTION] for lease in ids]
             answer = await self._table_verb("keep_named", table, holder, fence, token, *flat(pairs))
             ended += answer[2]
-            lost += [(group_id.decode(), lease_id.decode()) for group_id, lease_id in answer[3]]
-        return ended, lost
+            dead += [(group_id.decode(), lease_id.decode()) for group_id, lease_id in answer[3]]
+        return ended, dead
 
     async def collect_trash(self, table: str) -> int:
         """Removes payloads and prompts of ended groups; returns the number of groups."""

@@ -27,7 +27,7 @@ from mesh.versions import PolicyVersion
 from protos import membership_pb2, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
-PROTOCOL = 1
+PROTOCOL = 2
 # Heartbeats that may time out one after the other within a member's time to live.
 _BEATS_LOST = 4
 _LEAST_PATIENCE_S = 1.0

@@ -2,7 +2,8 @@
 -- are taken from it, since no one knows of them. A generator that has forgotten a group counts as a lost holder.
 -- ARGV: holder, generation (generators) or incarnation (`learner`), token of the stream, then gid, lease pairs: a group
 -- with each lease that is named for it, or with '' where none is.
--- Answer: number of groups taken, and the pairs whose lease is not alive
+-- Answer: number of groups taken, and the pairs whose lease is dead: of a group that waits for its next holder the last
+-- one still writes.
 load_table(ARGV[1])
 load_run()
 free_first()
@@ -14,19 +15,20 @@ local groups, order, alive, dead, taken = {}, {}, {}, {}, 0
 for i = 5, #ARGV, 2 do
   local gid, lease = ARGV[i], ARGV[i + 1]
   if groups[gid] == nil then
-    local g = read_group(gid)
-    groups[gid] = g and g.holder == holder and g or false
+    groups[gid] = read_group(gid) or false
     order[#order + 1] = gid
   end
-  if groups[gid] and groups[gid].lease == lease then
+  local g = groups[gid]
+  if g and g.holder == holder and g.lease == lease then
     alive[gid] = true
-  elseif lease ~= '' then
+  elseif lease ~= '' and not (g and is_orphan(g) and g.lease == lease) then
     dead[#dead + 1] = {gid, lease}
   end
 end
 for _, gid in ipairs(order) do
-  if groups[gid] and not alive[gid] then
-    take_back(gid, groups[gid], 1)
+  local g = groups[gid]
+  if g and g.holder == holder and not alive[gid] then
+    take_back(gid, g, 1)
     taken = taken + 1
   end
 end

@@ -110,15 +110,17 @@ class GeneratorVerbs(TableState):
         """The holder has said what it has: of the groups in `named` it keeps those it holds under a lease named there.
 
         Returns:
-            The groups that are taken from it, and what was named and is not alive.
+            The groups that are taken from it, and what was named and is dead. Of a group that waits for its next holder
+            the last one may still write.
         """
         alive = {(group.group_id, group.lease) for group in self.held(holder)}
+        waiting = {(group.group_id, group.lease) for group in self.groups.values() if group.orphan}
         kept = {group_id for group_id, lease in named if (group_id, lease) in alive}
         listed = {group_id for group_id, _ in named}
         forgotten = [group for group in self.held(holder) if group.group_id in listed - kept]
         for group in forgotten:
             self._take_back(group, 1)
-        dead = [(group_id, lease) for group_id, lease in named if lease and (group_id, lease) not in alive]
+        dead = [(group_id, lease) for group_id, lease in named if lease and (group_id, lease) not in alive | waiting]
         return [group.group_id for group in forgotten], dead
 
     def release(self, member: str, leases: Sequence[tuple[str, str]]) -> int:

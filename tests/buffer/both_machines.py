@@ -473,7 +473,15 @@ class BothMachines(FencedMachines):
         if group is not None:
             self._write(group.group_id, "a0", group.attempt, 0, True, [0])
             if group.holder:
-                given_up = ("release", self.table, group.holder, self.generations[group.holder], group.group_id, "a0")
+                given_up = (
+                    "release",
+                    self.table,
+                    group.holder,
+                    self.generations[group.holder],
+                    "",
+                    group.group_id,
+                    "a0",
+                )
                 assert self.verb(*given_up)[2] == 0
         leased, other = self.some(State.LEASED, at), self.some(None, at)
         if leased is not None:
@@ -493,7 +501,7 @@ class BothMachines(FencedMachines):
                 return self.machine.release(member, [pair])
 
             self.tell(
-                "release", self.table, member, generation, *pair,
+                "release", self.table, member, generation, "", *pair,
                 read=lambda answer: answer[2],
                 to_machine=release,
             )  # fmt: skip

@@ -12,6 +12,7 @@ from buffer.bounds import check_group_id, check_id, check_tasks
 from buffer.keys import Keys
 from buffer.limits import MAX_TASK_BYTES, MESSAGE_MEMBERS, MESSAGE_PAYLOAD_BYTES, META_BYTES
 from mesh.errors import PayloadError, RollmeshError
+from mesh.membership import PROTOCOL
 from mesh.rpc import to_rollmesh_error
 from mesh.text import REASON_CHARACTERS, WAITING_CHARACTERS, bounded
 from mesh.versions import PolicyVersion
@@ -171,7 +172,9 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
     stub = generator.membership
 
     def joining(**changes: Any) -> Any:
-        request = membership_pb2.JoinRequest(member_id="g", role=membership_pb2.ROLE_GENERATOR, protocol=1, **changes)
+        request = membership_pb2.JoinRequest(
+            member_id="g", role=membership_pb2.ROLE_GENERATOR, protocol=PROTOCOL, **changes
+        )
         return stub.Join(request, timeout=TIMEOUT_S)
 
     for field in ("address", "host_id"):
@@ -201,7 +204,8 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
     await mesh.generator(front)  # the front, two generators, and "g"
     with pytest.raises(grpc.aio.AioRpcError, match="has 4 members, and takes no more"):
         await stub.Join(
-            membership_pb2.JoinRequest(member_id="h", role=membership_pb2.ROLE_GENERATOR, protocol=1), timeout=TIMEOUT_S
+            membership_pb2.JoinRequest(member_id="h", role=membership_pb2.ROLE_GENERATOR, protocol=PROTOCOL),
+            timeout=TIMEOUT_S,
         )
     assert (await joining()).generation > generation, "who is in may come again"
 
@@ -212,7 +216,7 @@ async def test_joining_costs_the_same_however_many_have_joined(mesh: Mesh) -> No
     generator = await mesh.generator(left)
     redis, keys = left.access.client, Keys(left.run_name)
     await redis.hset(keys.members, mapping={f"g{i}": b"no description of ours" for i in range(10)})
-    request = membership_pb2.JoinRequest(member_id="g", role=membership_pb2.ROLE_GENERATOR, protocol=1)
+    request = membership_pb2.JoinRequest(member_id="g", role=membership_pb2.ROLE_GENERATOR, protocol=PROTOCOL)
     response = await generator.membership.Join(request, timeout=TIMEOUT_S)
     assert set(response.fronts) == {left.address, right.address}
     await redis.hdel(keys.members, *(f"g{i}" for i in range(10)))

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from buffer.client import AdmitStream, Arrived, Lease, SampleStream
-from mesh.errors import RollmeshError
+from mesh.errors import RollmeshError, UnreachableError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from protos import buffer_pb2_grpc
@@ -44,6 +44,12 @@ async def arrived(stream: SampleStream, count: int) -> list[Arrived]:
             assert response is not None, stream.waiting_reason
             groups += response.groups
     return groups
+
+
+async def beating(member: Actor) -> None:
+    while True:
+        await member.agent.beat()
+        await asyncio.sleep(SHORT["lease_s"] / 4)
 
 
 async def lost(stream: SampleStream) -> list[Lease]:
@@ -87,8 +93,13 @@ async def test_a_finished_group_that_redis_has_lost_is_done_again(mesh: Mesh) ->
     book.leases.clear()
     sampler.request(2, 0)
     await arrived(sampler, 2)
+    # By now it has said that it holds nothing, and it lives: its leases do not run out.
+    await asyncio.sleep(SHORT["lease_s"])
     await snapshot.restore()
-    again = await second.grants(idle, 2)
+    async with asyncio.TaskGroup() as tasks:
+        beats = tasks.create_task(beating(first))
+        again = await second.grants(idle, 2)
+        beats.cancel()
     assert {grant.group_id for grant in again} == {grant.group_id for grant in grants}
     await second.finish(second.writer(), again, V0)
     assert (await learner.train(await learner.batch(sampler, 2, 0), 0)).claimed
@@ -110,6 +121,39 @@ async def test_a_generator_is_told_of_grants_that_redis_has_lost(mesh: Mesh) -> 
     book.leases.add(key(gone))
     await snapshot.restore()
     assert await told.next(1) == {key(gone)}
+
+
+async def test_a_generator_that_was_away_keeps_what_no_one_else_has_got(mesh: Mesh) -> None:
+    """Its leases had ended meanwhile, and its work still counts."""
+    front = await mesh.front(buffer={"redis": mesh.redis_url})
+    learner, generator, other = await mesh.learner(front), await mesh.generator(front), await mesh.generator(front)
+    await learner.seed(1, 2)
+    admission = generator.admission()
+    admission.update(2, V0)
+    kept, gone = grants = await generator.grants(admission, 2)
+    store, me = front.readings.front.store, (generator.agent.member_id, generator.agent.generation)
+    assert await store.release("train", *me, [key(gone)]) == 1
+    elsewhere = other.admission()
+    elsewhere.update(1, V0)
+    (again,) = await other.grants(elsewhere, 1)
+    assert again.group_id == gone.group_id
+    assert await store.release("train", *me, [key(kept)]) == 1
+    assert await store.keep_named("train", *me, "", map(key, grants)) == (0, [key(gone)])
+    results = await generator.finish(generator.writer(), [kept], V0)
+    assert {result.status for result in results} == {pb.WRITE_STATUS_STORED}
+
+
+async def test_a_stream_that_was_replaced_gives_nothing_up(mesh: Mesh) -> None:
+    front = await mesh.front(buffer={"redis": mesh.redis_url})
+    learner, generator = await mesh.learner(front), await mesh.generator(front)
+    await learner.seed(1, 1)
+    admission = generator.admission()
+    admission.update(1, V0)
+    (grant,) = await generator.grants(admission, 1)
+    store, me = front.readings.front.store, (generator.agent.member_id, generator.agent.generation)
+    with pytest.raises(UnreachableError, match="newer stream"):
+        await store.release("train", *me, [key(grant)], "an older stream")
+    assert await store.keep_named("train", *me, "", [key(grant)]) == (0, [])
 
 
 async def test_a_lease_offered_again_with_which_its_holder_has_finished_is_given_back_at_once(mesh: Mesh) -> None:

@@ -83,15 +83,12 @@ def test_what_was_neither_counted_nor_named_is_unheard_of(roll: RollCall) -> Non
     assert roll.unheard() == [C]
 
 
-def test_who_has_nothing_is_not_looked_at_again(roll: RollCall) -> None:
-    roll.note_request(0, [])
-    assert roll.take_named() is None
-    roll.note_request(0, [A])
-    assert roll.take_named() == {A}, "it believes to have something"
-    roll.note_request(0, [])
-    assert roll.take_named() == set()
-    roll.note_request(0, [])
-    assert roll.take_named() is None
+def test_who_has_nothing_is_looked_at_whenever_it_says_so(roll: RollCall) -> None:
+    """Redis may have gone back to a time at which it had something."""
+    for _ in range(3):
+        roll.note_request(0, [])
+        assert roll.take_named() == set()
+        assert roll.take_named() is None, "it has said nothing since"
 
 
 def test_questions_come_three_times_a_term_and_are_to_be_answered_within_one(roll: RollCall, clock: Clock) -> None:
