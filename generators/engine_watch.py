@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import replace
 
 from generators.engines.base import EngineError, InferenceEngine
+from mesh.errors import StuckError
 from mesh.liveness.verdict import Bounds, Frozen
 from mesh.liveness.watch import Answer, until_frozen
 
@@ -23,6 +24,7 @@ class FrozenEngineError(EngineError):
     """The engine lives and does not answer."""
 
     code = "engine_frozen"
+    exit_code = StuckError.exit_code
 
     def __init__(self, verdict: Frozen) -> None:
         hint = "resources.frozen_after_s says when silence is a failure; the generator has to be started again"

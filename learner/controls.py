@@ -35,6 +35,11 @@ class Controls:
         """Why the run is to end after the present step; None where it is not."""
         return self._stop_reason
 
+    @property
+    def error(self) -> RollmeshError | None:
+        """What the run is to end with; None where it is not."""
+        return self._error
+
     def stop(self, reason: str) -> None:
         """Asks for an orderly end; the first reason stays."""
         self._stop_reason = self._stop_reason or reason

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -182,8 +183,13 @@ class Session:
         )
         self.monitor.start()
         self._closers.push_async_callback(self.monitor.close)
-        if self._config.resources.frozen_after_s:
-            self._closers.callback(asyncio.create_task(end_where_it_hangs(self._state), name="step watch").cancel)
+        watch = end_where_it_hangs(
+            self._state,
+            self._controls,
+            judges_steps=self._config.resources.frozen_after_s > 0,
+            first_s=self._config.buffer.stall_limit_s or math.inf,
+        )
+        self._closers.callback(asyncio.create_task(watch, name="hang watch").cancel)
         batch = self._config.learner.batch.groups
         self.feeder = TaskFeeder(
             self.client,

@@ -111,7 +111,7 @@ class StalledError(RollmeshError):
 
 
 class StuckError(RollmeshError):
-    """A learner's training thread hangs in a step; the next one continues at the last checkpoint."""
+    """What a service works with hangs while the service answers: it ends itself, so that it is started again."""
 
     code = "stuck"
     exit_code = 13

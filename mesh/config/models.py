@@ -396,7 +396,12 @@ class SecuritySection(Section):
 class ResourcesSection(Section):
     learner_threads: PositiveInt | None = Field(None, description="Compute threads of a learner rank; none: derived.")
     generator_threads: PositiveInt | None = Field(None, description="Compute threads of a generator; none: derived.")
-    max_restarts: int = Field(5, ge=0, description="Restarts of one service within ten minutes before the run ends.")
+    max_restarts: int = Field(
+        5,
+        ge=0,
+        description="Restarts of one service before the run ends: within ten minutes of one that ends, and within a "
+        "day of one that hangs.",
+    )
     frozen_after_s: float = Field(
         20.0,
         ge=0.0,
@@ -404,7 +409,8 @@ class ResourcesSection(Section):
         "that received so much processor time without answering its health check; three times as long for one that "
         "sleeps. The same for the embedded Redis. A generator whose engine does not answer ends itself: after as long "
         "where the engine is stopped, 30 times as much processor time, 9 times as long asleep. So does a learner "
-        "that hangs in a step. What waits for a processor is busy, and never killed. 0: never.",
+        "that hangs in a step; its first one may take `buffer.stall_limit_s`. What waits for a processor is busy, and "
+        "never killed. 0: never.",
     )
 
 

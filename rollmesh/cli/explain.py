@@ -80,16 +80,17 @@ def _frozen(config: Config) -> str:
     from generators.engine_watch import bounds_of
     from learner.hanging import AT_LEAST_S, FACTOR
 
-    after_s = config.resources.frozen_after_s
+    after_s, first_s = config.resources.frozen_after_s, config.buffer.stall_limit_s
     if not after_s:
         return "frozen services: never found (resources.frozen_after_s: 0)"
+    first = f"{max(first_s, AT_LEAST_S):g} s" if first_s else "any time"
     service, engine = Bounds.of(after_s), bounds_of(after_s)
     return (
         f"frozen services: killed and restarted after {service.stopped_s:g} s stopped, {service.running_s:g} s of "
         f"processor time or {service.asleep_s:g} s asleep without an answer (the embedded Redis too; a generator's "
         f"engine: {engine.stopped_s:g} / {engine.running_s:g} / {engine.asleep_s:g} s), or where a learner's step "
-        f"lasts {FACTOR:g} times as long as the longest, {AT_LEAST_S:g} s at least; at most "
-        f"{config.resources.max_restarts} restarts of one within ten minutes"
+        f"lasts {FACTOR:g} times as long as the longest, {AT_LEAST_S:g} s at least (its first one: {first}); at most "
+        f"{config.resources.max_restarts} restarts of one within a day"
     )
 
 

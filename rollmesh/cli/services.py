@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from mesh import exit_status
 from mesh.config.models import SecuritySection
 from mesh.threads import thread_environment
 from rollmesh.cli.options import (
@@ -23,7 +24,6 @@ from rollmesh.cli.options import (
     TokenFile,
     read_config,
 )
-from rollmesh.launcher import exit_status
 
 Host = Annotated[str | None, typer.Option("--host", help="Address to bind; network.host if left out.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to bind; 0 picks a free one.")]

@@ -1,14 +1,40 @@
 """When a service that died may start again.
 
-Invariant: within any window of `window_s` seconds at most `max_restarts` restarts are granted. Pure: the clock is an
-argument.
+Invariants: within any window of `window_s` seconds at most `max_restarts` restarts are granted. What hangs draws on a
+budget of its own: it is found only after minutes, so that a short window would grant it restarts for ever. Pure: the
+clock is an argument.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+from rollmesh.report.restarts import Reason
+
 WINDOW_S = 600.0
+HUNG_WINDOW_S = 86_400.0
+
+
+class Restarts:
+    """Those of one service.
+
+    Args:
+        max_restarts: granted within ten minutes after ends, and within a day after hangs.
+    """
+
+    def __init__(self, max_restarts: int) -> None:
+        self._max_restarts = max_restarts
+        self._ended = RestartBudget(max_restarts)
+        self._hung = RestartBudget(max_restarts, window_s=HUNG_WINDOW_S)
+
+    def grant(self, now: float, reason: Reason) -> float | None:
+        """See `RestartBudget.grant`."""
+        return (self._ended if reason == "exit" else self._hung).grant(now)
+
+    def used_up(self, reason: Reason) -> str:
+        """That the budget is used up, in words."""
+        did, window = ("died", "ten minutes") if reason == "exit" else ("hung", "a day")
+        return f"{did} more than {self._max_restarts} times within {window}"
 
 
 class RestartBudget:

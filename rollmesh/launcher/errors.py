@@ -6,8 +6,9 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from mesh.errors import RollmeshError
+from mesh.errors import RollmeshError, StuckError
 from mesh.liveness.verdict import Frozen
+from rollmesh.report.restarts import Reason
 
 
 class ServiceExitError(RollmeshError):
@@ -21,6 +22,11 @@ class ServiceExitError(RollmeshError):
         self.status = exit_code
         self.log_tail = tuple(log_tail)
 
+    @property
+    def reason(self) -> Reason:
+        """As which the restart counts."""
+        return "hung" if self.status == StuckError.exit_code else "exit"
+
 
 class FrozenServiceError(ServiceExitError):
     """A service lived and did not answer, and was killed."""
@@ -31,6 +37,10 @@ class FrozenServiceError(ServiceExitError):
         which = "" if process == service else f"{process} "
         hint = f"see {log}; resources.frozen_after_s says when silence is a failure"
         super().__init__(service, -signal.SIGKILL, f"{which}frozen ({verdict}), killed", log_tail, hint=hint)
+
+    @property
+    def reason(self) -> Reason:
+        return "frozen"
 
 
 class RunBusyError(RollmeshError):

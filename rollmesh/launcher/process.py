@@ -20,13 +20,13 @@ from pathlib import Path
 
 import psutil
 
+from mesh import exit_status
 from mesh.config.models import SecuritySection
 from mesh.errors import UnreachableError
 from mesh.liveness.sight import look_at_part
 from mesh.liveness.verdict import Bounds, Frozen
 from mesh.liveness.watch import until_frozen
 from mesh.supervised import wrapped
-from rollmesh.launcher import exit_status
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.health import HealthProbe
 from rollmesh.launcher.logs import explain_exit, tail

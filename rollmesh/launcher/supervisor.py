@@ -4,7 +4,7 @@ Invariants:
 - services are started in the given stages, a stage only when the one before it is healthy;
 - a service that has stopped answering is killed (`mesh.liveness` says when), and then treated like one that died;
 - a service that leaves in order (status 0: it was drained, or the run has finished) is not started again; one that
-  dies is restarted with backoff while its budget lasts; a failure that a restart cannot mend (a wrong
+  dies is restarted with backoff while its budget lasts (`backoff`); a failure that a restart cannot mend (a wrong
   configuration, missing data, a learner that was fenced) ends the run at once and is the run's error;
 - the run ends when the completing service exits with 0, when it is asked to, or with an error; in every case each
   process has ended before `run` returns, in the drain order unless it was asked to hurry.
@@ -31,10 +31,10 @@ from mesh.errors import (
     StarvedError,
     TakeoverRefusedError,
 )
-from rollmesh.launcher.backoff import RestartBudget
+from rollmesh.launcher.backoff import Restarts
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.process import ServiceProcess, ServiceSpec
-from rollmesh.report.restarts import note_restart
+from rollmesh.report.restarts import Reason, note_restart
 
 # A restart would end the same way.
 _PERMANENT = frozenset({error.exit_code for error in (ConfigError, DataError, FencedError, StalledError, StarvedError)})
@@ -53,7 +53,7 @@ class Observer:
 @dataclass
 class _Service:
     spec: ServiceSpec
-    budget: RestartBudget
+    restarts: Restarts
     healthy: asyncio.Event = field(default_factory=asyncio.Event)
     process: ServiceProcess | None = None
     task: asyncio.Task[None] | None = None
@@ -67,7 +67,7 @@ class Supervisor:
     Args:
         folder: run folder (logs, ready files, restarts).
         security: how to reach the services' health.
-        max_restarts: restarts of one service within ten minutes.
+        max_restarts: see `Restarts`.
         frozen_after_s: see `resources.frozen_after_s`; 0: silence is never a failure.
         observer: told of starts, deaths and restarts.
         before_last: awaited once, when all but the services that end last have ended (to read final figures).
@@ -146,7 +146,7 @@ class Supervisor:
             raise self._error
 
     def _launch(self, spec: ServiceSpec) -> _Service:
-        service = _Service(spec, RestartBudget(self._max_restarts))
+        service = _Service(spec, Restarts(self._max_restarts))
         self._services[spec.name] = service
         service.task = asyncio.create_task(self._keep_running(service), name=f"supervise {spec.name}")
         service.task.add_done_callback(partial(self._check_supervision, spec.name))
@@ -186,17 +186,17 @@ class Supervisor:
             if self._is_permanent(error, service):
                 self._fail(error)
                 return
-            delay = service.budget.grant(asyncio.get_running_loop().time())
+            reason = error.reason if isinstance(error, ServiceExitError) else "exit"
+            delay = service.restarts.grant(asyncio.get_running_loop().time(), reason)
             if delay is None:
-                self._fail(_exhausted(error, name, self._max_restarts))
+                self._fail(_exhausted(error, name, service.restarts.used_up(reason)))
                 return
-            self._note_restart(name, error)
+            self._note_restart(name, reason)
             self._observer.event(f"{error.message}; restarting in {delay:.2g} s")
             await self._pause(delay)
 
-    def _note_restart(self, name: str, error: RollmeshError) -> None:
+    def _note_restart(self, name: str, reason: Reason) -> None:
         try:
-            reason = "frozen" if isinstance(error, FrozenServiceError) else "exit"
             note_restart(self._folder, name, reason, time.time())
         except OSError as full:
             self._observer.event(f"a restart of {name} was not noted: {full.strerror}")
@@ -279,13 +279,13 @@ class Supervisor:
             await service.process.stop()
 
 
-def _exhausted(error: RollmeshError, name: str, max_restarts: int) -> RollmeshError:
+def _exhausted(error: RollmeshError, name: str, used_up: str) -> RollmeshError:
     if isinstance(error, ServiceExitError):
         message = error.message.removeprefix(f"{name}: ")
         return ServiceExitError(
             name,
             error.status,
-            f"died more than {max_restarts} times within ten minutes; last: {message}",
+            f"{used_up}; last: {message}",
             error.log_tail,
             hint=error.hint or "raise resources.max_restarts if that is expected",
         )

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 from rollmesh.report.metrics import read_metrics
 
+Reason = Literal["exit", "frozen", "hung"]
+"""It ended, it did not answer and was killed, or it found itself hanging and ended."""
 _FILE = "restarts.jsonl"
 
 
-def note_restart(folder: Path, service: str, reason: str, now: float) -> None:
+def note_restart(folder: Path, service: str, reason: Reason, now: float) -> None:
     """Notes that a service is started again.
 
     Args:
-        reason: `exit` (it ended) or `frozen` (it did not answer).
+        reason: why it ended.
         now: Unix time in seconds.
     """
     with (folder / _FILE).open("a", encoding="utf-8") as file:

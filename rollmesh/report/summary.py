@@ -68,7 +68,8 @@ class Summary:
         weight_push_ms: p50 and p99 from announcement to service, to the first byte, to the last one, to the report
             (`ack`), and of the pause in decoding.
         peak_memory_mb: by service.
-        restarts: over all launches, by service and reason (`exit`: it ended; `frozen`: it did not answer).
+        restarts: over all launches, by service and reason (`exit`: it ended; `frozen`: it did not answer; `hung`: it
+            found itself hanging).
         unscored: of the trained groups: all members, those without a reward by code, and the newest cause.
         stalls: when nothing moved: since when, how long, who held what, how it ended.
     """

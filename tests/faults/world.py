@@ -22,8 +22,8 @@ import yaml
 
 from buffer.redis_server import find_redis_server
 from examples.demo.prepare import prepare
+from mesh import exit_status
 from mesh.threads import thread_environment
-from rollmesh.launcher import exit_status
 from tests.faults.processes import FaultError, Launch, Supervisor
 from tests.faults.proxy import Conditions, Link, ProxyLoop
 from tests.faults.redis_disk import Durability, RedisDisk

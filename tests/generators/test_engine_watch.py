@@ -16,6 +16,7 @@ from generators.engine_watch import FrozenEngineError, bounds_of, watch
 from generators.engines.base import EngineError
 from generators.engines.hf import engine as hf
 from generators.engines.hf.decoder import Decoder
+from mesh.errors import StuckError
 from mesh.liveness.verdict import Judge, Kind, Sight, State
 from tests.generators.engines.driven.driven_harness import ScriptedHarness
 from tests.generators.engines.harness import V1, request
@@ -60,6 +61,7 @@ async def test_who_does_not_answer_is_found_by_what_its_processes_do(harness: Sc
     with pytest.raises(FrozenEngineError, match="stopped by a signal") as caught:
         await asyncio.wait_for(watch(harness.engine, 0.2), DEADLINE_S)
     assert "frozen_after_s" in str(caught.value)
+    assert caught.value.exit_code == StuckError.exit_code, "its restart counts as one of what hung"
     assert harness.engine.status().failure is None, "its watcher ends it"
 
 

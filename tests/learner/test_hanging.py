@@ -2,46 +2,53 @@
 
 from __future__ import annotations
 
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from learner.hanging import AT_LEAST_S, FACTOR, StepWatch
-from mesh.errors import StuckError
+from learner.hanging import AT_LEAST_S, FACTOR, HangWatch
+from mesh import exit_status
+from mesh.errors import RollmeshError, StalledError, StuckError
 
 ROOT = Path(__file__).parents[2]
 HUNG = """
-import asyncio, logging, threading
+import asyncio, logging, sys, threading
+from learner.controls import Controls
 from learner.hanging import end_where_it_hangs
 from learner.state import LearnerState
+from mesh.errors import StalledError
 
 logging.basicConfig()
-state = LearnerState(phase="training")
+phase, judges_steps, fails = sys.argv[1], sys.argv[2] == "steps", sys.argv[3] == "fails"
+state, controls = LearnerState(phase=phase), Controls()
 loop = asyncio.new_event_loop()
 threading.Thread(target=loop.run_forever, daemon=True).start()
 
 async def one_step_is_done():
-    asyncio.create_task(end_where_it_hangs(state, at_least_s=0.2)).add_done_callback(print)
+    watch = end_where_it_hangs(state, controls, judges_steps=judges_steps, first_s=1000.0, at_least_s=0.2)
+    asyncio.create_task(watch).add_done_callback(print)
     await asyncio.sleep(0)
     state.steps = 1
+    if fails:
+        controls.fail(StalledError("nothing has moved"))
 
 asyncio.run_coroutine_threadsafe(one_step_is_done(), loop).result()
 threading.Event().wait()
 """
 
 
-def seconds(watch: StepWatch, began: float, lasts: float, *, steps: int, training: bool = True) -> float | None:
+def seconds(watch: HangWatch, began: float, lasts: float, *, steps: int, training: bool = True) -> float | None:
     """Looks every five seconds; the first verdict."""
     looks = (watch.look(began + at, training=training, steps=steps) for at in range(0, int(lasts) + 1, 5))
     return next((found for found in looks if found is not None), None)
 
 
 def test_a_step_far_beyond_the_longest_hangs() -> None:
-    watch = StepWatch()
-    assert seconds(watch, 0, 10 * AT_LEAST_S, steps=7) is None, "the first one may compile"
-    watch = StepWatch()
+    watch = HangWatch(math.inf)
     for steps in range(3):
         assert seconds(watch, 100 * steps, 60, steps=steps) is None
     assert watch.longest_s == 60
@@ -51,7 +58,7 @@ def test_a_step_far_beyond_the_longest_hangs() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_short_steps_have_ten_minutes_and_waits_have_all_the_time(training: bool) -> None:
-    watch = StepWatch()
+    watch = HangWatch(math.inf)
     for steps in range(3):
         watch.look(steps, training=True, steps=steps)
     assert seconds(watch, 10, AT_LEAST_S, steps=3, training=training) is None
@@ -60,14 +67,48 @@ def test_short_steps_have_ten_minutes_and_waits_have_all_the_time(training: bool
 
 
 def test_a_learner_that_was_stopped_does_not_hang() -> None:
-    watch = StepWatch()
+    watch = HangWatch(math.inf)
     for now, steps in ((0.0, 0), (1.0, 1), (2.0, 1), (10 * AT_LEAST_S, 1)):
         assert watch.look(now, training=True, steps=steps) is None
 
 
-def test_the_process_ends_by_name() -> None:
+@pytest.mark.parametrize(
+    ("first_s", "hangs_after_s"), [(3 * AT_LEAST_S, 3 * AT_LEAST_S), (1.0, AT_LEAST_S), (math.inf, None)]
+)
+def test_a_first_step_may_compile_for_so_long(first_s: float, hangs_after_s: float | None) -> None:
+    found = seconds(HangWatch(first_s), 0, 10 * AT_LEAST_S, steps=7)
+    assert found == (None if hangs_after_s is None else hangs_after_s + 5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_error_has_to_be_heard_whatever_the_thread_does(training: bool) -> None:
+    watch = HangWatch(math.inf)
+    for at in range(0, int(AT_LEAST_S) + 1, 5):
+        assert watch.look(at, training=training, steps=at // 300, unheard=True) is None
+    assert watch.look(AT_LEAST_S + 5, training=training, steps=0) is None, "the learner has begun to end"
+    assert watch.look(AT_LEAST_S + 10, training=training, steps=0, unheard=True) == AT_LEAST_S + 5
+
+
+@pytest.mark.parametrize(
+    ("phase", "judged", "fails", "error", "told"),
+    [
+        ("training", "steps", "well", StuckError, "the step after 1 has lasted for"),
+        ("waiting_for_groups", "steps", "fails", StalledError, "the main thread (waiting_for_groups) has not heard"),
+        ("training", "errors", "fails", StalledError, "nothing has moved"),
+    ],
+)
+def test_the_process_ends_by_name_and_says_so_where_a_wrapper_hides_it(
+    tmp_path: Path, phase: str, judged: str, fails: str, error: type[RollmeshError], told: str
+) -> None:
+    left = tmp_path / "learner.exit"
     ended = subprocess.run(
-        [sys.executable, "-c", HUNG], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", HUNG, phase, judged, fails],
+        cwd=ROOT,
+        env={**os.environ, exit_status.VARIABLE: str(left)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    assert ended.returncode == StuckError.exit_code, ended.stderr
-    assert "the step after 1 has lasted for" in ended.stderr
+    assert ended.returncode == exit_status.find(left) == error.exit_code, ended.stderr
+    assert told in ended.stderr

@@ -81,7 +81,7 @@ async def test_freezing_again_and_again_ends_the_run(
     supervisor = make_supervisor(frozen_after_s=1.0, max_restarts=0)
     running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, "--log", "boom"))
     os.kill(supervisor.pids()[NAME], signal.SIGSTOP)
-    with pytest.raises(ServiceExitError, match=r"reward: died more than 0 times .*; last: frozen \(stopped"):
+    with pytest.raises(ServiceExitError, match=r"reward: hung more than 0 times within a day; last: frozen \(stopped"):
         await asyncio.wait_for(running, DEADLINE_S)
     assert recorder.tails[NAME] == ["boom"]
 

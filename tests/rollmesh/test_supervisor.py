@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.errors import UnreachableError
+from mesh.errors import StuckError, UnreachableError
 from mesh.liveness.ends import survivors
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.supervisor import Supervisor
@@ -74,6 +74,17 @@ async def test_restarts_are_bounded(tmp_path: Path, make_supervisor: MakeSupervi
         await asyncio.wait_for(supervisor.run([lambda: specs], same_rank), DEADLINE_S)
     assert read_restarts(tmp_path) == {"generator-0": {"exit": 2}}
     assert recorder.tails["generator-0"][-1] == "boom"
+
+
+async def test_what_ends_itself_because_it_hangs_is_noted_as_such(
+    tmp_path: Path, make_supervisor: MakeSupervisor
+) -> None:
+    supervisor = make_supervisor(max_restarts=1)
+    spec = fake_spec(tmp_path, "learner", "--exit", str(StuckError.exit_code), completes_run=True)
+    with pytest.raises(ServiceExitError, match="learner: hung more than 1 times within a day") as caught:
+        await asyncio.wait_for(supervisor.run([lambda: [spec]], same_rank), DEADLINE_S)
+    assert caught.value.status == StuckError.exit_code
+    assert read_restarts(tmp_path) == {"learner": {"hung": 1}}
 
 
 @pytest.mark.parametrize("status", [2, 3, 40])
