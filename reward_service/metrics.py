@@ -1,39 +1,62 @@
-"""Prometheus metrics of the reward service, in a registry of their own (several servers may share a process)."""
+"""Prometheus metrics of the reward service, in a registry of their own (several servers may share a process).
+
+What is answered is counted here; who answers is asked at each scrape, since nothing is answered while all hang.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from protos import reward_pb2
-from reward_service.workers.pool import PoolStats
+from reward_service.engine import ScoringEngine
 
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 
 
-class RewardMetrics:
-    """Counts calls and items by outcome; `code` is the error's, empty otherwise."""
+class WorkerCollector(Collector):
+    """How those stand who answer, at each scrape."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: ScoringEngine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        stats = self._engine.workers
+        yield GaugeMetricFamily("rollmesh_reward_workers", "Worker processes.", stats.workers)
+        ended = CounterMetricFamily("rollmesh_reward_workers_ended", "Worker processes lost.", labels=["why"])
+        ended.add_metric(["overdue"], stats.overdue)
+        ended.add_metric(["died"], stats.died)
+        yield ended
+        yield GaugeMetricFamily(
+            "rollmesh_reward_hanging_threads",
+            "Threads given up because a call hangs.",
+            self._engine.hanging_threads,
+        )
+
+
+class RewardMetrics:
+    """Counts calls and items by outcome; `code` is the error's, empty otherwise.
+
+    Args:
+        engine: what answers.
+    """
+
+    def __init__(self, engine: ScoringEngine) -> None:
+        self._engine = engine
         self.registry = CollectorRegistry()
         self._items = Counter("rollmesh_reward_items", "Items answered.", ["outcome", "code"], registry=self.registry)
         self._seconds = Histogram(
             "rollmesh_reward_call_seconds", "Duration of Score calls.", buckets=_SECONDS, registry=self.registry
         )
-        self._hanging = Gauge(
-            "rollmesh_reward_hanging_threads", "Threads given up because a call hangs.", registry=self.registry
-        )
-        self._workers = Gauge("rollmesh_reward_workers", "Worker processes.", registry=self.registry)
-        self._ended = Gauge(
-            "rollmesh_reward_workers_ended", "Worker processes lost since the start.", ["why"], registry=self.registry
-        )
-        self._totals = dict.fromkeys(("items", "errors", "calls", "hanging_threads", "workers_ended"), 0.0)
+        self.registry.register(WorkerCollector(engine))
+        self._totals = dict.fromkeys(("items", "errors", "calls"), 0.0)
 
-    def record(
-        self, results: Sequence[reward_pb2.ScoreResult], seconds: float, workers: PoolStats, *, hanging_threads: int
-    ) -> None:
-        """Counts one answered call, and notes how those stand who answer."""
+    def record(self, results: Sequence[reward_pb2.ScoreResult], seconds: float) -> None:
+        """Counts one answered call."""
         counts: dict[tuple[str, str], int] = {}
         for result in results:
             outcome = result.WhichOneof("outcome") or "none"
@@ -44,15 +67,15 @@ class RewardMetrics:
             if outcome == "error":
                 self._totals["errors"] += count
         self._seconds.observe(seconds)
-        self._hanging.set(hanging_threads)
-        self._workers.set(workers.workers)
-        self._ended.labels("overdue").set(workers.overdue)
-        self._ended.labels("died").set(workers.died)
         self._totals["items"] += len(results)
         self._totals["calls"] += 1
-        self._totals["hanging_threads"] = hanging_threads
-        self._totals["workers_ended"] = workers.overdue + workers.died
 
     def gauges(self) -> Mapping[str, float]:
-        """Figures for heartbeats."""
-        return {f"reward_{name}": value for name, value in self._totals.items()}
+        """Values for heartbeats."""
+        stats = self._engine.workers
+        now = {
+            **self._totals,
+            "hanging_threads": float(self._engine.hanging_threads),
+            "workers_ended": float(stats.overdue + stats.died),
+        }
+        return {f"reward_{name}": value for name, value in now.items()}

@@ -47,8 +47,7 @@ class RewardServicer(reward_pb2_grpc.RewardServicer):
             raise PayloadError("items.item_id", "not unique in the request")
         began = time.monotonic()
         results = await self._engine.score(request.items, self._budget(context.time_remaining()))
-        seconds = time.monotonic() - began
-        self._metrics.record(results, seconds, self._engine.workers, hanging_threads=self._engine.hanging_threads)
+        self._metrics.record(results, time.monotonic() - began)
         return reward_pb2.ScoreResponse(results=results)
 
     async def Info(
@@ -88,7 +87,7 @@ class RewardServer:
         security: SecuritySection | None = None,
         max_message_mb: int = 64,
     ) -> None:
-        self.metrics = RewardMetrics()
+        self.metrics = RewardMetrics(engine)
         self.port = 0
         self._engine = engine
         self._security = security or SecuritySection()

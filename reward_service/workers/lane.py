@@ -72,8 +72,8 @@ class Lane:
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that have loaded their functions."""
-        return [slot.pid for slot in self._slots if slot.pid is not None]
+        """Of the workers that have loaded their functions; may be asked in any thread."""
+        return [slot.pid for slot in tuple(self._slots) if slot.pid is not None]
 
     def put(self, units: Sequence[Unit]) -> None:
         """Queues units."""
