@@ -1,4 +1,4 @@
-"""Waits for the ends of processes, of whatever parents.
+"""Waits for the ends of processes, of whatever parents, and finds what they may leave.
 
 Invariant: a zombie has ended. Its parent may reap it late, and the first process of many containers never does; so
 neither `psutil.Process.is_running` nor its `wait` tells of an end.
@@ -12,6 +12,8 @@ import select
 import sys
 import time
 from collections.abc import Iterable
+
+import psutil
 
 
 def survivors(pids: Iterable[int], within_s: float = 0.0) -> set[int]:
@@ -33,3 +35,11 @@ def survivors(pids: Iterable[int], within_s: float = 0.0) -> set[int]:
                 poll.unregister(descriptor)
                 del left[descriptor]
     return set(left.values())
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """All that a process and its children have started, in groups of their own too; none where it has ended."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []

@@ -25,7 +25,7 @@ import msgpack
 import psutil
 
 from mesh.errors import RewardError
-from mesh.liveness.ends import survivors
+from mesh.liveness.ends import descendants, survivors
 from mesh.supervised import wrapped
 from mesh.threads import thread_environment
 from reward_service.outcomes import Outcome
@@ -102,13 +102,6 @@ def _started(fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
         start_new_session=True,
         env={**os.environ, **thread_environment(1)},
     )
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        return []
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -246,7 +239,7 @@ class WorkerProcess(asyncio.Protocol):
             the exit code, and whether the process was alive when it was killed.
         """
         killed = bool(survivors([self._process.pid], patience_s))
-        below = _descendants(self._process.pid) if killed else []
+        below = descendants(self._process.pid) if killed else []
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         for process in below:

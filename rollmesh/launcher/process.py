@@ -23,6 +23,7 @@ import psutil
 from mesh import exit_status
 from mesh.config.models import SecuritySection
 from mesh.errors import UnreachableError
+from mesh.liveness.ends import descendants
 from mesh.liveness.sight import look_at_part
 from mesh.liveness.verdict import Bounds, Frozen
 from mesh.liveness.watch import until_frozen
@@ -33,6 +34,8 @@ from rollmesh.launcher.logs import explain_exit, tail
 
 # The ready file has no event a parent could wait for; this is how often it is looked for.
 _READY_POLL_S = 0.05
+# How long an answer that breaks off waits to be told that the service has ended.
+_CAUSE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -133,10 +136,30 @@ class ServiceProcess:
                 )
             await asyncio.sleep(_READY_POLL_S)
         address = self._ready(self.spec.name).address
-        async with HealthProbe(address, security) as probe:
-            await probe.until_serving(max(_READY_POLL_S, deadline - asyncio.get_running_loop().time()))
+        await self._until_serving(address, security, deadline - asyncio.get_running_loop().time())
         self.address = address
         return address
+
+    async def _until_serving(self, address: str, security: SecuritySection, within_s: float) -> None:
+        """Waits for the first answer to the health check, or for the end of the process, whose error says more."""
+        async with HealthProbe(address, security) as probe:
+            answering = asyncio.create_task(probe.until_serving(max(_READY_POLL_S, within_s)))
+            ending = asyncio.create_task(self._process.wait())
+            try:
+                await asyncio.wait({answering, ending}, return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done():
+                    raise self.failure()
+                try:
+                    await answering
+                except UnreachableError:
+                    await asyncio.wait({ending}, timeout=_CAUSE_S)
+                    if ending.done():
+                        raise self.failure() from None
+                    raise
+            finally:
+                answering.cancel()
+                ending.cancel()
+                await asyncio.gather(answering, ending, return_exceptions=True)
 
     async def until_frozen(self, security: SecuritySection, frozen_after_s: float) -> FrozenServiceError:
         """Watches the service, once it is ready, and its parts; returns when one of them is frozen.
@@ -209,18 +232,12 @@ class ServiceProcess:
         self._kill_group()
 
     def _kill_group(self) -> None:
-        family = self._descendants()
+        family = descendants(self._process.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         for process in family:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGCONT)
-
-    def _descendants(self) -> list[psutil.Process]:
-        try:
-            return psutil.Process(self._process.pid).children(recursive=True)
-        except psutil.Error:
-            return []
 
 
 def log_file(folder: Path, service: str) -> Path:

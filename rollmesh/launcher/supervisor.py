@@ -222,8 +222,7 @@ class Supervisor:
             # A service that runs but never became healthy must not stay beside its successor.
             process.kill()
             status = await process.wait()
-            if status != 0 or not spec.completes_run:
-                return error
+            return error if status != 0 or not spec.completes_run else None
         return frozen or (None if status == 0 else process.failure())
 
     async def _until_end(self, process: ServiceProcess) -> tuple[int, FrozenServiceError | None]:

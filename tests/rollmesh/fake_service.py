@@ -1,7 +1,8 @@
 """A service as the launcher sees one: a process with a ready file and a health answer. Behaviour by arguments.
 
-python fake_service.py READY_FILE [--exit STATUS] [--log LINE] [--die-after-ready STATUS] [--complete-on FILE]
-                       [--child PIDFILE] [--own-session] [--ignore-term] [--drained FILE NAME] [--spin THREADS]
+python fake_service.py READY_FILE [--exit STATUS] [--log LINE] [--die-after-ready STATUS] [--die-unasked STATUS]
+                       [--die-asked STATUS] [--complete-on FILE] [--child PIDFILE] [--own-session] [--ignore-term]
+                       [--drained FILE NAME] [--spin THREADS]
 
 SIGUSR1: holds its interpreter and computes. SIGUSR2: holds its interpreter and sleeps.
 """
@@ -39,12 +40,25 @@ def spin() -> None:
         pass
 
 
+class Dying(health.HealthServicer):
+    """Ends the process instead of answering."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self._status = status
+
+    def Check(self, _request: object, _context: object) -> health_pb2.HealthCheckResponse:
+        os._exit(self._status)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("ready", type=Path)
     parser.add_argument("--exit", type=int, help="end with this status before being ready")
     parser.add_argument("--log", help="line to write to stderr first")
     parser.add_argument("--die-after-ready", type=int, help="end with this status once ready")
+    parser.add_argument("--die-unasked", type=int, help="end with this status once ready, before any answer")
+    parser.add_argument("--die-asked", type=int, help="end with this status when asked for the first time")
     parser.add_argument("--die-times", type=int, default=10**6, help="with --die-after-ready: only so many times")
     parser.add_argument("--counter", type=Path, help="file that counts the starts")
     parser.add_argument("--child", type=Path, help="start a child and write its process id here")
@@ -82,14 +96,17 @@ def main() -> int:
         child = subprocess.Popen(command, start_new_session=options.own_session)
         options.child.write_text(str(child.pid))
     server = grpc.server(futures.ThreadPoolExecutor(2))
-    servicer = health.HealthServicer()
+    servicer = health.HealthServicer() if options.die_asked is None else Dying(options.die_asked)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
+    if options.die_unasked is None:
+        server.start()
     scratch = options.ready.with_suffix(".tmp")
     scratch.write_text(json.dumps({"address": f"127.0.0.1:{port}", "pid": os.getpid()}))
     scratch.replace(options.ready)
+    if options.die_unasked is not None:
+        return options.die_unasked
     for _ in range(options.spin):
         threading.Thread(target=spin, daemon=True).start()
     if options.die_after_ready is not None and starts <= options.die_times:

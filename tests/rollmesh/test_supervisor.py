@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,26 @@ async def test_failures_that_a_restart_cannot_mend_end_the_run(
     with pytest.raises(ServiceExitError, match=r"learner: data\.train: row 3 has no prompt") as caught:
         await asyncio.wait_for(supervisor.run([lambda: [spec]], same_rank), DEADLINE_S)
     assert caught.value.status == status
+    assert read_restarts(tmp_path) == {}
+
+
+@pytest.mark.parametrize("when", ["--die-unasked", "--die-asked"])
+async def test_service_that_ends_before_its_first_answer_is_known_by_its_status(
+    tmp_path: Path, make_supervisor: MakeSupervisor, when: str
+) -> None:
+    """At once, however long it may take to start: no one answers any more."""
+    spec = replace(fake_spec(tmp_path, "learner", when, "3", completes_run=True), start_deadline_s=10 * DEADLINE_S)
+    with pytest.raises(ServiceExitError) as caught:
+        await asyncio.wait_for(make_supervisor().run([lambda: [spec]], same_rank), DEADLINE_S)
+    assert caught.value.status == 3
+    assert read_restarts(tmp_path) == {}
+
+
+async def test_run_that_is_complete_before_its_service_is_ready_has_ended(
+    tmp_path: Path, make_supervisor: MakeSupervisor
+) -> None:
+    spec = fake_spec(tmp_path, "learner", "--exit", "0", completes_run=True)
+    await asyncio.wait_for(make_supervisor().run([lambda: [spec]], same_rank), DEADLINE_S)
     assert read_restarts(tmp_path) == {}
 
 
