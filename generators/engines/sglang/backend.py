@@ -103,7 +103,9 @@ class SglangBackend(Backend):
         if server.process is None:
             limits = replace(limits, context=min(limits.context, self._can.context))
         self._runs = Runs(self._client, self._can, limits, self._facts.tokenizer, self._experts)
-        self._monitor = Monitor(self._client, self._can.load, server.died)
+        # What we have started is judged by what its processes do (`engine_watch`), which the clock does not know.
+        on_silence = server.died if server.process is None else None
+        self._monitor = Monitor(self._client, self._can.load, on_silence)
         self._monitor.start()
         server.up = True
         log.info("SGLang %s at %s serves %s; weights go over %s", self._can.version, address, self._folder, transfer)

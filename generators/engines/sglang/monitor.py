@@ -1,4 +1,4 @@
-"""Asks the server for its figures, at a modest interval; where it does not answer any more, that is told too."""
+"""Asks the server for its metrics, at a modest interval; of a foreign server it also tells that it has gone silent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
 _ANSWER_S = 20.0
-# Answers that may fail to come, one behind the other, before the server is taken for dead.
+# Answers that may fail to come, one after the other, before a foreign server is taken for dead.
 _FAILURES = 3
 
 
@@ -25,13 +25,13 @@ class Monitor:
     Args:
         client: to it.
         path: of its figures; empty where it has none: then it is only asked whether it lives.
-        on_silence: told the cause, once, when it does not answer any more.
+        on_silence: told the cause, once, when it does not answer any more; None: silence is judged elsewhere.
 
     Attributes:
         latest: the last figures known.
     """
 
-    def __init__(self, client: Client, path: str, on_silence: Callable[[str], None]) -> None:
+    def __init__(self, client: Client, path: str, on_silence: Callable[[str], None] | None) -> None:
         self._client = client
         self._path = path
         self._on_silence = on_silence
@@ -56,8 +56,8 @@ class Monitor:
                 failures = 0
             except EngineError as error:
                 failures += 1
-                log.warning("the SGLang server does not say how it is (%d of %d): %s", failures, _FAILURES, error)
-                if failures == _FAILURES:
+                log.warning("the SGLang server does not say how it is (%d in a row): %s", failures, error)
+                if failures == _FAILURES and self._on_silence is not None:
                     self._on_silence(f"the SGLang server does not answer: {error}")
                     return
             await asyncio.sleep(_EVERY_S)

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -18,7 +20,8 @@ from generators.engine_watch import FrozenEngineError, watch
 from generators.engines import create_engine
 from generators.engines.base import EngineSettings
 from generators.engines.driven.engine import DrivenEngine
-from generators.engines.sglang.process import ServerProcess
+from generators.engines.sglang import monitor
+from generators.engines.sglang.process import ServerProcess, free_port
 from mesh.config.rollout import SglangSection
 from mesh.liveness.ends import survivors
 from tests.generators.engines.collector import Collector
@@ -117,15 +120,10 @@ def test_a_server_ends_with_its_generator_or_keeper(killed: str, shared: Path) -
         generator.communicate()
 
 
-@pytest.fixture
-def engine(contract_model: ContractModel, tmp_path: Path) -> Iterator[DrivenEngine]:
-    """With a server of its own, which stands for SGLang; its listener is a `Collector`."""
-    python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\ntest "$1" = -m && exec {sys.executable} {_STAND_IN} "$@"\nexec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
-    settings = EngineSettings(sglang=SglangSection(python=python, options={"enable_memory_saver": None}))
+@contextmanager
+def _engine(contract_model: ContractModel, section: SglangSection) -> Iterator[DrivenEngine]:
+    """Its listener is a `Collector`."""
+    settings = EngineSettings(context=200, sglang=section)
     engine = create_engine("sglang", contract_model.folder, settings, Collector(_DEADLINE_S))
     assert isinstance(engine, DrivenEngine)
     engine.start()
@@ -134,6 +132,19 @@ def engine(contract_model: ContractModel, tmp_path: Path) -> Iterator[DrivenEngi
         yield engine
     finally:
         engine.stop()
+
+
+@pytest.fixture
+def engine(contract_model: ContractModel, tmp_path: Path) -> Iterator[DrivenEngine]:
+    """With a server of its own, which stands for SGLang."""
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\ntest "$1" = -m && exec {sys.executable} {_STAND_IN} "$@"\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    section = SglangSection(python=python, options={"enable_memory_saver": None})
+    with _engine(contract_model, section) as engine:
+        yield engine
 
 
 def _processes() -> tuple[psutil.Process, psutil.Process]:
@@ -160,3 +171,40 @@ def test_a_server_that_is_stopped_is_found_and_nothing_is_left(engine: DrivenEng
         asyncio.run(asyncio.wait_for(watch(engine, 1.0), _DEADLINE_S))
     engine.stop()
     _gone([keeper.pid, server.pid])
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A monitor for which a server is soon silent."""
+    monkeypatch.setattr(monitor, "_EVERY_S", 0.01)
+    monkeypatch.setattr(monitor, "_ANSWER_S", 0.3)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_server_of_our_own_is_not_judged_by_the_clock(engine: DrivenEngine, caplog: pytest.LogCaptureFixture) -> None:
+    """A step may take minutes; what its processes do says whether it is frozen."""
+    _, server = _processes()
+    server.suspend()
+    until = time.monotonic() + _DEADLINE_S
+    while caplog.text.count("does not say how it is") < 5 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert caplog.text.count("does not say how it is") >= 5
+    server.resume()
+    engine.ping().result(_DEADLINE_S)
+    assert engine.status().failure is None
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_foreign_server_that_is_silent_ends_the_engine(contract_model: ContractModel) -> None:
+    port = free_port()
+    server = subprocess.Popen([sys.executable, str(_STAND_IN), "--port", str(port)], cwd=_ROOT)
+    try:
+        section = SglangSection(address=f"http://127.0.0.1:{port}", transfer="disk")
+        with _engine(contract_model, section) as engine:
+            server.send_signal(signal.SIGSTOP)
+            collector = engine._life._listener
+            assert isinstance(collector, Collector)
+            assert "does not answer" in str(collector.wait_failure())
+    finally:
+        server.kill()
+        server.wait()
