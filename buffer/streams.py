@@ -84,10 +84,8 @@ class StandingStream(ABC):
     async def _run(self) -> None:
         while True:
             try:
-                await self._converse()
-                error: RollmeshError = UnreachableError(f"{self._what}: the server closed the stream")
-            except TimeoutError:
-                error = UnreachableError(f"{self._what}: the server has said nothing for {self._patience_s:.1f} s")
+                how = await self._converse()
+                error: RollmeshError = UnreachableError(f"{self._what}: the server {how}")
             except grpc.aio.AioRpcError as failure:
                 error = to_rollmesh_error(failure, self._what)
                 if not is_transient(failure) and not isinstance(error, OldGenerationError | LostStateError):
@@ -117,12 +115,11 @@ class StandingStream(ABC):
         self._error = error
         self._failed(error)
 
-    async def _converse(self) -> None:
-        """One connection, until it ends.
+    async def _converse(self) -> str:
+        """One connection, until it ends; returns how the server has ended it.
 
         Raises:
             AioRpcError: the call failed.
-            TimeoutError: the server has been silent for longer than it may be.
         """
         call = self._open()
         self._outbox = asyncio.Queue()
@@ -139,13 +136,19 @@ class StandingStream(ABC):
                 return
 
         sender = asyncio.create_task(send())
+        patience = self._patience = asyncio.timeout(self._patience_s)
         try:
-            async with asyncio.timeout(self._patience_s) as self._patience:
+            async with patience:
                 async for response in call:
                     self._retries.answered()
                     self._backoff_s = _BACKOFF_S
                     self._received(response)
                     self._expect(self._patience_s)
+            return "closed the stream"
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            return f"has said nothing for {self._patience_s:.1f} s"
         finally:
             self._patience = None
             sender.cancel()
