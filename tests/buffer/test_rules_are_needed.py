@@ -6,10 +6,12 @@ import asyncio
 from functools import partial
 from pathlib import Path
 
+import hiredis
 import pytest
+import redis.exceptions as rex
 
 import buffer.redis_access
-from buffer.redis_access import RedisAccess
+from buffer.redis_access import LoadingError, RedisAccess, translated
 from mesh.errors import StoreError
 from tests.buffer.both_machines import BothMachines
 from tests.buffer.rules import COMPARED, NoSuchRuleError, Rule, documented, without
@@ -18,6 +20,11 @@ from tests.buffer.walks import random_walk
 pytestmark = pytest.mark.slow
 # Walks after which a missing rule would have gone unnoticed. Most are seen in the first.
 WALKS = 40
+
+
+def is_evidence(error: Exception) -> bool:
+    """Whether a failure comes from the scripts, and not from a Redis that is slow, loading or gone."""
+    return not isinstance(error, LoadingError) and not isinstance(error.__cause__, OSError | rex.RedisError)
 
 
 def see_it_missed(url: str, monkeypatch: pytest.MonkeyPatch, rule: Rule, walks: int = WALKS) -> None:
@@ -38,7 +45,9 @@ def see_it_missed(url: str, monkeypatch: pytest.MonkeyPatch, rule: Rule, walks: 
     for seed in range(walks):
         try:
             random_walk(seed, 150, compare_every=6)
-        except (AssertionError, StoreError, LookupError, TypeError):
+        except (AssertionError, StoreError, LookupError, TypeError) as error:
+            if not is_evidence(error):
+                raise
             return
     pytest.fail(f"nothing noticed that this rule was missing: {rule.name}")
 
@@ -72,6 +81,23 @@ def test_a_rule_without_which_redis_cannot_read_the_script_is_refused(
         see_it_missed(
             redis_url, monkeypatch, Rule("breaks the script", "claim", "if no then return {no, view()} end", "if")
         )
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [TimeoutError(), ConnectionResetError(), rex.ConnectionError(), hiredis.ReplyError("LOADING the dataset")],
+    ids=repr,
+)
+def test_a_redis_that_fails_does_not_miss_a_rule(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    def walk(*_: object, **__: object) -> None:
+        with translated():
+            raise failure
+
+    monkeypatch.setattr("tests.buffer.test_rules_are_needed.random_walk", walk)
+    with pytest.raises(StoreError):
+        see_it_missed(redis_url, monkeypatch, COMPARED[0])
 
 
 def test_a_rule_that_no_one_misses_is_found_out(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
