@@ -104,7 +104,7 @@ class Frozen:
         return {
             Kind.STOPPED: f"stopped by a signal for {self.seconds:.0f} s",
             Kind.RUNNING: f"ran for {self.seconds:.0f} s of processor time and answered nothing in {self.silent_s:.0f} "
-            "s: something holds its interpreter",
+            "s: something holds it",
             Kind.ASLEEP: f"asleep, and answered nothing in {self.silent_s:.0f} s",
             Kind.LEAVING: f"closed its port {self.seconds:.0f} s ago and does not end",
             Kind.GONE: f"has ended {self.seconds:.0f} s ago, and its service has not",
