@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
@@ -227,6 +228,7 @@ class Delivery:
             reason=bounded(reason, REASON_CHARACTERS),
             finish_reason=trajectory_pb2.FINISH_REASON_ABORTED,
             prompt_tokens=len(group.prompt_ids),
+            finished_unix_ns=time.time_ns(),
             generator=self._member_id,
         )
         return member_write(group, meta, b"")

@@ -109,6 +109,14 @@ def _serve(channel: _Channel, page: Page) -> None:
             asyncio.run(_Loop(channel.connection, page, functions, call_timeout_s).serve(message))
             return
         _work(channel, page, functions[index], units)
+        _bury_orphans()
+
+
+def _bury_orphans() -> None:
+    """Takes the exit codes of what functions have left: it has become this process's, and would stay a zombie."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 # ---------------------------------------------------------------------------------------------- plain functions

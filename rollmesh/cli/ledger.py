@@ -81,11 +81,11 @@ def _of_ended(run: Path) -> dict[str, Any] | None:
 
 
 def _show_ended(tables: dict[str, Any], *, failed: bool, as_json: bool) -> None:
+    if not tables:
+        raise DataError("the run has ended, and its ledger is not known", hint="the buffer did not answer at the end")
     balanced = not any(table["discrepancies"] for table in tables.values())
     if as_json:
         typer.echo(json.dumps({"balances": balanced, "ended": True, "tables": tables}, indent=1))
-    elif not tables:
-        raise DataError("the run has ended, and its ledger is not known", hint="the buffer did not answer at the end")
     else:
         typer.echo("the run has ended; at its end:")
         for name, table in tables.items():

@@ -25,7 +25,7 @@ from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.view import View, open_view
 from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail
-from rollmesh.report.summary import FinalState, Summary, write_summary
+from rollmesh.report.summary import FinalState, Summary, build_summary, write_summary
 
 _LOOK_EVERY_S = 1.0
 
@@ -126,11 +126,15 @@ class LocalRun:
             return summary
 
     def _conclude(self) -> Summary:
-        """Writes the summary and the report, and shows the former."""
-        summary = write_summary(self._folder, self._config, self._final)
-        for line in summary.lines():
+        """Writes the summary and the report, and shows the former; a disk that takes neither hides no error."""
+        try:
+            summary = write_summary(self._folder, self._config, self._final)
+            report = f"report: {write_report(self._folder)}"
+        except OSError as error:
+            summary = build_summary(self._folder, self._config, self._final)
+            report = f"summary and report are not written: {error.strerror or error}"
+        for line in (*summary.lines(), report):
             self._view.event(line)
-        self._view.event(f"report: {write_report(self._folder)}")
         return summary
 
     def _mesh_address(self) -> str:

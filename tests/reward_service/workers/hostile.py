@@ -71,6 +71,12 @@ def _child(path: str) -> None:
     time.sleep(600)
 
 
+def _orphan(path: str) -> float:
+    """Starts what outlives its parent, tells its number, and ends in order."""
+    subprocess.run(["sh", "-c", f"sleep 0.1 & echo $! > {path}"], check=True)
+    return 1.0
+
+
 def _forked(_: str) -> None:
     """Dies, and leaves a fork of the worker that holds all that it held."""
     if os.fork() == 0:
@@ -150,6 +156,7 @@ ACTS = {
     "regex": lambda _: re.match(r"(a+)+b", "a" * 80),
     "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
     "child": _child,
+    "orphan": _orphan,
     "exit": lambda argument: os._exit(int(argument or 3)),
     "segfault": lambda _: _ctypes_crash(),
     "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from protos import reward_pb2
@@ -90,3 +92,17 @@ async def test_a_child_that_leaves_its_session_ends_with_its_worker(
     (result,) = await engine.score([make_item("a", f"escape {tmp_path / 'pid'}")], 60.0)
     assert said(result) == "timeout"
     await gone(int((tmp_path / "pid").read_text()))
+
+
+async def test_what_a_function_leaves_behind_is_buried(make_engine: Any, make_item: Any, tmp_path: Path) -> None:
+    """It becomes the worker's own, and would stay a zombie for as long as that lives."""
+    engine = make_engine("compute_score", workers=1)
+    await engine.start()
+    orphan = tmp_path / "pid"
+    (result,) = await engine.score([make_item("0", f"orphan {orphan}")], 60.0)
+    assert said(result) == "1"
+    async with asyncio.timeout(30.0):
+        while psutil.pid_exists(int(orphan.read_text())):
+            (result,) = await engine.score([make_item("1", "good")], 60.0)
+            assert said(result) == "1"
+            await asyncio.sleep(0.05)
