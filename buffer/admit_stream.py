@@ -94,9 +94,11 @@ class AdmitStream(LeaseStream):
         if response.inventory_within_ms:
             self._asked(response.inventory_within_ms)
             return
-        self.waiting_reason = response.waiting_reason
         if response.cancelled:
+            # This says nothing else.
             self._cancel(response.cancelled)
+            return
+        self.waiting_reason = response.waiting_reason
         before = self._received_here
         for grant in response.grants:
             key = (grant.group_id, grant.lease_id)

@@ -52,7 +52,8 @@ async def train_for(learner: Learner, generator: Generator, first: int, last: in
 
 
 async def test_a_killed_redis_comes_back_with_every_acknowledged_write(mesh: Mesh) -> None:
-    front = await mesh.front(make_config(mesh.folder))
+    # On a busy machine streams come back late: what they hold is not to be lost meanwhile.
+    front = await mesh.front(make_config(mesh.folder, buffer={"lease_s": 60.0, "reconnect_grace_s": 60.0}))
     learner, generator = await mesh.learner(front), await mesh.generator(front)
     await learner.seed(1, 100)
     assert front.redis is not None

@@ -124,9 +124,10 @@ def _trip(_: str) -> float:
 
 
 def _each_descriptor(act: Any) -> float:
-    for descriptor in range(3, 256):
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):
-            act(descriptor)
+            if descriptor > 2:
+                act(descriptor)
     return 1.0
 
 
