@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import json
 import os
 import string
@@ -279,13 +280,15 @@ class World:
         self.config = config
         self.model_folder = folder / "model"
         write_model(self.model_folder, endless=endless)
+        # Read once, before generators load theirs in this process: transformers ties no weights anywhere meanwhile.
+        self._model = AutoModelForCausalLM.from_pretrained(self.model_folder)
         self.buffer: BufferService
         self.address = ""
         self.stack = AsyncExitStack()
 
     def model(self, version: int) -> PreTrainedModel:
         """The model whose weights are published as `version`."""
-        return perturbed(AutoModelForCausalLM.from_pretrained(self.model_folder), version).eval()
+        return perturbed(copy.deepcopy(self._model), version).eval()
 
     async def learner(self, name: str = "learner-1", version: int = 0, *, takeover: bool = False) -> Learner:
         learner = Learner(self, name)
