@@ -58,7 +58,7 @@ class AdmitSession:
         self._member_id = first.member_id
         self._generation = first.generation
         self._rules = front.rules[self._table]
-        self._wish = Wish()
+        self._wish = Wish(answers=False)
         self._roll = RollCall(self._rules.lease_ms / 1000, max(_LEAST_PATIENCE_S, self._rules.grace_ms / 1000))
         self._recheck_s = min(_RECHECK_S, self._roll.question_s)
         self._refusal = ""
@@ -184,10 +184,12 @@ class AdmitSession:
             return [], "Redis was restarted: waits for the learner to say what it has used"
         if wish.refused_at == view.rev:
             return [], self._refusal
-        if not self._roll.answers:
-            return self._leave_to_others(
-                view, "the generator does not answer: neither for its grants nor what it holds"
-            )
+        before, wish.answers = wish.answers, self._roll.answers
+        if not wish.answers:
+            if before:
+                # Its share is for others now.
+                self._front.bell.ring(self._table)
+            return [], "the generator does not answer: neither for its grants nor what it holds"
         if wish.serving.incarnation != view.incarnation:
             return [], f"policy {view.incarnation}:{view.version} is in force, this generator serves {wish.serving}"
         if len(self._front.fronts) > 1 and wish.load:
@@ -220,14 +222,9 @@ class AdmitSession:
             reason = f"byte budget: {view.bytes} stored and {view.reserved} reserved of {rules.max_bytes}"
         if len(grants) < wanted:
             # What it does not get may be for others, as tasks pinned to another version are.
-            self._leave_to_others(view, reason)
+            wish.refused_at, self._refusal = view.rev, reason
+            self._front.bell.ring(self._table)
         return grants, reason
-
-    def _leave_to_others(self, view: TableView, reason: str) -> tuple[list[Grant], str]:
-        """Takes no part until something changes."""
-        self._wish.refused_at, self._refusal = view.rev, reason
-        self._front.bell.ring(self._table)
-        return [], reason
 
     def _available(self, view: TableView, wish: Wish) -> int:
         """Groups that a generator might be granted, were it alone."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 
 from buffer.limits import GAUGE_CHARACTERS, ID_CHARACTERS, MAX_GAUGES, MAX_MEMBERS, MAX_ORDINAL, MAX_TASK_BYTES
 from buffer.policy.table import LEARNER
@@ -28,20 +28,18 @@ _GROUP_ID = re.compile(r"(?:train|eval)-[0-9]{1,14}")
 _MAX_NUMBER = 2**53 - 1
 
 
-def check_tasks(
-    tasks: Iterable[trajectory.PromptTask], reserve: Callable[[trajectory.PromptTask], int], max_bytes: int
-) -> None:
+def check_tasks(tasks: Sequence[trajectory.PromptTask], reserves: Sequence[int], max_bytes: int) -> None:
     """Refuses prompt tasks that cannot be stored, or never admitted.
 
     Args:
         tasks: to be seeded.
-        reserve: payload bytes that a task's group may need.
+        reserves: payload bytes that the group of each task may need at most.
         max_bytes: the byte budget.
 
     Raises:
         PayloadError: naming the field.
     """
-    for index, task in enumerate(tasks):
+    for index, (task, reserve) in enumerate(zip(tasks, reserves, strict=True)):
         where = f"tasks[{index}]"
         if not 1 <= task.n <= MAX_MEMBERS:
             raise PayloadError(f"{where}.n", f"must be at least 1 and at most {MAX_MEMBERS}, got {task.n}")
@@ -61,14 +59,15 @@ def check_tasks(
             )
         if not 1 <= task.ordinal <= MAX_ORDINAL:
             raise PayloadError(f"{where}.ordinal", f"counts from 1 to {MAX_ORDINAL}, got {task.ordinal}")
-        if reserve(task) > max_bytes:
+        if reserve > max_bytes:
             raise PayloadError(
                 f"{where}.sampling.max_tokens",
-                f"{task.n} responses of {task.sampling.max_tokens} tokens may need {reserve(task)} bytes, the buffer "
+                f"{task.n} responses of {task.sampling.max_tokens} tokens may need {reserve} bytes, the buffer "
                 f"holds {max_bytes}",
                 hint="raise buffer.max_bytes, or lower rollout.max_response_tokens",
             )
-        check_policy(f"{where}.pinned", task.pinned)
+        if task.HasField("pinned"):
+            check_policy(f"{where}.pinned", task.pinned)
 
 
 def check_policy(field: str, policy: trajectory.PolicyVersion) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from buffer.ages import HISTOGRAMS
 from buffer.context import FrontContext
@@ -147,6 +147,14 @@ class TableCollector(Collector):
             for labels, value in values.get(figure.name, {}).items():
                 metric.add_metric(labels, value)
             yield metric
+
+
+def registry_of(readings: Readings) -> CollectorRegistry:
+    """All that a front tells Prometheus."""
+    registry = CollectorRegistry()
+    registry.register(readings.front.ages)
+    registry.register(TableCollector(readings))
+    return registry
 
 
 def samples_of(readings: Readings) -> dict[str, dict[tuple[str, ...], float]]:

@@ -30,7 +30,6 @@ from mesh.text import REASON_CHARACTERS, bounded
 from mesh.versions import checked_version
 from protos import buffer_pb2 as pb
 from protos import buffer_pb2_grpc
-from protos import trajectory_pb2 as trajectory
 
 log = logging.getLogger(__name__)
 # Messages of one Write stream under way: the next is checked while Redis stores the one before. More would only fill
@@ -47,11 +46,6 @@ _DISPOSITIONS = {
     pb.NACK_DISPOSITION_FILTER: "filter",
     pb.NACK_DISPOSITION_FAIL: "fail",
 }
-
-
-def reserve(task: trajectory.PromptTask) -> int:
-    """Payload bytes that the group of a task may need at most."""
-    return group_bytes(task.n, task.sampling.max_tokens)
 
 
 # Requests that are not parsed as generated code would.
@@ -91,7 +85,8 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
     async def Seed(self, request: pb.SeedRequest, _context: Any) -> pb.SeedResponse:
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
-        check_tasks(request.tasks, reserve, self._front.rules[table].max_bytes)
+        reserves = [group_bytes(task.n, task.sampling.max_tokens) for task in request.tasks]
+        check_tasks(request.tasks, reserves, self._front.rules[table].max_bytes)
         added, seeded, pending, withdrawn = await self._front.store.seed(
             table,
             request.incarnation,
@@ -99,7 +94,7 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             end_of_data=request.end_of_data,
             withdraw=request.withdraw_pending,
             call=checked_number("call", request.call, least=1),
-            reserve=reserve,
+            reserves=reserves,
         )
         return pb.SeedResponse(added=added, seeded=seeded, pending=pending, withdrawn=withdrawn)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -30,9 +30,9 @@ class LearnerVerbs(Verbs):
         end_of_data: bool,
         withdraw: bool,
         call: int,
-        reserve: Callable[[trajectory.PromptTask], int],
+        reserves: Sequence[int],
     ) -> tuple[int, int, int, int]:
-        """Adds tasks; returns (added, seeded, pending, withdrawn). `reserve` gives the bytes a group may need.
+        """Adds tasks; returns (added, seeded, pending, withdrawn). `reserves`: the bytes that their groups may need.
 
         A prompt is stored before its task counts, under a name that holds the digest of its bytes: what is stored for
         a task that is refused takes no other prompt's place, and is swept.
@@ -42,7 +42,7 @@ class LearnerVerbs(Verbs):
             raise fenced()
         commands: list[tuple[str | bytes, ...]] = []
         arguments: list[str | bytes | int] = []
-        for task in tasks:
+        for task, reserve in zip(tasks, reserves, strict=True):
             blob = task.SerializeToString()
             digest = digest_of(blob)
             if task.ordinal > present[2]:
@@ -50,7 +50,7 @@ class LearnerVerbs(Verbs):
                 self._remember(table, name, blob)
                 commands.append(("SET", self.keys.prompt(table, name), blob))
             pin = str(PolicyVersion.from_proto(task.pinned)) if task.HasField("pinned") else ""
-            entry = msgpack.packb([task.ordinal, task.n, pin, reserve(task), task.task_id, "", 0])
+            entry = msgpack.packb([task.ordinal, task.n, pin, reserve, task.task_id, "", 0])
             arguments += [task.ordinal, entry, pin, digest]
         answer = await self._redis.after(
             commands, "seed", table, incarnation, int(end_of_data), int(withdraw), call, *arguments

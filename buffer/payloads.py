@@ -93,14 +93,22 @@ def name_of(member: int, attempt: int, digest: str) -> str:
 
 def places(text: bytes | str) -> tuple[Place, ...]:
     """Parses what the verbs note of a group's payloads: `name[:pieces],...`."""
+    parts = _parts(text)
+    return tuple(map(Place, parts)) if _all_whole(parts) else tuple(map(_place, parts))
+
+
+def _parts(text: bytes | str) -> list[str]:
     plain = text.decode() if isinstance(text, bytes) else text
-    parts = plain.split(",") if plain else ()
-    return tuple([Place(part) if part.count(":") == _COLONS else _in_pieces(part) for part in parts])
+    return plain.split(",") if plain else []
 
 
-def _in_pieces(text: str) -> Place:
-    name, _, pieces = text.rpartition(":")
-    return Place(name, int(pieces))
+def _all_whole(parts: Sequence[str]) -> bool:
+    return sum([part.count(":") for part in parts]) == _COLONS * len(parts)
+
+
+def _place(part: str) -> Place:
+    name, _, pieces = part.rpartition(":")
+    return Place(part) if part.count(":") == _COLONS else Place(name, int(pieces))
 
 
 class Payloads:
@@ -122,8 +130,14 @@ class Payloads:
 
     def keys_of_groups(self, table: str, groups: Iterable[tuple[str, bytes | str]]) -> list[str]:
         """Keys of all payloads of groups, given as (group id, what the verbs noted)."""
-        named = ((self._keys.payloads(table, group_id), text) for group_id, text in groups)
-        return [key for prefix, text in named for place in places(text) for key in _keys(prefix, place)]
+        keys: list[str] = []
+        for group_id, text in groups:
+            prefix, parts = self._keys.payloads(table, group_id), _parts(text)
+            if _all_whole(parts):
+                keys += [prefix + part for part in parts]
+            else:
+                keys += [key for part in parts for key in _keys(prefix, _place(part))]
+        return keys
 
     async def put_piece(self, table: str, group_id: str, place: Place, piece: int, data: bytes) -> bool:
         """Stores one piece of a large payload, unless there is one; whether there is this one now."""

@@ -28,12 +28,14 @@ class Wish:
         refused_at: revision of the table's figures at which Redis gave it less than it asked for; until they change
             it takes no part.
         serving: version that it serves.
+        answers: whether it answers on its stream; else it takes no part.
     """
 
     credits: int = 0
     outstanding: int = 0
     refused_at: int = -1
     serving: PolicyVersion = field(default_factory=lambda: PolicyVersion(0, 0))
+    answers: bool = True
 
     @property
     def load(self) -> float:
@@ -56,7 +58,8 @@ def share_of(wish: Wish, all_wishes: Iterable[Wish], available: int, *, rev: int
     """
     if not wish.credits:
         return 0
-    wishes = [other for other in all_wishes if other.credits and (other is wish or other.refused_at != rev)]
+    rivals = (other for other in all_wishes if other.credits and other.answers)
+    wishes = [other for other in rivals if other is wish or other.refused_at != rev]
     if sum(other.credits for other in wishes) <= available:
         return wish.credits
     given = [0] * len(wishes)

@@ -98,7 +98,8 @@ def _spliced_group(group: Leased, prompt: bytes, payloads: Sequence[bytes] | Non
     )
     if payloads is not None:
         message.payload_bytes.extend(map(len, payloads))
-        left = {place.member: max(1, place.pieces) for place in group.places if not payloads[place.member]}
-        if left:
-            message.pieces.extend(left.get(member, 0) for member in range(len(group.metas)))
+        if not all(payloads):
+            left = {place.member: max(1, place.pieces) for place in group.places if not payloads[place.member]}
+            if left:
+                message.pieces.extend(left.get(member, 0) for member in range(len(group.metas)))
     return [message.SerializeToString(), opening(_TASK, len(prompt)), prompt, *fields(_MEMBERS, group.metas)]

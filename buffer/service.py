@@ -113,9 +113,8 @@ class BufferService:
         await server.start()
         self._exit.push_async_callback(front.settle, _STOP_GRACE_S)
         self._exit.push_async_callback(server.stop, _STOP_GRACE_S)
-        readings, registry = figures.Readings(front, access), front.ages.registry
-        registry.register(figures.TableCollector(readings))
-        self.readings = readings
+        readings = self.readings = figures.Readings(front, access)
+        registry = figures.registry_of(readings)
         self._exit.enter_context(metrics_server(registry, self._host, enabled=config.network.metrics))
         for job in (
             upkeep.sweep(front, access),

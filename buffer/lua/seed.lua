@@ -16,6 +16,7 @@ if news then
   if ARGV[4] == '1' and not known then withdrawn = withdraw_all() end
 end
 local used = redis.call('EXISTS', T .. ':used') == 1
+local digests = {}
 for i = 6, #ARGV, 4 do
   local ordinal = tonumber(ARGV[i])
   if ordinal > C.seeded then
@@ -27,11 +28,12 @@ for i = 6, #ARGV, 4 do
       local pin = ARGV[i + 2]
       enter(pending_key(pin), ARGV[i + 1], ordinal)
       if pin ~= '' then redis.call('SADD', T .. ':pins', pin) end
-      redis.call('SET', digest_key(ordinal), ARGV[i + 3])
+      digests[#digests + 1], digests[#digests + 2] = digest_key(ordinal), ARGV[i + 3]
       added = added + 1
     end
   end
 end
+for i = 1, #digests, 1000 do redis.call('MSET', unpack(digests, i, math.min(i + 999, #digests))) end
 add('pending', added)
 add('seeded_tasks', added)
 if news and (ARGV[3] == '1' or added > 0) then put('end_of_data', tonumber(ARGV[3])) end

@@ -52,7 +52,7 @@ def test_a_task_that_no_grant_could_carry_is_refused() -> None:
     task = make_task(1)
     task.ground_truth_json = "x" * MAX_TASK_BYTES
     with pytest.raises(PayloadError, match=r"tasks\[0\]: \d+ bytes, a prompt task may have"):
-        check_tasks([task], lambda _: 0, 1 << 30)
+        check_tasks([task], [0], 1 << 30)
 
 
 async def refused(call: Any) -> PayloadError:

@@ -10,7 +10,7 @@ from pathlib import Path
 import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
 
-from buffer.figures import METRICS, with_reference
+from buffer.figures import METRICS, registry_of, with_reference
 from mesh.versions import PolicyVersion
 from tests.buffer.mesh_fixture import Mesh, make_failure, make_write
 
@@ -33,7 +33,7 @@ async def test_every_figure_of_a_table_is_told_with_its_type(mesh: Mesh) -> None
 
     assert front.readings is not None
     await front.readings.read()
-    told = prometheus_client.generate_latest(front.readings.front.ages.registry).decode()
+    told = prometheus_client.generate_latest(registry_of(front.readings)).decode()
     families = {f.name: f for f in text_string_to_metric_families(told)}
     values = {
         (sample.name.removeprefix("rollmesh_buffer_"), frozenset(sample.labels.values())): sample.value

@@ -46,3 +46,10 @@ def test_who_was_refused_is_not_waited_for_until_the_figures_change() -> None:
     eager = Wish(4, 3)
     assert share_of(eager, [refused, eager], 2, rev=7) == 2
     assert share_of(eager, [refused, eager], 2, rev=8) == 0
+
+
+def test_who_does_not_answer_is_not_waited_for() -> None:
+    silent, eager = Wish(4, 0, answers=False), Wish(4, 3)
+    assert share_of(eager, [silent, eager], 2, rev=0) == 2
+    silent.answers = True
+    assert share_of(eager, [silent, eager], 2, rev=0) == 0
