@@ -60,7 +60,9 @@ demo: $(READY) ## Train the demonstration: real services, held-out reward goes u
 
 # An engine that cannot be installed here is skipped by its tests, with the reason; `.ci/run` lets that fail.
 # vLLM's tests run where vLLM is, and the runs with engines beside them. More processes than cores: tests wait for others
-# more often than they compute.
+# more often than they compute. Byte code is kept, also where the environment says otherwise: the suite starts hundreds of
+# processes of the same code.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: check ## Lint, types and the whole test suite, on two cores
 	-@$(MAKE) --no-print-directory vllm
 	-@$(MAKE) --no-print-directory sglang

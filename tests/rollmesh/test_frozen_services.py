@@ -114,7 +114,7 @@ async def test_a_busy_service_on_a_busy_machine_is_never_killed(
         os.setpriority(os.PRIO_PGRP, pid, nice)
         with contextlib.suppress(FileNotFoundError):
             Path(f"/proc/{pid}/autogroup").write_text(str(nice))
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(2.0)
         assert supervisor.pids() == {NAME: pid}, recorder.events
     assert read_restarts(tmp_path) == {}
     supervisor.interrupt()

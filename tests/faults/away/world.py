@@ -175,6 +175,9 @@ class World:
             return Outcome(case, max(0.0, await run.until_trained(bound_s) - over))
         except AssertionError as error:
             return Outcome(case, bound_s, str(error))
+        finally:
+            # It waits for the others at rest.
+            run.allow(0)
 
     async def audit(self) -> None:
         """Every run, when all that is known of it has arrived."""
