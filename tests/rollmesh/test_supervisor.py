@@ -22,7 +22,7 @@ from rollmesh.report.restarts import read_restarts
 from tests.rollmesh.conftest import Recorder, fake_spec
 
 MakeSupervisor = Callable[..., Supervisor]
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def same_rank(_name: str) -> int:
