@@ -87,6 +87,9 @@ class translated:  # noqa: N801  reads like the statement that it is
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, (rex.RedisError, hiredis.HiredisError, OSError)):
             raise store_error(error) from error
+        # uvloop's word for a connection that was reset a moment ago, which redis-py passes on.
+        if isinstance(error, RuntimeError) and "the handler is closed" in str(error):
+            raise store_error(ConnectionError("connection reset")) from error
 
 
 class RedisAccess:

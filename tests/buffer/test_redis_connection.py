@@ -8,7 +8,10 @@ import secrets
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio
+import uvloop
 
 from buffer.redis_access import RedisAccess
 from buffer.redis_server import find_redis_server
@@ -30,6 +34,8 @@ from tests.buffer.test_flow import balanced
 
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 Opener = Callable[..., RedisAccess]
+# Connections that are reset, at one moment or another of their beginning.
+ATTEMPTS = 300
 
 
 @pytest.fixture
@@ -250,6 +256,31 @@ async def test_who_gives_up_during_the_greeting_leaves_no_connection() -> None:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
             await closed.wait()
+
+
+def test_a_subscription_that_is_reset_while_it_begins_is_a_typed_error() -> None:
+    """On the loop of the services, whose transports fail in words of their own once they are closed."""
+
+    async def attempts(port: int) -> None:
+        access = RedisAccess(f"redis://127.0.0.1:{port}/0", "run", timeout_s=TIMEOUT_S)
+        for _ in range(ATTEMPTS):
+            with pytest.raises(StoreError, match="unreachable"):
+                async with access.subscribed("channel"):
+                    pass
+        await access.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_reset_all, args=(server,), daemon=True).start()
+        uvloop.run(attempts(server.getsockname()[1]))
+
+
+def _reset_all(server: socket.socket) -> None:
+    for number in range(ATTEMPTS):
+        connection, _ = server.accept()
+        # Between the moment in which a client is connected and that in which it begins to speak.
+        time.sleep(number % 10 * 5e-6)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
 
 
 # ------------------------------------------------------------------------------------------------------------- TLS
