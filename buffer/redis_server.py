@@ -31,6 +31,7 @@ from typing import Literal
 import redis.asyncio
 import redis.exceptions
 
+from buffer.redis_access import translated
 from mesh.errors import StoreError
 from mesh.heap import KEEP_FREED_MEMORY
 from mesh.liveness.sight import look
@@ -46,8 +47,6 @@ _STOP_S = 10.0
 _LONGEST_SOCKET_PATH = 107
 # What Redis logs where it finds a torn end.
 _TORN = b"Truncating the AOF"
-# Replies while the append-only file is read: not ready yet, but well.
-_LOADING = (redis.exceptions.BusyLoadingError, redis.exceptions.ConnectionError, OSError)
 
 
 def find_redis_server() -> str:
@@ -211,12 +210,13 @@ class RedisServer:
                         hint=f"its log is {self._log_path}",
                     )
                 try:
-                    await client.ping()
+                    with translated():
+                        await client.ping()
                     return
-                except _LOADING as error:
+                except StoreError as error:  # it reads its append-only file, as a rule
                     if asyncio.get_running_loop().time() > deadline:
                         raise StoreError(
-                            f"redis-server is not ready after {_START_S:.0f} s: {error}",
+                            f"redis-server is not ready after {_START_S:.0f} s: {error.message}",
                             hint=f"its log is {self._log_path}",
                         ) from error
                 # A foreign process offers no event to wait for; this loop is bounded by the deadline above.
@@ -242,14 +242,16 @@ class RedisServer:
                 return
         try:
             async with asyncio.timeout(_START_S), redis.asyncio.Redis.from_url(self.url, socket_timeout=5.0) as client:
-                await client.bgrewriteaof()
+                with translated():
+                    await client.bgrewriteaof()
                 while True:
                     # A foreign process offers no event to wait for; this loop is bounded by the deadline above.
                     await asyncio.sleep(0.02)
-                    state = await client.info("persistence")
+                    with translated():
+                        state = await client.info("persistence")
                     if not state["aof_rewrite_in_progress"]:
                         break
-        except (TimeoutError, redis.exceptions.RedisError) as error:
+        except (TimeoutError, StoreError) as error:
             raise StoreError(
                 f"redis-server did not write its append-only file again within {_START_S:.0f} s: {error}",
                 hint=f"its log is {self._log_path}",
@@ -284,11 +286,11 @@ class RedisServer:
 
             async def ask() -> Answer:
                 try:
-                    await client.ping()
-                except redis.exceptions.ResponseError:
-                    return Answer.WELL
-                except (redis.exceptions.RedisError, OSError):
-                    return Answer.NONE
+                    with translated():
+                        await client.ping()
+                except StoreError as error:
+                    refused = isinstance(error.__cause__, redis.exceptions.ResponseError)
+                    return Answer.WELL if refused else Answer.NONE
                 return Answer.WELL
 
             return await until_frozen(partial(look, pid), ask, Bounds.of(after_s))

@@ -195,6 +195,24 @@ async def test_one_redis_owns_a_folder(tmp_path: Path, monkeypatch: pytest.Monke
     assert third.url != first.url
 
 
+async def test_a_redis_that_says_nothing_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that was stopped in its start, or reads from a disk that hangs."""
+    silent = tmp_path / "redis-server"
+    silent.write_text(
+        f"#!{sys.executable}\nimport socket, sys, time\nsettings = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+        "listener = socket.create_server(('127.0.0.1', int(settings['--port'])))\ntime.sleep(600)\n"
+    )
+    silent.chmod(0o700)
+    monkeypatch.setattr("buffer.redis_server.find_redis_server", lambda: str(silent))
+    monkeypatch.setattr("buffer.redis_server._START_S", 1.0)
+    server = RedisServer(tmp_path / "redis")
+    try:
+        with pytest.raises(StoreError, match="is not ready after 1 s: .*Timeout reading"):
+            await server.start()
+    finally:
+        await server.stop()
+
+
 async def test_broken_data_is_reported_with_the_log(tmp_path: Path) -> None:
     (tmp_path / "appendonly.aof").write_bytes(b"nonsense\n" * 100)
     with pytest.raises(StoreError, match=r"redis-server ended|appendonly|AOF") as caught:
