@@ -207,7 +207,7 @@ async def test_a_redis_that_says_nothing_is_a_typed_error(tmp_path: Path, monkey
     monkeypatch.setattr("buffer.redis_server._START_S", 1.0)
     server = RedisServer(tmp_path / "redis")
     try:
-        with pytest.raises(StoreError, match="is not ready after 1 s: .*Timeout reading"):
+        with pytest.raises(StoreError, match=r"is not ready after 1 s: .*Timeout reading"):
             await server.start()
     finally:
         await server.stop()
