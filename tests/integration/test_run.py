@@ -57,7 +57,7 @@ def test_on_policy_behind_a_token(start_mesh, rollmesh: Command, tmp_path: Path)
     """Two generators at zero staleness never hang; nobody without the token is told anything."""
     token = tmp_path / "token"
     token.write_text("a shared secret\n")
-    run = start_mesh("--learner.steps=12", "--buffer.max_staleness=0", f"--security.token_file={token}")
+    run = start_mesh("--learner.steps=6", "--buffer.max_staleness=0", f"--security.token_file={token}")
     run.wait_step(1)
     refused = rollmesh("status", "--mesh", run.address())
     assert refused.returncode == 2, refused.stdout
@@ -67,8 +67,8 @@ def test_on_policy_behind_a_token(start_mesh, rollmesh: Command, tmp_path: Path)
     audit(run)
     assert set(run.summary()["staleness"]) == {"0"}
     # A run that has ended goes on where more is asked of it.
-    longer = start_mesh("--learner.steps=15", "--buffer.max_staleness=0", f"--security.token_file={token}")
+    longer = start_mesh("--learner.steps=8", "--buffer.max_staleness=0", f"--security.token_file={token}")
     assert longer.finish() == 0, longer.tail()
     audit(longer)
-    assert longer.summary()["steps"] == 15
+    assert longer.summary()["steps"] == 8
     assert not any("restarting" in line for line in longer.lines), longer.tail()
