@@ -20,7 +20,7 @@ class Fleet:
         alive: how many there are.
         serving: of those, with weights in service.
         loading: of those, still without an engine: they load or compile the model.
-        tokens: sampled by all of them since they started.
+        tokens: sampled for groups by all of them since they started.
         reason: why one of them waits or fails; empty where none does.
     """
 
@@ -41,7 +41,7 @@ def fleet_of(members: Iterable[membership_pb2.Member]) -> Fleet:
         alive=len(generators),
         serving=sum(member.serving.incarnation > 0 for member in generators),
         loading=sum("tokens_generated" not in member.gauges for member in generators),
-        tokens=min(_MOST, sum(_count(member.gauges.get("tokens_generated", 0.0)) for member in generators)),
+        tokens=min(_MOST, sum(_count(member.gauges.get("tokens_for_groups", 0.0)) for member in generators)),
         reason=next((member.waiting_reason for member in generators if member.waiting_reason), ""),
     )
 

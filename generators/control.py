@@ -45,7 +45,7 @@ class ManualRequests:
         answer: asyncio.Future[GenerationResult] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = answer
         try:
-            self._engine.submit([GenerationRequest(request_id, prompt_ids, sampling_of(sampling))])
+            self._engine.submit([GenerationRequest(request_id, prompt_ids, sampling_of(sampling), outside=True)])
             return await answer
         finally:
             if self._waiting.pop(request_id, None) is not None and not answer.done():

@@ -241,7 +241,7 @@ class Generator:
         while True:
             status = parts.engine.status()
             reason = parts.waiting_reason() or silence.reason(
-                tokens=status.tokens_generated, generating=parts.rollout.load.generating, now_s=self._loop.time()
+                tokens=status.tokens_for_groups, generating=parts.rollout.load.generating, now_s=self._loop.time()
             )
             parts.rollout.observe(status, self._loop.time())
             figures = self.metrics.update(status, parts.rollout, parts.delivery, parts.drafts, parts.episodes)

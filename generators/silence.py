@@ -19,7 +19,7 @@ class Silence:
         """Why nothing comes of what is held; empty while something does.
 
         Args:
-            tokens: sampled since the start.
+            tokens: sampled for groups since the start.
             generating: members given to the engine, or to an agent.
             now_s: of a monotonic clock.
         """

@@ -4,7 +4,7 @@ Invariants:
 - the clock runs only while the learner waits for groups, and begins again with every progress: a member or a longer
   draft stored, a batch claimed, a fate. What can be undone and done again for ever (leases, releases, re-admissions,
   refused claims) never stops it (`progressed` in `buffer/lua/common.lua`);
-- sampled tokens are progress as well, so that long answers are no stall: above the most that was seen since the last
+- tokens sampled for groups are progress as well, so that long answers are no stall: above the most seen since the last
   other progress (generators come and go), and while no group has changed hands since (then they may be the same
   tokens, sampled again for ever);
 - the clock of the limit stands still besides while no generator serves and one is still on its way to an engine, which
@@ -28,7 +28,7 @@ class Look:
     Attributes:
         now_s: of a monotonic clock.
         moved: names the last progress; another value is a new one.
-        tokens: sampled by the generators that are alive.
+        tokens: sampled for groups by the generators that are alive.
         handovers: groups that were taken from one holder to another, so far.
         waits: the learner waits for groups.
         loading: no generator serves, and one is still on its way to an engine.

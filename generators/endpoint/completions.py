@@ -191,6 +191,7 @@ class Completions:
             pinned=rules is not None and rules.pinned,
             prefix=prefix,
             stream=bool(request.stream),
+            outside=rules is None,
         )
 
 

@@ -126,6 +126,7 @@ class GenerationRequest:
         images: encoded files (PNG, JPEG), in the order of their placeholders in `prompt_ids`, one placeholder token
             each: the engine widens it to the tokens that its processor makes of the image. These count in the
             context. They are looked at within `submit`.
+        outside: asked for by somebody outside of the run: no group comes nearer to its end by its tokens.
     """
 
     request_id: str
@@ -135,6 +136,7 @@ class GenerationRequest:
     prefix: SampledTokens | None = None
     stream: bool = False
     images: tuple[bytes, ...] = ()
+    outside: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,6 +264,7 @@ class EngineStatus:
         state: running (also while it waits for its first weights), paused or asleep.
         kv_usage: share of the KV cache that is in use, 0 to 1; None where the engine has no such bound.
         preemptions: sequences that lost their KV cache for want of room, since the start.
+        tokens_outside: of `tokens_generated`, those of requests from outside of the run.
     """
 
     active: int
@@ -274,6 +277,12 @@ class EngineStatus:
     state: EngineState = "running"
     kv_usage: float | None = None
     preemptions: int = 0
+    tokens_outside: int = 0
+
+    @property
+    def tokens_for_groups(self) -> int:
+        """Sampled since the start for members of groups."""
+        return self.tokens_generated - self.tokens_outside
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,8 @@ def test_a_generator_loads_until_it_reports_gauges_and_serves_once_it_has_weight
         member.serving.incarnation = incarnation
         return member
 
-    loading, waiting, serving = generator(0), generator(0, tokens_generated=0), generator(1, tokens_generated=70)
+    loading, waiting = generator(0), generator(0, tokens_generated=0)
+    serving = generator(1, tokens_generated=90, tokens_for_groups=70)
     loading.waiting_reason = "loads the model"
     learner = membership_pb2.Member(role=membership_pb2.ROLE_LEARNER)
     assert fleet_of([learner, loading, waiting, serving, serving]) == Fleet(4, 2, 1, 140, "loads the model")
@@ -127,7 +128,7 @@ _IMPOSSIBLE = {float("nan"): 0, float("inf"): 0, -float("inf"): 0, -1.0: 0, 1e30
 
 @pytest.mark.parametrize(("gauge", "tokens"), _IMPOSSIBLE.items())
 def test_an_impossible_gauge_counts_as_far_as_it_can(gauge: float, tokens: int) -> None:
-    member = membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR, gauges={"tokens_generated": gauge})
+    member = membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR, gauges={"tokens_for_groups": gauge})
     assert fleet_of([member]).tokens == tokens
 
 
@@ -138,7 +139,7 @@ async def test_stored_gauges_that_cannot_be_end_neither_a_front_nor_a_descriptio
     for gauge in _IMPOSSIBLE:
         generator = await mesh.generator(front)
         await generator.agent.stop()
-        beat = membership_pb2.HeartbeatRequest(gauges={"tokens_generated": gauge}, serving=V0.to_proto())
+        beat = membership_pb2.HeartbeatRequest(gauges={"tokens_for_groups": gauge}, serving=V0.to_proto())
         status = f"{Keys(front.run_name).run}:status"
         await front.access.client.hset(status, generator.agent.member_id, beat.SerializeToString())
     async with asyncio.timeout(TIMEOUT_S):

@@ -65,6 +65,7 @@ class Dispatcher:
 
     Attributes:
         tokens_generated: tokens taken.
+        tokens_outside: of those, of requests from outside of the run.
         pinned: pinned responses that have not ended.
     """
 
@@ -93,7 +94,7 @@ class Dispatcher:
         self._given_up: list[str] = []
         self._job_ids = itertools.count()
         self._interrupting = False
-        self.tokens_generated = 0
+        self.tokens_generated = self.tokens_outside = 0
         self.pinned = 0
 
     @property
@@ -222,10 +223,12 @@ class Dispatcher:
                 self._notify()
             return
         try:
-            self.tokens_generated += response.add(chunk, self._labels)
+            tokens = response.add(chunk, self._labels)
         except EngineError as error:
             self._fail(error)
             return
+        self.tokens_generated += tokens
+        self.tokens_outside += tokens if response.request.outside else 0
         if response.request.stream:
             self._streamed[id(response)] = response
             self._notify()

@@ -170,6 +170,7 @@ class DrivenEngine(InferenceEngine):
             active=active,
             queued=max(0, self._gate.in_flight - active),
             tokens_generated=self._life.dispatcher.tokens_generated,
+            tokens_outside=self._life.dispatcher.tokens_outside,
             swaps=conductor.swaps,
             serving=conductor.serving,
             digest=conductor.digest,

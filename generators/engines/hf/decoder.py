@@ -63,7 +63,7 @@ class Decoder:
         self._seeds = np.random.default_rng(seed)
         self.table = SlotTable(slots)
         self.serving: PolicyVersion | None = None
-        self.tokens_generated = 0
+        self.tokens_generated = self.tokens_outside = 0
 
     @property
     def pinned(self) -> int:
@@ -94,6 +94,7 @@ class Decoder:
         tokens = ids.cpu().numpy()
         table.record(tokens, log_probs.cpu().numpy())
         self.tokens_generated += rows
+        self.tokens_outside += table.outside()
         assert self.serving is not None
         return Step(table.events(self.serving), self._close_ended(tokens))
 

@@ -131,6 +131,7 @@ class HfEngine(InferenceEngine):
             active=active,
             queued=max(0, self._inbox.count() - active),
             tokens_generated=self._decoder.tokens_generated,
+            tokens_outside=self._decoder.tokens_outside,
             swaps=loop.swaps,
             serving=self._decoder.serving,
             digest=loop.digest,

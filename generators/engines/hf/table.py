@@ -71,6 +71,7 @@ class SlotTable:
         self._sampling: RowSampling | None = None
         self._watched: list[int] | None = None
         self._streamed: list[int] | None = None
+        self._outside: int | None = None
 
     @property
     def active(self) -> int:
@@ -181,6 +182,12 @@ class SlotTable:
             ]
         return self._watched
 
+    def outside(self) -> int:
+        """How many rows have requests from outside of the run."""
+        if self._outside is None:
+            self._outside = sum(running.request.outside for running in self.running[: self.rows] if running)
+        return self._outside
+
     def events(self, version: PolicyVersion) -> list[TokenEvent]:
         """The tokens that `record` appended to streamed responses, drawn by `version`."""
         if self._streamed is None:
@@ -258,6 +265,7 @@ class SlotTable:
         self._sampling = None
         self._watched = None
         self._streamed = None
+        self._outside = None
 
 
 def _column(values: NDArray[np.generic], device: torch.device) -> torch.Tensor:

@@ -76,6 +76,23 @@ def test_sampled_tokens_are_never_made_of_text_again(serving: Serving) -> None:
     serving.endpoint.sessions.forget(session)
 
 
+def test_only_sessions_of_training_sample_for_groups(serving: Serving) -> None:
+    """Whoever asks from outside must not make a run that stands still look alive."""
+
+    def sampled(session: Session | str) -> tuple[int, int]:
+        before = serving.engine.status()
+        choice = ask(client_of(serving, session), [ASK])
+        after = serving.engine.status()
+        assert after.tokens_generated - before.tokens_generated == len(choice.token_ids) > 0
+        return after.tokens_for_groups - before.tokens_for_groups, len(choice.token_ids)
+
+    session = trained(serving)
+    for_groups, every = sampled(session)
+    assert for_groups == every
+    assert sampled("somebody")[0] == 0
+    serving.endpoint.sessions.forget(session)
+
+
 def test_a_tools_answer_goes_on_from_the_call(serving: Serving) -> None:
     session = trained(serving, "<system>")
     client = client_of(serving, session)

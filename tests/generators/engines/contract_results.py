@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,6 +57,14 @@ class ResultContract:
         status = harness.engine.status()
         assert (status.active, status.queued) == (0, 0)
         assert status.tokens_generated == sum(len(result.response_ids) for result in harness.collector.results.values())
+
+    def test_tokens_for_groups_are_counted_apart(self, harness: EngineHarness) -> None:
+        harness.update(V1, harness.random_weights(1))
+        ours = request("ours", max_tokens=5, seed=1)
+        results = harness.run([ours, replace(request("theirs", max_tokens=9, seed=2), outside=True)])
+        status = harness.engine.status()
+        assert status.tokens_for_groups == len(results[0].response_ids)
+        assert status.tokens_generated == sum(len(result.response_ids) for result in results)
 
     @pytest.mark.parametrize(
         ("temperature", "top_k", "top_p"), [(0.7, 0, 1.0), (1.6, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.8), (1.3, 20, 0.9)]
