@@ -57,7 +57,8 @@ class ConsumptionLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab")
+        # Without a buffer: what the disk has refused is not written again when the log is closed.
+        self._file = path.open("ab", buffering=0)
         _cut_torn_line(path)
 
     def append(self, use: Use) -> None:
@@ -73,8 +74,9 @@ class ConsumptionLog:
             "groups": [[g.group_id, list(g.members), g.ordinal, g.use] for g in use.groups],
         }
         try:
-            self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-            self._file.flush()
+            rest = memoryview(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            while rest:
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             raise DataError(

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
+_log = logging.getLogger(__name__)
 VARIABLE = "ROLLMESH_EXIT_FILE"
 
 
 def leave(status: int) -> None:
-    """Called by a service that fails: writes its status where the launcher looks, if there is a launcher."""
+    """Called by a service that ends: writes its status where the launcher looks, if there is a launcher.
+
+    Of several processes of one service the one that fails counts. Where a disk takes no status, the process still ends
+    with it.
+    """
     path = os.environ.get(VARIABLE)
-    if path and status != 0:
-        Path(path).write_text(str(status), encoding="utf-8")
+    if not path:
+        return
+    try:
+        with Path(path).open("w" if status else "x", encoding="utf-8") as file:
+            file.write(str(status))
+    except FileExistsError:
+        return
+    except OSError as error:
+        _log.warning("cannot write the exit status %d to %s: %s", status, path, error.strerror)
 
 
 def find(path: Path) -> int | None:

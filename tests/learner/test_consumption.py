@@ -41,3 +41,16 @@ def test_only_what_is_in_the_newest_weights_survives() -> None:
     assert [u.groups[0].group_id for u in surviving([*uses, use(3, 2, 2, "e")])] == ["a", "b", "e"]
     # An incarnation that has not used anything yet has no line, but a resume point.
     assert [u.groups[0].group_id for u in surviving(uses, {3: 1})] == ["a"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_the_log_s_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "consumption.jsonl"
+    path.symlink_to("/dev/full")
+    with pytest.MonkeyPatch.context() as patch:
+        # The device has no end to read up to.
+        patch.setattr(Path, "read_bytes", lambda _: b"")
+        log = ConsumptionLog(path)
+    with pytest.raises(DataError, match="free space"):
+        log.append(use(1, 0, 0, "a"))
+    log.close()
