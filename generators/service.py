@@ -106,7 +106,8 @@ async def serve(
         channel, membership_pb2.ROLE_GENERATOR, member_id=member_id, address=address, host_id=host_id()
     )
     try:
-        await agent.start()
+        if not await shutdown.before(agent.start()):
+            return 0
         config = _configuration(agent)
         logging.getLogger().setLevel(config.logging.level.upper())
         # Where nobody else can reach this process there is nobody to relay to.

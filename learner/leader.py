@@ -121,22 +121,39 @@ class Leader:
             RollmeshError: the run cannot start or go on.
         """
         finished = False
-        patience = self._config.network.retry_s + _LEAVE_S
         try:
-            self._bridge.call(self._session.open(ready_file), patience)
-            # Commits per step run ahead of the checkpoints by design: what lies between is at most once.
-            force = force or self._config.buffer.commit == "step"
-            left = left_behind(self._config.run.folder)
-            extra, incarnation, seeded = self._take_over(left, start_from, takeover=takeover, force=force)
-            version = int(extra.get("version", 0))
-            lineage = Lineage.from_wire(extra.get("lineage", [])).then(incarnation, version)
-            figures = RunFigures.from_wire(extra["figures"]) if "figures" in extra else RunFigures()
-            takeovers = {**(left.takeovers if left is not None else {}), **dict(lineage.resumed)}
-            finished = self._train(version, lineage, takeovers, figures, seeded)
+            if self._opened(ready_file):
+                finished = self._resume(start_from, takeover=takeover, force=force)
         finally:
             self._state.phase = "ending"
             self._leave(finished)
         self._team.dismiss()
+
+    def _opened(self, ready_file: Path | None) -> bool:
+        """Joins the mesh; False where the end was asked for first."""
+        opening = self._bridge.submit(self._session.open(ready_file))
+        self._controls.wake = opening.cancel
+        if self._controls.stop_reason is not None:
+            opening.cancel()
+        try:
+            self._bridge.result(opening, self._config.network.retry_s + _LEAVE_S)
+        except concurrent.futures.CancelledError:
+            return False
+        finally:
+            self._controls.wake = lambda: None
+        return self._controls.stop_reason is None
+
+    def _resume(self, start_from: Path | None, *, takeover: bool, force: bool) -> bool:
+        """Continues the run from its last checkpoint; True where it is complete."""
+        # Commits per step run ahead of the checkpoints by design: what lies between is at most once.
+        force = force or self._config.buffer.commit == "step"
+        left = left_behind(self._config.run.folder)
+        extra, incarnation, seeded = self._take_over(left, start_from, takeover=takeover, force=force)
+        version = int(extra.get("version", 0))
+        lineage = Lineage.from_wire(extra.get("lineage", [])).then(incarnation, version)
+        figures = RunFigures.from_wire(extra["figures"]) if "figures" in extra else RunFigures()
+        takeovers = {**(left.takeovers if left is not None else {}), **dict(lineage.resumed)}
+        return self._train(version, lineage, takeovers, figures, seeded)
 
     def _leave(self, finished: bool) -> None:
         """Leaves in order, or else without: what ended the run is not hidden by a mesh that does not answer."""

@@ -28,6 +28,8 @@ from protos import membership_pb2, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
 PROTOCOL = 2
+# Seconds without an answer to a Join between two words on it.
+_JOIN_LOG_S = 10.0
 # Heartbeats that may time out one after the other within a member's time to live.
 _BEATS_LOST = 4
 _LEAST_PATIENCE_S = 1.0
@@ -69,6 +71,7 @@ class MembershipAgent:
     ) -> None:
         self._stub: Any = membership_pb2_grpc.MembershipStub(channel)
         self._learn = channel.learn if isinstance(channel, MeshChannel) else _stay
+        self._mesh = f"the mesh at {','.join(channel.addresses)}" if isinstance(channel, MeshChannel) else "the mesh"
         self._join_request = membership_pb2.JoinRequest(
             member_id=member_id, role=role, address=address, host_id=host_id, pid=os.getpid(), protocol=PROTOCOL
         )
@@ -84,6 +87,7 @@ class MembershipAgent:
         self._listeners: list[Callable[[], None]] = []
         self._task: asyncio.Task[None] | None = None
         self._seen_running: bool | None = None
+        self._say_at = 0.0
         self.member_id = member_id
         self.generation = 0
         self.run_name = ""
@@ -191,11 +195,8 @@ class MembershipAgent:
     async def _join(self, retry_s: float) -> None:
         # Greater than those of this process' earlier joins, so that a late copy of one is known.
         self._join_request.call = max(self._join_request.call + 1, time.time_ns() // 1000)
-        response = await call_with_retry(
-            lambda: self._stub.Join(self._join_request, timeout=self._timeout_s),
-            retry_s=retry_s,
-            what="joining the mesh",
-        )
+        log.info("joining %s", self._mesh)
+        response = await call_with_retry(self._try_to_join, retry_s=retry_s, what=f"joining {self._mesh}")
         self.generation = response.generation
         self.run_name = response.run_name
         self.config_json = response.run_config_json
@@ -205,6 +206,16 @@ class MembershipAgent:
         self._beat_timeout_s = min(self._timeout_s, patience_s)
         self._learn(response.fronts)
         log.info("joined run %s as %s (generation %d)", self.run_name, self.member_id, self.generation)
+
+    async def _try_to_join(self) -> membership_pb2.JoinResponse:
+        try:
+            response: membership_pb2.JoinResponse = await self._stub.Join(self._join_request, timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if time.monotonic() >= self._say_at:
+                self._say_at = time.monotonic() + _JOIN_LOG_S
+                log.warning("waits for %s, %.0f s at most: %s", self._mesh, self._retry_s, error.details())
+            raise
+        return response
 
     async def _run(self) -> None:
         retries, pause_s = Retries(self._retry_s), self._interval_s

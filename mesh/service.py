@@ -43,6 +43,20 @@ class Shutdown:
             self.reason = reason
             self.requested.set()
 
+    async def before(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Does work unless the end is asked for first; then the work is cancelled. Whether it is done."""
+        working, asked = asyncio.ensure_future(work), asyncio.ensure_future(self.requested.wait())
+        try:
+            await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                return False
+            working.result()
+            return True
+        finally:
+            working.cancel()
+            asked.cancel()
+            await asyncio.gather(working, asked, return_exceptions=True)
+
 
 def run_service(name: str, main: Callable[[Shutdown], Awaitable[int]], *, level: str = "info") -> int:
     """Runs a service's coroutine to its end and returns the process exit code."""

@@ -103,7 +103,8 @@ async def _serve_in_mesh(
         retry_s=network.retry_s,
     )
     try:
-        await agent.start()
+        if not await shutdown.before(agent.start()):
+            return
         _say_ready(config, address, ready_file)
         await _until_end(shutdown, agent, server)
         await agent.leave()

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from buffer.service import BufferService
+from generators.service import serve
+from mesh.config.models import SecuritySection
 from mesh.errors import UnreachableError
 from mesh.service import Shutdown
 from mesh.trajectory import Trajectory, decode
@@ -19,6 +21,7 @@ from mesh.versions import PolicyVersion
 from protos import buffer_pb2, generator_pb2, membership_pb2, trajectory_pb2
 from reward_service.service import serve as serve_rewards
 from tests.generators.world import DEADLINE_S, TOKENIZER, eventually, greedy_response, log_probs, mesh
+from tests.joining import NOWHERE, when_it_waits
 
 
 def drafts_of(grants: Iterable[buffer_pb2.GroupGrant]) -> dict[tuple[str, int], Trajectory]:
@@ -29,6 +32,24 @@ def drafts_of(grants: Iterable[buffer_pb2.GroupGrant]) -> dict[tuple[str, int], 
 def prompt_of(group: buffer_pb2.LeasedGroup) -> list[int]:
     ids: list[int] = np.frombuffer(group.task.prompt_ids, "<i4").tolist()
     return ids
+
+
+async def test_it_can_be_ended_while_it_waits_for_the_mesh() -> None:
+    shutdown = Shutdown()
+    with when_it_waits(lambda: shutdown.request("enough")) as said:
+        status = await serve(
+            NOWHERE,
+            shutdown,
+            host="127.0.0.1",
+            port=0,
+            advertise=None,
+            member_id="gen",
+            threads=None,
+            security=SecuritySection(),
+            ready_file=None,
+        )
+    assert status == 0
+    assert said[0].startswith(f"waits for the mesh at {NOWHERE}, ")
 
 
 async def test_groups_are_generated_scored_and_stored(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,8 @@ from learner.model_folder import resolve_model
 from learner.service import run
 from mesh.config.models import ModelSection
 from mesh.errors import ConfigError, DataError, UnreachableError
+from tests.joining import NOWHERE, when_it_waits
 from tests.learner.live.tiny import make_config
-
-NOWHERE = "127.0.0.1:9"
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,14 @@ def test_bad_input_ends_with_its_code_and_one_line(
     errors = [line for line in lines if line["level"] == "error"]
     assert len(errors) == 1
     assert words in errors[0]["message"]
+
+
+def test_sigterm_ends_the_wait_for_a_mesh_that_does_not_answer(tmp_path: Path) -> None:
+    config = make_config(tmp_path, {"data.eval": None})
+    with when_it_waits(lambda: os.kill(os.getpid(), signal.SIGTERM)) as said:
+        assert run(config, NOWHERE) == 0
+    assert said[0].startswith(f"waits for the mesh at {NOWHERE}, 20 s at most: ")
+    assert "refused" in said[0]
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:

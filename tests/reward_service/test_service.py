@@ -25,6 +25,7 @@ from protos import membership_pb2, membership_pb2_grpc
 from reward_service.client import LocalScorer, RewardClient, build_scorer, needs_discovery
 from reward_service.routing import split_routes
 from reward_service.service import serve as serve_process
+from tests.joining import NOWHERE, when_it_waits
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -172,6 +173,14 @@ async def test_joins_the_mesh_reports_and_leaves(mesh: tuple[Mesh, str], make_it
     servicer.finished = True
     assert await asyncio.wait_for(running, 10) == 0
     assert member.member_id in servicer.left
+
+
+async def test_it_can_be_ended_while_it_waits_for_the_mesh() -> None:
+    shutdown = Shutdown()
+    with when_it_waits(lambda: shutdown.request("enough")) as said:
+        status = await serve_process(config(), shutdown, host="127.0.0.1", port=0, mesh=NOWHERE, ready_file=None)
+    assert status == 0
+    assert said[0].startswith(f"waits for the mesh at {NOWHERE}, ")
 
 
 async def test_heartbeats_say_that_workers_die_one_after_another(
