@@ -1,6 +1,6 @@
 """The embedded Redis: a real redis-server process, started and owned by us, with its data in the run folder.
 
-Invariants: one redis-server at a time owns a folder (it inherits a lock on it); it listens on loopback only, and on a
+Invariants: one redis-server at a time owns a folder (`buffer.folder_lock`); it listens on loopback only, and on a
 socket in its folder that only its user may open; it never evicts; it is killed when its owner dies, also where it
 is stopped, so no orphan keeps the folder; frozen is as good as dead; it answers only once its file has no torn end.
 
@@ -15,12 +15,10 @@ Durability, by name:
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import importlib.util
 import logging
 import os
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -31,6 +29,7 @@ from typing import Literal
 import redis.asyncio
 import redis.exceptions
 
+from buffer.folder_lock import end_leftovers, owned
 from buffer.redis_access import translated
 from mesh.errors import StoreError
 from mesh.heap import KEEP_FREED_MEMORY
@@ -123,8 +122,8 @@ class RedisServer:
             StoreError: it cannot be started, or is not ready in time.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "lock").open("wb") as lock:
-            await self._lock(lock.fileno())
+        with self._lock_path.open("wb") as lock:
+            await owned(lock)
             self._choose_port()
             told = self._log_path.stat().st_size if self._log_path.exists() else 0
             self._process = self._spawn(find_redis_server(), lock.fileno())
@@ -139,6 +138,10 @@ class RedisServer:
         port = self._port or (int(last) if last.isdecimal() else 0)
         self._port = port if port and _is_free(port) else _free_port()
         note.write_text(str(self._port), encoding="utf-8")
+
+    @property
+    def _lock_path(self) -> Path:
+        return self._folder / "lock"
 
     @property
     def _log_path(self) -> Path:
@@ -161,22 +164,6 @@ class RedisServer:
                 )
         except OSError as error:
             raise StoreError(f"cannot start {binary}: {error.strerror}") from error
-
-    async def _lock(self, descriptor: int) -> None:
-        """Waits until no other redis-server (a predecessor that is still shutting down) owns the folder."""
-        deadline = asyncio.get_running_loop().time() + _STOP_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if asyncio.get_running_loop().time() > deadline:
-                    raise StoreError(
-                        f"another redis-server uses {self._folder}",
-                        hint="is this run active already? choose another run.name, or stop it",
-                    ) from None
-            # Locks of files offer no event to wait for; this loop is bounded by the deadline above.
-            await asyncio.sleep(0.05)
 
     def _options(self) -> list[str]:
         persistent = self._durability != "none"
@@ -296,16 +283,17 @@ class RedisServer:
             return await until_frozen(partial(look, pid), ask, Bounds.of(after_s))
 
     async def stop(self) -> None:
-        """Ends the process in order; kills it if it does not end in time."""
+        """Ends the process in order; kills it, and what it leaves, if it does not end in time."""
         process = self._process
-        if process is None or process.poll() is not None:
+        if process is None:
             return
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         try:
             await asyncio.to_thread(process.wait, _STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
             await asyncio.to_thread(process.wait)
+        end_leftovers(self._lock_path)
 
 
 def _is_free(port: int) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from redis.asyncio import Redis
 
 from buffer.redis_server import RedisServer
 from buffer.service import BufferService
@@ -174,8 +175,40 @@ async def test_a_taken_port_stops_the_start(tmp_path: Path, redis_url: str) -> N
             await service.start()
 
 
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "asked to end"])
+async def test_a_stopped_child_of_a_dead_redis_keeps_no_folder(
+    tmp_path: Path, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the one that writes the append-only file again, which inherits all that the server has open."""
+    monkeypatch.setattr("buffer.redis_server._STOP_S", 1.0)
+    server = RedisServer(tmp_path)
+    await server.start()
+    async with Redis.from_url(server.url) as client:
+        await client.set("kept", "value")
+        # Writes each key for so long that the child is still there when it is stopped.
+        await client.config_set("rdb-key-save-delay", 60_000_000)
+        await client.bgrewriteaof()
+    (child,) = psutil.Process(server.pid).children()
+    child.suspend()
+    try:
+        if killed:
+            os.kill(server.pid, signal.SIGKILL)
+            await server.watch(0)
+        else:
+            await server.stop()
+            assert survivors([child.pid], 10) == set()
+        await server.start()
+        assert survivors([child.pid], 10) == set()
+        async with Redis.from_url(server.url) as client:
+            assert await client.get("kept") == b"value"
+    finally:
+        await server.stop()
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
 async def test_one_redis_owns_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buffer.redis_server._STOP_S", 0.2)
+    monkeypatch.setattr("buffer.folder_lock._PATIENCE_S", 0.2)
     first, second = RedisServer(tmp_path), RedisServer(tmp_path)
     await first.start()
     try:
