@@ -41,6 +41,8 @@ from mesh.supervised import wrapped
 log = logging.getLogger(__name__)
 Durability = Literal["always", "everysec", "none"]
 _START_S = 30.0
+# Redis ends where one write does not fit; the space that was left for it is free again.
+_FULL_BYTES = 16 << 20
 _STOP_S = 10.0
 # sun_path of a Unix domain socket has 108 bytes, the last of them zero.
 _LONGEST_SOCKET_PATH = 107
@@ -121,12 +123,17 @@ class RedisServer:
         Raises:
             StoreError: it cannot be started, or is not ready in time.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with self._lock_path.open("wb") as lock:
-            await owned(lock)
-            self._choose_port()
-            told = self._log_path.stat().st_size if self._log_path.exists() else 0
-            self._process = self._spawn(find_redis_server(), lock.fileno())
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with self._lock_path.open("wb") as lock:
+                await owned(lock)
+                self._choose_port()
+                told = self._log_path.stat().st_size if self._log_path.exists() else 0
+                self._process = self._spawn(find_redis_server(), lock.fileno())
+        except OSError as error:
+            raise StoreError(
+                f"cannot start redis-server: {error}", hint="is there space, and may we write there?"
+            ) from error
         await self._wait_ready()
         await self._drop_torn_end(told)
         log.info("redis-server listens on port %d", self._port, extra={"redis_pid": self._process.pid})
@@ -192,10 +199,7 @@ class RedisServer:
         try:
             while True:
                 if self._process is not None and self._process.poll() is not None:
-                    raise StoreError(
-                        f"redis-server ended with code {self._process.returncode}: {_tail(self._log_path)}",
-                        hint=f"its log is {self._log_path}",
-                    )
+                    raise self.ended(self._process.returncode)
                 try:
                     with translated():
                         await client.ping()
@@ -245,6 +249,22 @@ class RedisServer:
             ) from error
         if state["aof_last_bgrewrite_status"] != "ok":
             raise StoreError("redis-server cannot write its append-only file", hint=f"its log is {self._log_path}")
+
+    def ended(self, code: int) -> StoreError:
+        """Why it has ended with this exit code, as far as that is known."""
+        try:
+            free = shutil.disk_usage(self._folder).free
+            # Its log says nothing of it, or only half: that is on the same disk.
+            if code > 0 and free < _FULL_BYTES:
+                return StoreError(
+                    f"redis-server ended with code {code}: the disk of {self._folder} is full, "
+                    f"{free >> 10} KiB are free",
+                    hint="free space, or set run.dir",
+                )
+            why = _tail(self._log_path)
+        except OSError as error:
+            why = str(error)
+        return StoreError(f"redis-server ended with code {code}: {why}", hint=f"its log is {self._log_path}")
 
     async def watch(self, frozen_after_s: float) -> int:
         """Waits until the process ends and returns its exit code (negative: killed by that signal).

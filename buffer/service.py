@@ -167,14 +167,19 @@ class BufferService:
         while len(died) < _RESTARTS:
             code = await server.watch(self._config.resources.frozen_after_s)
             died = [*(at for at in died if clock() - at < _RESTARTS_WITHIN_S), clock()]
-            log.error("redis-server ended with code %d; restart %d of %d", code, len(died), _RESTARTS)
+            why = server.ended(code)
+            log.error("%s; restart %d of %d", why, len(died), _RESTARTS)
             try:
                 await server.start()
             except StoreError as error:
+                why = error
                 log.error("%s", error)
                 await asyncio.sleep(_RESTART_WAIT_S)
         self._fail(
-            StoreError(f"redis-server died {_RESTARTS} times in {_RESTARTS_WITHIN_S:.0f} s", hint="see redis.log")
+            StoreError(
+                f"redis-server died {_RESTARTS} times in {_RESTARTS_WITHIN_S:.0f} s, at last: {why.message}",
+                hint=why.hint,
+            )
         )
 
     def _fail(self, error: RollmeshError) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -251,6 +252,29 @@ async def test_broken_data_is_reported_with_the_log(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"redis-server ended|appendonly|AOF") as caught:
         await RedisServer(tmp_path).start()
     assert "redis.log" in caught.value.hint
+
+
+async def test_a_full_disk_is_named_where_redis_ends_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log has no room for the reason."""
+    front = BufferService(make_config(tmp_path), host="127.0.0.1", port=0)
+    await front.start()
+    try:
+        assert front.redis is not None
+        broken = tmp_path / "redis-server"
+        broken.write_text("#!/bin/sh\necho 20128:M Running mode=\nexit 1\n")
+        broken.chmod(0o700)
+        monkeypatch.setattr("buffer.redis_server.find_redis_server", lambda: str(broken))
+        monkeypatch.setattr("buffer.service._RESTARTS", 1)
+        room = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr("shutil.disk_usage", lambda _path: room._replace(free=12 << 10))
+        os.kill(front.redis.pid, signal.SIGKILL)
+        async with asyncio.timeout(TIMEOUT_S):
+            error = await front.failed()
+        assert "died 1 times in 600 s, at last: redis-server ended with code 1: the disk of" in error.message
+        assert "12 KiB are free" in error.message
+        assert "free space" in error.hint
+    finally:
+        await front.stop()
 
 
 PROGRAM = """
