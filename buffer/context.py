@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -18,10 +17,10 @@ from buffer.policy.rules import TABLES, TableRules
 from buffer.routing import Wish
 from buffer.scoring import Score
 from buffer.store import Store
+from buffer.trouble import Trouble
 from buffer.waits import Waits
 from mesh.errors import PayloadError, RollmeshError
 
-log = logging.getLogger(__name__)
 Request = TypeVar("Request")
 
 
@@ -41,6 +40,7 @@ class FrontContext:
         ages: how long groups took and waited that this front has leased.
         fronts: addresses of the fronts that are alive, as of the last sweep.
         wishes: by table, those of the generators whose streams are open here, in the order in which they came.
+        trouble: what is told of Redis' failures.
     """
 
     store: Store
@@ -57,6 +57,7 @@ class FrontContext:
     ages: QueueAges = field(default_factory=QueueAges)
     fronts: list[str] = field(default_factory=list)
     wishes: dict[str, list[Wish]] = field(default_factory=lambda: {table: [] for table in TABLES})
+    trouble: Trouble = field(default_factory=Trouble)
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def checked_table(self, table: str) -> str:
@@ -75,13 +76,13 @@ class FrontContext:
             await asyncio.wait(self.tasks, timeout=timeout_s)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], what: str) -> None:
-        """Runs something beside the handlers; its expected failures are logged."""
+        """Runs something beside the handlers; its expected failures are told."""
 
         async def guarded() -> None:
             try:
                 await coroutine
             except RollmeshError as error:
-                log.warning("%s: %s", what, error)
+                self.trouble.told(what, error)
 
         task = asyncio.create_task(guarded(), name=what)
         self.tasks.add(task)

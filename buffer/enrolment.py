@@ -65,14 +65,16 @@ class Enrolment:
 
     async def stay(self) -> RollmeshError:
         """Heartbeats until the run is served by other rules; returns the error that says so."""
+        trouble = self._front.trouble
         while True:
             await asyncio.sleep(self._front.member_ttl_ms / 1000 / _BEATS_PER_TERM)
             try:
                 if not await self._beat():
                     await self._bootstrap()
                     await self.enter()
+                trouble.passed("heartbeat of this front")
             except StoreError as error:
-                log.warning("heartbeat of this front: %s", error)
+                trouble.failed("heartbeat of this front", error)
             except RollmeshError as error:
                 return error
 

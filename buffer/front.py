@@ -15,6 +15,7 @@ from buffer.context import FrontContext
 from buffer.failures import redrive
 from buffer.fetch_stream import fetch_stream
 from buffer.holders import holders
+from buffer.in_time import in_time
 from buffer.in_turn import in_turn
 from buffer.ledger import describe, ledger
 from buffer.limits import group_bytes
@@ -289,15 +290,17 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
             check_group_id(f"group_ids[{index}]", group_id)
         return await redrive(self._front.store, self._access, table, request.group_ids)
 
-    async def Describe(self, request: pb.DescribeRequest, _context: Any) -> pb.DescribeResponse:
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         """See buffer.proto."""
         table = self._front.checked_table(request.table)
-        return await describe(self._front, self._access, table, now_s=time.time())
+        return await in_time(describe(self._front, self._access, table, now_s=time.time()), context)
 
-    async def Holders(self, request: pb.HoldersRequest, _context: Any) -> pb.HoldersResponse:
+    async def Holders(self, request: pb.HoldersRequest, context: Any) -> pb.HoldersResponse:
         """See buffer.proto."""
-        return await holders(self._front, self._access, self._front.checked_table(request.table), request.limit)
+        table = self._front.checked_table(request.table)
+        return await in_time(holders(self._front, self._access, table, request.limit), context)
 
-    async def Ledger(self, request: pb.LedgerRequest, _context: Any) -> pb.LedgerResponse:
+    async def Ledger(self, request: pb.LedgerRequest, context: Any) -> pb.LedgerResponse:
         """See buffer.proto."""
-        return await ledger(self._front, self._front.checked_table(request.table), request.failed_limit)
+        table = self._front.checked_table(request.table)
+        return await in_time(ledger(self._front, table, request.failed_limit), context)

@@ -8,6 +8,7 @@ from typing import Any
 
 from buffer.bounds import check_id, check_policy, check_status, check_text, checked_number
 from buffer.context import FrontContext
+from buffer.in_time import in_time
 from buffer.keys import Keys
 from buffer.limits import MAX_RUN_MEMBERS
 from buffer.policy.rules import TABLES
@@ -156,8 +157,8 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             await self._front.store.refresh(table)
         return pb.LeaveResponse()
 
-    async def List(self, request: pb.ListRequest, _context: Any) -> pb.ListResponse:
+    async def List(self, request: pb.ListRequest, context: Any) -> pb.ListResponse:
         """See membership.proto."""
-        members, finished = await read_members(self._front, self._access)
+        members, finished = await in_time(read_members(self._front, self._access), context)
         chosen = [m for m in members if request.role in (pb.ROLE_UNSPECIFIED, m.role)]
         return pb.ListResponse(members=chosen, run_finished=finished)

@@ -47,8 +47,9 @@ async def sweep(front: FrontContext, access: RedisAccess) -> None:
                 if ended or returned:
                     log.info("leases ended: %d generating, %d leased", ended, returned, extra={"table": table})
                 await _report_waits(front, access, table)
+            front.trouble.passed("sweep")
         except StoreError as error:
-            log.warning("sweep: %s", error)
+            front.trouble.failed("sweep", error)
         await asyncio.sleep(SWEEP_S)
 
 
@@ -77,12 +78,13 @@ async def evict(front: FrontContext, table: str) -> None:
         while True:
             event.clear()
             view = front.store.views[table]
-            if view.first_deadline < view.u:
-                try:
+            try:
+                if view.first_deadline < view.u:
                     count = await front.store.evict(table)
                     log.info("evicted %d groups over the bound", count, extra={"table": table})
-                except StoreError as error:
-                    log.warning("evict: %s", error)
+                front.trouble.passed(f"evicting in {table}")
+            except StoreError as error:
+                front.trouble.failed(f"evicting in {table}", error)
             await wait_for(event, 1.0)
 
 
@@ -94,8 +96,9 @@ async def collect(front: FrontContext) -> None:
             for table in TABLES:
                 try:
                     await front.store.collect_trash(table)
+                    front.trouble.passed(f"collecting payloads of {table}")
                 except StoreError as error:
-                    log.warning("collecting payloads: %s", error)
+                    front.trouble.failed(f"collecting payloads of {table}", error)
             await wait_for(event, 2.0)
             # Several ends make one round.
             await asyncio.sleep(SWEEP_S)
@@ -132,16 +135,17 @@ async def sweep_values(front: FrontContext, access: RedisAccess) -> None:
 
 
 async def listen(front: FrontContext, access: RedisAccess) -> None:
-    """Takes hints of other fronts; after every (re)connection all figures are read anew."""
+    """Takes hints of other fronts; after every (re)connection all values are read again."""
     while True:
         try:
             async with access.subscribed(front.store.keys.wake) as subscription:
                 for table in TABLES:
                     await front.store.refresh(table)
+                front.trouble.passed("listening to other fronts")
                 async for message in subscription.listen():
                     await _take_hint(front, message["data"])
         except StoreError as error:
-            log.warning("wake-ups lost for now: %s", error)
+            front.trouble.failed("listening to other fronts", error)
             await asyncio.sleep(_RECONNECT_S)
 
 

@@ -1,0 +1,35 @@
+"""Answers to those who look at a run: in time, so that they hear why there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from mesh.errors import StoreError
+
+T = TypeVar("T")
+# Of the caller's deadline; the rest is for the answer's way back.
+_SHARE = 0.8
+
+
+async def in_time(reading: Awaitable[T], context: Any) -> T:
+    """What Redis says, where it says it well within the deadline of the call.
+
+    Args:
+        reading: reads only; it is cancelled when the time is over.
+        context: of the call.
+
+    Raises:
+        StoreError: Redis does not answer, or the reading fails for another reason.
+    """
+    left = context.time_remaining()
+    patience_s = None if left is None else _SHARE * left
+    try:
+        async with asyncio.timeout(patience_s):
+            return await reading
+    except TimeoutError as error:
+        raise StoreError(
+            f"the front is there, but its Redis has not answered for {patience_s:.1f} s",
+            hint="is it stopped, or its disk or link slow? a frozen Redis of the run's own is started again by itself",
+        ) from error
