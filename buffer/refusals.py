@@ -23,7 +23,7 @@ def fenced() -> FencedError:
     """What a learner of an older incarnation is told."""
     return FencedError(
         "another learner has taken this run over",
-        hint="stop this process; the newer incarnation goes on with the run",
+        hint="stop this process; the newer incarnation continues the run",
     )
 
 
@@ -31,7 +31,15 @@ def lost_state() -> LostStateError:
     """What is told to a learner while acknowledged state may be lost."""
     return LostStateError(
         "Redis was restarted or restored, and may have lost what it had acknowledged",
-        hint="the learner says again which groups it has used, by itself; then the run goes on",
+        hint="the learner says again which groups it has used, by itself; then the run continues",
+    )
+
+
+def unknown_incarnation() -> LostStateError:
+    """What is told to a learner whose takeover Redis does not know."""
+    return LostStateError(
+        "Redis does not know this learner's incarnation: it has lost it, or it never was",
+        hint="a learner that has resumed says again what it has used, by itself; any other calls Resume first",
     )
 
 
@@ -46,6 +54,8 @@ def checked(answer: list[Any]) -> list[Any]:
         raise fenced()
     if status == b"suspect":
         raise lost_state()
+    if status == b"unknown_incarnation":
+        raise unknown_incarnation()
     if status == b"old_generation":
         raise OldGenerationError("this connection generation is over", hint="join the mesh again")
     if status == b"replaced":

@@ -16,7 +16,7 @@ from buffer.policy.order import Choice, choose_first, choose_in_order
 from buffer.policy.rules import TRAIN, Order
 from buffer.policy.table import LEARNER
 from buffer.records import Awaited, Leased, Outlook
-from buffer.refusals import fenced, lost_state
+from buffer.refusals import fenced, lost_state, unknown_incarnation
 from buffer.roll_call import RollCall
 from buffer.sample_messages import messages_of
 from buffer.scoring import Ranking
@@ -184,8 +184,10 @@ class SampleSession:
         view = self._front.store.views[self._table]
         if view.incarnation > self._incarnation:
             raise fenced()
-        if view.suspect or view.incarnation < self._incarnation:
+        if view.suspect:
             raise lost_state()
+        if view.incarnation < self._incarnation:
+            raise unknown_incarnation()
         if self._rules.bounded and any(wish.version < view.u for wish in self._wishes):
             # Not by what was seen last: Redis may have lost the claim since, and the wish is one for its repetition.
             view = await self._front.store.refresh(self._table)

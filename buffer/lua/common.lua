@@ -165,10 +165,12 @@ local function begin_doubt()
   redis.call('HSET', RUN, 'suspect', R.suspect)
 end
 
--- Why a learner's verb is refused, or nil. An incarnation that is not known yet is one whose takeover Redis has lost.
+-- Why a learner's verb is refused, or nil. An incarnation that is not known yet is one whose takeover Redis has lost,
+-- unless there was none: the learner that says so is in the same doubt.
 local function refusal(incarnation)
   if incarnation < R.incarnation then return 'fenced' end
-  if incarnation > R.incarnation or suspect() then return 'suspect' end
+  if suspect() then return 'suspect' end
+  if incarnation > R.incarnation then return 'unknown_incarnation' end
 end
 
 -- A sorted set of the table: of a state, `deadline` or `reuse`.

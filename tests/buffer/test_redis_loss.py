@@ -129,6 +129,15 @@ async def test_no_one_gets_anything_until_the_learner_has_spoken(mesh: Mesh, res
     assert (await balanced(other)).trained == 2
 
 
+async def test_an_incarnation_that_never_was_is_not_called_a_loss_of_redis(mesh: Mesh) -> None:
+    front = await mesh.front()
+    client = (await mesh.learner(front)).client
+    client.repair = None
+    for verb in (client.seed("train", 7, []), client.set_policy_version(7, 1), client.commit("train", 7, 1)):
+        with pytest.raises(LostStateError, match=r"does not know this learner's incarnation: .* or it never was"):
+            await verb
+
+
 async def test_an_emptied_redis_is_filled_from_what_the_learner_knows(own_redis: str, tmp_path: Path) -> None:
     mesh = Mesh(own_redis, tmp_path)
     try:
