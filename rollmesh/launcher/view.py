@@ -18,7 +18,9 @@ from rich.text import Text
 from protos import membership_pb2
 from rollmesh.launcher.logs import readable
 from rollmesh.launcher.monitor import Snapshot
+from rollmesh.report.failures import failures_text
 from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training
+from rollmesh.report.series import number
 from rollmesh.report.table_lines import table_lines
 from rollmesh.report.unscored import Unscored
 
@@ -80,6 +82,7 @@ class PlainView:
         self._stalled_s = self._tell_at_s = 0.0
         self._speed = Speed()
         self._unscored = Unscored()
+        self._failures = ""
 
     def event(self, text: str) -> None:
         self._console.print(f"{_clock()} {text}")
@@ -97,10 +100,17 @@ class PlainView:
                 self.event(evaluation_line(record))
             elif is_training(record) and int(record["step"]) % self._every == 0:
                 said = [training_line(record, self._speed.since_last()), snapshot.who_waits(), self._unscored.text()]
-                self.event(" | ".join(filter(None, said)))
+                self.event(" | ".join(filter(None, [*said, self._new_failures(snapshot)])))
                 self._unscored = Unscored()
         if snapshot.table is not None:
             self._tell_stall(snapshot)
+
+    def _new_failures(self, snapshot: Snapshot) -> str:
+        """Which training groups have failed so far; empty where that was said before."""
+        if snapshot.table is None:
+            return ""
+        before, self._failures = self._failures, failures_text("train", snapshot.table.counts.reasons)
+        return self._failures if self._failures != before else ""
 
     def _tell_stall(self, snapshot: Snapshot) -> None:
         """When it begins, whenever it has lasted twice as long, and when it is over."""
@@ -181,7 +191,10 @@ def training_line(record: Record, generated_per_s: float) -> str:
 
 def evaluation_line(record: Record) -> str:
     """An evaluation round in one line."""
-    return f"step {record['step']}: held-out reward {_number(record, 'eval/reward', '.3f')}"
+    reward, failed = _number(record, "eval/reward", ".3f"), int(number(record, "eval/failed") or 0)
+    asked = failed + int(number(record, "eval/scored") or 0)
+    left_out = f" ({failed} of {asked} responses have no reward and are left out)" if failed else ""
+    return f"step {record['step']}: held-out reward {reward}{left_out}"
 
 
 def ledger_line(snapshot: Snapshot) -> str:

@@ -93,7 +93,8 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
                 f"causes of the latest failures in {table}",
                 "; ".join(f"{cause} ({count})" for cause, count in causes),
             )
-    yield "members without a reward", summary.unscored_text() or "none"
+    yield "members of trained groups without a reward", summary.unscored_text() or "none"
+    yield "failed groups", "; ".join(summary.failures()) or "none"
     yield "waited, in seconds", _pairs(summary.waiting_s, ".1f")
     yield "peak memory, MiB", _pairs(summary.peak_memory_mb, ".0f")
     yield "restarts", summary.restarts_text() or "none"

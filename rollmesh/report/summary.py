@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh.config.models import Config
 from mesh.errors import DataError
+from rollmesh.report.failures import failures_text
 from rollmesh.report.metrics import Record, is_evaluation, is_training, read_metrics, run_records
 from rollmesh.report.restarts import read_restarts
 from rollmesh.report.series import number
@@ -109,6 +110,7 @@ class Summary:
             yield f"ledger of {table}: {'balances' if not found else '; '.join(found)}"
         if unscored := self.unscored_text():
             yield unscored
+        yield from self.failures()
         if self.restarts:
             yield f"restarts: {self.restarts_text()}"
         if self.stalls:
@@ -119,6 +121,12 @@ class Summary:
     def unscored_text(self) -> str:
         """Which members of trained groups have no reward, in words; empty where all have one."""
         return Unscored.from_wire(self.unscored).text()
+
+    def failures(self) -> Iterator[str]:
+        """Which groups have failed and why, by table, in words; nothing where none has."""
+        for table, ledger in self.ledger.items():
+            if text := failures_text(table, ledger["reasons"], ledger["causes"]):
+                yield text
 
     def restarts_text(self) -> str:
         """Who was started again, and why, in words; empty where no one was."""

@@ -140,6 +140,44 @@ def test_summary_and_report_say_which_members_have_no_reward(run_folder: Path) -
     assert text.replace("<test>", "&lt;test&gt;") in write_report(run_folder).read_text(encoding="utf-8")
 
 
+def test_summary_and_report_say_which_groups_failed_and_why(run_folder: Path) -> None:
+    """Where every member of a prompt has no reward, no trained group has one without."""
+    final = final_state()
+    final.ledgers["train"].counters.reasons["filtered/zero_variance"] = 5
+    final.ledgers["eval"] = buffer_pb2.LedgerResponse()
+    final.ledgers["eval"].counters.reasons["failed/too_few_scored"] = 1
+    for cause in ("reward: exception: no <such> prompt", "reward: exception: no <such> prompt", "reward: timeout"):
+        final.ledgers["eval"].failed.add(causes=[cause])
+    write_summary(run_folder, folder.read_config(run_folder), final)
+    train = "3 training groups failed (timeout 3); see `rollmesh ledger --failed`"
+    held_out = "1 evaluation group failed (too_few_scored 1); mostly: reward: exception: no <such> prompt"
+    lines = list(read_summary(run_folder).lines())
+    assert [line for line in lines if "failed" in line.replace("failed 3", "")] == [train, held_out]
+    report = write_report(run_folder).read_text(encoding="utf-8")
+    assert f"{train}; {held_out}".replace("<such>", "&lt;such&gt;") in report
+
+
+def test_lines_say_which_groups_failed_and_which_answers_were_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    view = PlainView(every_steps=1)
+    for step, failed in enumerate((0, 2, 2, 3), start=1):
+        described = buffer_pb2.DescribeResponse()
+        if failed:
+            described.counts.reasons["failed/too_few_scored"] = failed
+        view.update(Snapshot(table=described), [training(step, 0.5)])
+    for missing in (0, 8):
+        view.update(Snapshot(), [{**evaluation(4, 0.98), "eval/scored": 56, "eval/failed": missing}])
+    lines = capsys.readouterr().out.splitlines()
+    said = [line.rpartition("| ")[2] for line in lines[:4] if "failed" in line]
+    assert said == [
+        f"{failed} training groups failed (too_few_scored {failed}); see `rollmesh ledger --failed`"
+        for failed in (2, 3)
+    ]
+    assert [line.partition("held-out ")[2] for line in lines[4:]] == [
+        "reward 0.980",
+        "reward 0.980 (8 of 64 responses have no reward and are left out)",
+    ]
+
+
 def test_a_run_that_failed_before_its_first_step_has_a_report_that_says_why(run_folder: Path) -> None:
     (run_folder / "metrics.jsonl").unlink()
     final = final_state()
