@@ -1,8 +1,9 @@
 """When a checkpoint is written, and its commit.
 
 Invariant: the buffer is told of a checkpoint only when it is whole on disk; at least two are kept, so that the one the
-buffer names exists at every moment. A version that is evaluated gets its checkpoint before the next step, so that the
-best one can be kept whatever the result says later.
+buffer names exists at every moment. One that it could not be told of is found on disk by whoever continues. A version
+that is evaluated gets its checkpoint before the next step, so that the best one can be kept whatever the result says
+later.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from learner.controls import Controls
 from learner.state import LearnerState
 from learner.team import Team
 from mesh.config.models import CheckpointSection
+from mesh.errors import DataError
 from mesh.service import AsyncBridge
 from mesh.versions import PolicyVersion
 
@@ -95,6 +97,27 @@ class CheckpointKeeper:
             folder = self.write(version)
             for request in requests:
                 request.set_result((folder, version))
+
+    def leave(self, version: int, *, whole: bool) -> str:
+        """Writes a checkpoint where the mesh cannot be told of it; says what the next start will continue from.
+
+        Who continues finds it on the disk, and speaks for this learner (`learner.leader`).
+
+        Args:
+            version: that was trained last.
+            whole: whether a step has begun since; then it is too late.
+        """
+        durable, _ = self._written
+        if version == durable:
+            return f"the next start continues from version {version}"
+        lost = f"steps {durable + 1} to {version} are undone at the next start"
+        if not whole:
+            return lost
+        try:
+            folder = self._team.save(PolicyVersion(self._incarnation, version), self._extra())
+        except DataError as error:
+            return f"{error.message}; {lost}"
+        return f"the next start continues from {folder.name}"
 
     def write(self, version: int) -> Path:
         """Writes and commits a checkpoint; one of this version is not written twice.

@@ -7,6 +7,7 @@ loaded before the old learner is fenced, so that a learner that cannot go on tak
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ from learner.team import Team
 from learner.weights import WeightPublisher, read_model_bundle
 from learner.weights.offers import further_offers
 from mesh.config import Config
-from mesh.errors import ConfigError, DataError, LostStateError, UnreachableError
+from mesh.errors import ConfigError, DataError, LostStateError, StoreError, UnreachableError
 from mesh.images import ImageProcessor
 from mesh.service import AsyncBridge
 from mesh.versions import PolicyVersion
@@ -170,7 +171,8 @@ class Leader:
         """Loads the last checkpoint and takes over: (what the checkpoint holds, incarnation, last ordinal seeded).
 
         Where another checkpoint was asked for, that becomes the last one, for whoever goes on later.
-        Where Redis has lost what it had acknowledged, it is told first what the last learner has used.
+        Where the last learner could not tell the buffer of its checkpoint any more, it is told now: what was claimed
+        before it is in it. Where Redis has lost what it had acknowledged, it is told first what that learner has used.
         """
         session, patience = self._session, self._config.network.retry_s + _LEAVE_S
         for _ in range(_TRIES):
@@ -180,6 +182,12 @@ class Leader:
                 self._bridge.call(session.speak_for(left), 2 * patience)
                 continue
             folder = described.latest_checkpoint if start_from is None else str(start_from.resolve())
+            if start_from is None and left is not None and left.untold(described):
+                folder = left.checkpoint
+                commit = session.client.commit("train", known, left.committed, checkpoint=folder)
+                # A Redis that may have lost state is told of it with all the rest.
+                with contextlib.suppress(LostStateError):
+                    self._bridge.call(commit, patience)
             extra = self._load(folder)
             version = int(extra.get("version", 0))
             self._state.durable = (version, folder)
@@ -253,14 +261,18 @@ class Leader:
             checkpoints = self._checkpoints(incarnation, version, lineage, figures, announcer, evaluating)
             loop = self._loop(version, lineage, figures, recorder, evaluator, announcer, checkpoints, consumption)
             self._controls.wake = lambda: self._bridge.loop.call_soon_threadsafe(session.source.interrupt)
-            reason = loop.run()
-            _log.info("the run ends after version %d: %s", loop.version, reason)
-            announcer.settle()
-            if evaluator is not None:
-                self._evaluate_last(evaluator, PolicyVersion(incarnation, loop.version), reason)
-            checkpoints.write(loop.version)
-            checkpoints.serve_requests(loop.version)
-            self._bridge.call(session.monitor.refresh(), config.network.retry_s + _LEAVE_S)
+            try:
+                reason = loop.run()
+                _log.info("the run ends after version %d: %s", loop.version, reason)
+                announcer.settle()
+                if evaluator is not None:
+                    self._evaluate_last(evaluator, PolicyVersion(incarnation, loop.version), reason)
+                checkpoints.write(loop.version)
+                checkpoints.serve_requests(loop.version)
+                self._bridge.call(session.monitor.refresh(), config.network.retry_s + _LEAVE_S)
+            except (UnreachableError, StoreError) as away:
+                self._state.phase = "ending"
+                raise type(away)(away.message, hint=checkpoints.leave(loop.version, whole=loop.whole)) from away
         finally:
             writer.close()
             consumption.close()

@@ -23,6 +23,7 @@ from learner.state import LearnerState
 from learner.team import Team
 from learner.worker import TrainResult
 from mesh.config.models import BatchSection
+from mesh.errors import RollmeshError
 from mesh.service import AsyncBridge
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ class TrainingLoop:
         self._candidate = Candidate(version)
         self._timings = StepTimings()
         self.version = version
+        self.whole = True
+        """Whether every rank has the weights of `version`, and waits for the next order."""
 
     def run(self) -> str:
         """Trains until there is a reason to end, and returns it: steps, stop_at, end_of_data, a signal, a request.
@@ -169,14 +172,21 @@ class TrainingLoop:
         self._state.phase = "training"
         candidate, timings = self._candidate, self._timings
         claim = self._bridge.submit(self._claim(candidate))
+        failure: list[RollmeshError] = []
 
         def claimed() -> bool:
             began = time.perf_counter()
-            ours = self._bridge.result(claim, _CLAIM_S)
+            try:
+                ours = self._bridge.result(claim, _CLAIM_S)
+            except RollmeshError as error:
+                # Every rank goes back to where it was, as after a refusal, before the run ends.
+                failure.append(error)
+                ours = False
             timings.claim_s += time.perf_counter() - began
             return ours
 
         began = time.perf_counter()
+        self.whole = False
         self._held.hold(candidate.groups)
         self._team.prepare(self._plan(candidate))
         prepared = time.perf_counter()
@@ -185,6 +195,10 @@ class TrainingLoop:
         timings.train_s = time.perf_counter() - prepared - timings.claim_s
         if result is not None:
             self._finish(candidate, result)
+            return
+        self.whole = True
+        if failure:
+            raise failure[0]
 
     async def _claim(self, candidate: Candidate) -> bool:
         await self._announcer.in_force()
@@ -202,7 +216,15 @@ class TrainingLoop:
 
     def _finish(self, batch: Candidate, result: TrainResult) -> None:
         self.version += 1
-        self._publish()
+        self.whole = True
+        try:
+            self._publish()
+        finally:
+            # It is trained, whatever becomes of its publication.
+            self._book(batch, result)
+        self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version)
+
+    def _book(self, batch: Candidate, result: TrainResult) -> None:
         timings, self._timings = self._timings, StepTimings()
         self._candidate = Candidate(self.version)
         self._recorder.step(
@@ -218,7 +240,6 @@ class TrainingLoop:
                 wall_s=self._figures.elapsed_s,
             )
         )
-        self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version)
 
     def _publish(self) -> None:
         self._state.phase = "publishing"

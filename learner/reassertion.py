@@ -52,6 +52,14 @@ class History:
     committed: int
     checkpoint: str
 
+    def untold(self, described: buffer_pb2.DescribeResponse) -> bool:
+        """Whether the buffer knows the learner, but not its last checkpoint."""
+        return (
+            self.incarnation == described.policy.incarnation
+            and self.committed >= described.committed_version
+            and self.checkpoint not in ("", described.latest_checkpoint)
+        )
+
 
 def left_behind(run_folder: Path) -> History | None:
     """What the last learner of a run has left on disk; None where there was none.

@@ -96,9 +96,9 @@ class Team:
             return None
 
     def export(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights; the iterator has to be exhausted."""
+        """The weights; nothing happens before the first is asked for, and then the iterator has to be exhausted."""
         self._tell("export")
-        return self._worker.export()
+        yield from self._worker.export()
 
     def save(self, version: PolicyVersion, extra: dict[str, object]) -> Path:
         """Every rank writes its part of a checkpoint."""

@@ -78,6 +78,7 @@ class ServiceProcess:
         self.address: str | None = None
         self._process = process
         self._folder = folder
+        self._asked = self._overdue = False
 
     @classmethod
     async def start(cls, spec: ServiceSpec, folder: Path, *, restart: bool, address: str | None) -> ServiceProcess:
@@ -204,15 +205,23 @@ class ServiceProcess:
             return left
         return self._process.returncode if self._process.returncode is not None else -1
 
+    @property
+    def ended_in_order(self) -> bool:
+        """Whether the process has ended as it should; one that was asked before it could listen had nothing to end."""
+        return self.status == 0 or (self._asked and self.status == -signal.SIGTERM)
+
     def failure(self) -> ServiceExitError:
         """The typed error for an unexpected end."""
         path = log_file(self._folder, self.spec.name)
         lines = tail(path)
         message, hint = explain_exit(self.status, lines)
+        if self._overdue:
+            message, hint = f"did not end within {self.spec.drain_s:.0f} s of being asked to, killed", ""
         return ServiceExitError(self.spec.name, self.status, message, lines, hint=hint or f"see {path}")
 
     def terminate(self) -> None:
         """Asks the service to end in order."""
+        self._asked = True
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -227,6 +236,7 @@ class ServiceProcess:
         try:
             await asyncio.wait_for(self._process.wait(), self.spec.drain_s)
         except TimeoutError:
+            self._overdue = True
             self.kill()
             await self._process.wait()
         self._kill_group()

@@ -7,7 +7,8 @@ Invariants:
   dies is restarted with backoff while its budget lasts (`backoff`); a failure that a restart cannot mend (a wrong
   configuration, missing data, a learner that was fenced) ends the run at once and is the run's error;
 - the run ends when the completing service exits with 0, when it is asked to, or with an error; in every case each
-  process has ended before `run` returns, in the drain order unless it was asked to hurry.
+  process has ended before `run` returns, in the drain order unless it was asked to hurry; who does not end in order
+  is named, with the reason.
 """
 
 from __future__ import annotations
@@ -176,6 +177,7 @@ class Supervisor:
         while not self._over.is_set():
             error = await self._run_once(service)
             if self._over.is_set():
+                self._tell_end(error)
                 return
             if error is None:
                 if service.spec.completes_run:
@@ -194,6 +196,11 @@ class Supervisor:
             self._note_restart(name, reason)
             self._observer.event(f"{error.message}; restarting in {delay:.2g} s")
             await self._pause(delay)
+
+    def _tell_end(self, error: RollmeshError | None) -> None:
+        """Names a service that did not end in order while all are ended: nothing else says it then."""
+        if error is not None and not self._hurry.is_set():
+            self._observer.event(str(error))
 
     def _note_restart(self, name: str, reason: Reason) -> None:
         try:
@@ -217,25 +224,27 @@ class Supervisor:
             service.address = await process.wait_ready(self._security)
             self._observer.event(f"{spec.name} {'is back' if restart else 'is up'} at {service.address}")
             service.healthy.set()
-            status, frozen = await self._until_end(process)
+            frozen = await self._until_end(process)
         except RollmeshError as error:
             # A service that runs but never became healthy must not stay beside its successor.
             process.kill()
-            status = await process.wait()
-            return error if status != 0 or not spec.completes_run else None
-        return frozen or (None if status == 0 else process.failure())
+            await process.wait()
+            may_end = spec.completes_run or self._over.is_set()
+            return None if may_end and process.ended_in_order else error
+        return frozen or (None if process.ended_in_order else process.failure())
 
-    async def _until_end(self, process: ServiceProcess) -> tuple[int, FrozenServiceError | None]:
-        """The status of the process's end, and what it was killed for where it was frozen."""
+    async def _until_end(self, process: ServiceProcess) -> FrozenServiceError | None:
+        """Waits for the process's end; says what it was killed for where it was frozen."""
         ending = asyncio.create_task(process.wait())
         watching = asyncio.create_task(process.until_frozen(self._security, self._frozen_after_s))
         try:
             await asyncio.wait({ending, watching}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
-                return ending.result(), None
+                return None
             frozen = watching.result()
             process.kill()
-            return await ending, frozen
+            await ending
+            return frozen
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)

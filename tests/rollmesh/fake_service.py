@@ -1,8 +1,8 @@
 """A service as the launcher sees one: a process with a ready file and a health answer. Behaviour by arguments.
 
 python fake_service.py READY_FILE [--exit STATUS] [--log LINE] [--die-after-ready STATUS] [--die-unasked STATUS]
-                       [--die-asked STATUS] [--complete-on FILE] [--child PIDFILE] [--own-session] [--ignore-term]
-                       [--drained FILE NAME] [--spin THREADS]
+                       [--die-asked STATUS] [--asked STATUS] [--complete-on FILE] [--child PIDFILE] [--own-session]
+                       [--ignore-term] [--drained FILE NAME] [--spin THREADS]
 
 SIGUSR1: holds its interpreter and computes. SIGUSR2: holds its interpreter and sleeps.
 """
@@ -65,6 +65,7 @@ def main() -> int:
     parser.add_argument("--own-session", action="store_true", help="the child ends by SIGTERM when this process dies")
     parser.add_argument("--spin", type=int, default=0, help="threads that compute all the time, once ready")
     parser.add_argument("--ignore-term", action="store_true")
+    parser.add_argument("--asked", type=int, default=0, help="end with this status after SIGTERM")
     parser.add_argument("--drained", type=Path, help="append the name to this file on SIGTERM")
     parser.add_argument("--name", default="fake")
     options = parser.parse_args()
@@ -115,7 +116,7 @@ def main() -> int:
         return options.die_after_ready
     over.wait()
     server.stop(None)
-    return 0
+    return options.asked
 
 
 if __name__ == "__main__":

@@ -135,6 +135,41 @@ async def test_drains_in_order_and_kills_what_does_not_end(
     supervisor.interrupt()
     await asyncio.wait_for(running, DEADLINE_S)
     assert drained.read_text().split() == ["generator-0", "learner", "reward", "buffer"]
+    assert [event for event in recorder.events if "killed" in event] == [
+        f"reward: did not end within 0 s of being asked to, killed (see {tmp_path / 'logs' / 'reward.log'})"
+    ]
+
+
+async def test_who_ends_in_error_or_freezes_while_draining_is_named(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    failing = fake_spec(tmp_path, "learner", "--log", "error: the mesh is away", "--asked", "5")
+    frozen = fake_spec(tmp_path, "buffer", drain_s=60.0)
+    supervisor = make_supervisor(frozen_after_s=1.0)
+    running = asyncio.create_task(
+        supervisor.run([lambda: [frozen, failing]], lambda name: ["learner", "buffer"].index(name))
+    )
+    await until(lambda: recorder.starts_of("learner") == recorder.starts_of("buffer") == 1)
+    os.kill(supervisor.pids()["buffer"], signal.SIGSTOP)
+    supervisor.interrupt()
+    await asyncio.wait_for(running, DEADLINE_S)
+    named = [event for event in recorder.events if event.startswith(("learner: ", "buffer: "))]
+    assert named[0].startswith("learner: the mesh is away")
+    assert named[1].startswith("buffer: frozen (stopped by a signal for 1 s), killed")
+
+
+async def test_who_is_asked_to_end_before_it_was_ready_has_ended_in_order(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
+) -> None:
+    never = tmp_path / "never"
+    os.mkfifo(never)
+    spec = replace(fake_spec(tmp_path, "generator-0"), command=lambda _restart, _address: ["cat", str(never)])
+    supervisor = make_supervisor()
+    running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
+    await until(lambda: bool(supervisor.pids()))
+    supervisor.interrupt()
+    await asyncio.wait_for(running, DEADLINE_S)
+    assert [event for event in recorder.events if event.startswith("generator-0")] == []
 
 
 async def test_second_interrupt_kills(tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder) -> None:

@@ -20,7 +20,7 @@ from learner.consumption import Use, read_log, surviving
 from learner.recording import FOLDER, Recording
 from mesh.config import Config
 from mesh.config.models import SecuritySection
-from mesh.errors import FencedError, StarvedError, TakeoverRefusedError
+from mesh.errors import FencedError, StarvedError, TakeoverRefusedError, UnreachableError
 from mesh.rpc import open_channel
 from protos import buffer_pb2, learner_pb2, learner_pb2_grpc
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
@@ -271,6 +271,32 @@ def test_a_run_survives_a_restart_of_the_buffer(tmp_path: Path) -> None:
         assert ledger(mesh.address).recounted.trained == 60 * 4
     assert summary(config)["incarnation"] == 1
     assert summary(config)["eval_last"]["version"] == 60
+    assert_nothing_twice(config)
+
+
+def test_a_learner_that_loses_the_mesh_leaves_its_last_step_on_disk(tmp_path: Path, capfd: Any) -> None:
+    config = make_config(tmp_path, {"learner.steps": 100_000, "checkpoint.every_s": None, "data.eval": None})
+    impatient = config.model_copy(update={"network": config.network.model_copy(update={"retry_s": 1.0})})
+    with open_mesh(config) as mesh:
+
+        def lose_it() -> None:
+            wait_for_line(config.run.folder / "metrics.jsonl", lambda line: line["step"] == 3)
+            mesh.stop_buffer()
+
+        with meanwhile(lose_it):
+            assert run_learner(impatient, mesh.address) == UnreachableError.exit_code
+        (left,) = (config.run.folder / "checkpoints").iterdir()
+        trained = records(config)[-1]["step"]
+        assert left.name == f"i0001-v{trained:08d}"
+        assert f"(the next start continues from {left.name})" in capfd.readouterr().err
+        mesh.start_buffer()
+        further = config.model_copy(
+            update={"learner": config.learner.model_copy(update={"steps": trained + 2})},
+        )
+        assert run_learner(further, mesh.address, takeover=True) == 0
+        assert ledger(mesh.address).recounted.trained == (trained + 2) * 4
+    assert [use.train_version for use in uses(config) if use.incarnation == 2] == [trained, trained + 1]
+    assert [r["step"] for r in records(config)] == list(range(1, trained + 3))
     assert_nothing_twice(config)
 
 

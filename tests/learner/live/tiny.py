@@ -216,7 +216,15 @@ class Mesh:
 
     def restart_buffer(self) -> None:
         """Ends front and Redis, and starts them again on the same port with the same data."""
+        self.stop_buffer()
+        self.start_buffer()
+
+    def stop_buffer(self) -> None:
+        """Ends front and Redis."""
         self._bridge.call(self._service.stop(), _LIFE_S)
+
+    def start_buffer(self) -> None:
+        """Starts them again on the same port with the same data."""
         self._service = self._bridge.call(self._start(int(self.address.rpartition(":")[2])), _LIFE_S)
 
     def close(self) -> None:
