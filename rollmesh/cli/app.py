@@ -13,6 +13,7 @@ import typer
 from mesh.errors import RollmeshError
 from rollmesh.cli import config, inspect, ledger, replay, results, run, services, weights
 from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.launcher.output import Output
 
 app = typer.Typer(
     name="rollmesh",
@@ -45,9 +46,12 @@ def main() -> None:
     except RollmeshError as error:
         if debug:
             raise
-        typer.echo(f"error: {error.message}", err=True)
+        # The exit code must be this one, whether or not anyone reads.
+        shown = Output(sys.stderr)
+        shown.write(f"error: {error.message}\n")
         if error.hint:
-            typer.echo(f"hint: {error.hint}", err=True)
+            shown.write(f"hint: {error.hint}\n")
+        shown.close()
         raise SystemExit(_status(error)) from error
 
 

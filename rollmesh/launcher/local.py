@@ -2,7 +2,7 @@
 
 Invariants: one launcher per run folder; every service it started has ended when `LocalRun.run` returns; summary and
 report are written from what the buffer and the metrics said last, also when the run was interrupted or failed: they
-say which.
+say which. Whether anyone reads the terminal, and whether there still is one, changes none of that.
 """
 
 from __future__ import annotations
@@ -11,23 +11,30 @@ import asyncio
 import contextlib
 import signal
 import time
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from mesh.config.models import Config
 from mesh.errors import RollmeshError
+from protos import buffer_pb2
 from rollmesh.launcher import folder as folders
+from rollmesh.launcher.events import LOG, Events
 from rollmesh.launcher.memory import MemoryWatch
 from rollmesh.launcher.meshlog import MeshLog
 from rollmesh.launcher.monitor import EVAL, TRAIN, MeshView, Snapshot
+from rollmesh.launcher.output import stderr_into
 from rollmesh.launcher.preflight import check_run, lowered_durability
+from rollmesh.launcher.process import log_file
+from rollmesh.launcher.quiet import Quiet, no_step
 from rollmesh.launcher.services import ServiceCatalogue, drain_order, mesh_address, thread_plan
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.view import View, open_view
 from rollmesh.report.html import write_report
-from rollmesh.report.metrics import MetricsTail
+from rollmesh.report.metrics import MetricsTail, Record, is_training
 from rollmesh.report.summary import FinalState, Summary, build_summary, write_summary
 
 _LOOK_EVERY_S = 1.0
+# Groups that failed, looked at for what they say most often.
+_FAILED_LOOKED_AT = 20
 
 
 def run_locally(config: Config) -> int:
@@ -43,7 +50,9 @@ def run_locally(config: Config) -> int:
         asyncio.run(run.run(handle_signals=True))
     finally:
         view.close()
-    return 128 + signal.SIGINT if run.interrupted else 0
+    if not run.interrupted:
+        return 0
+    return 128 + (signal.SIGHUP if run.hung_up else signal.SIGINT)
 
 
 class LocalRun:
@@ -51,21 +60,27 @@ class LocalRun:
 
     Args:
         config: the run.
-        view: shown events and figures.
+        view: shown events and metrics.
+
+    Attributes:
+        hung_up: the first wish to end was the loss of the terminal.
     """
 
     def __init__(self, config: Config, view: View) -> None:
         self._config = config
         self._view = view
+        self._events = Events(view, config.run.folder)
         self._folder = config.run.folder
         self._final = FinalState()
         self._announced = asyncio.Event()
+        self._asked = False
+        self.hung_up = False
         self._supervisor = Supervisor(
             self._folder,
             security=config.security,
             max_restarts=config.resources.max_restarts,
             frozen_after_s=config.resources.frozen_after_s,
-            observer=Observer(event=view.event, tail=view.tail),
+            observer=Observer(event=self._events.tell, tail=view.tail),
             before_last=self._collect,
         )
         self._memory = MemoryWatch(self._supervisor.pids)
@@ -78,11 +93,25 @@ class LocalRun:
         """Asks for an orderly end, a second time for a quick one. On the event loop's thread."""
         self._supervisor.interrupt()
 
+    def _signalled(self, number: signal.Signals) -> None:
+        """A lost terminal is told twice, and beside SIGTERM: neither it nor the first signal after it hurries."""
+        again = self._asked and number != signal.SIGHUP
+        self._asked = self._asked or number != signal.SIGHUP
+        self.hung_up = self.hung_up or (not self.interrupted and number == signal.SIGHUP)
+        if again or not self.interrupted:
+            self._supervisor.interrupt()
+
+    @contextlib.contextmanager
+    def _owning_process(self) -> Iterator[None]:
+        with _signals(self._signalled), stderr_into(log_file(self._folder, LOG)):
+            yield
+
     async def run(self, *, handle_signals: bool) -> Summary:
         """Starts everything, waits for the learner to finish, ends everything.
 
         Args:
-            handle_signals: take SIGINT and SIGTERM as the wish to end (main thread only).
+            handle_signals: the process is the launcher's: SIGINT, SIGTERM and SIGHUP are the wish to end (main thread
+                only), and what libraries write to stderr goes into the launcher's log.
 
         Raises:
             RollmeshError: what ended the run early.
@@ -90,18 +119,23 @@ class LocalRun:
         with folders.locked(self._folder):
             resumed = folders.was_used(self._folder)
             if lowered := lowered_durability(self._config):
-                self._view.event(lowered)
+                self._events.tell(lowered)
             config_path = folders.write_config(self._config)
             plan = thread_plan(self._config)
             config = self._config
-            self._view.event(f"run {config.run.name}: {'going on' if resumed else 'starting'} in {self._folder}")
-            self._view.event(plan.describe(config.learner.ranks, config.rollout.replicas))
+            self._events.tell(f"run {config.run.name}: {'going on' if resumed else 'starting'} in {self._folder}")
+            self._events.tell(plan.describe(config.learner.ranks, config.rollout.replicas))
             # With a Redis of its own, what held this run before was this machine's and is gone: the lock says so.
             takeover = resumed and config.buffer.redis is None
             catalogue = ServiceCatalogue(config, config_path, plan, resumed=takeover)
             started = time.time()
-            with _signals(self._supervisor.interrupt) if handle_signals else contextlib.nullcontext():
-                watching = [asyncio.create_task(self._memory.run()), asyncio.create_task(self._watch())]
+            with self._owning_process() if handle_signals else contextlib.nullcontext():
+                watching = [
+                    asyncio.create_task(self._memory.run(), name="watch over memory"),
+                    asyncio.create_task(self._watch(), name="watch over the mesh"),
+                ]
+                for task in watching:
+                    task.add_done_callback(self._tell_end)
                 try:
                     await self._supervisor.run(
                         [
@@ -134,7 +168,7 @@ class LocalRun:
             summary = build_summary(self._folder, self._config, self._final)
             report = f"summary and report are not written: {error.strerror or error}"
         for line in (*summary.lines(), report):
-            self._view.event(line)
+            self._events.tell(line)
         return summary
 
     def _mesh_address(self) -> str:
@@ -156,16 +190,17 @@ class LocalRun:
             for table in (TRAIN, EVAL):
                 try:
                     self._final.tables[table] = await mesh.describe(table)
-                    self._final.ledgers[table] = await mesh.ledger(table, failed_limit=20)
+                    self._final.ledgers[table] = await mesh.ledger(table, failed_limit=_FAILED_LOOKED_AT)
                 except RollmeshError as error:
-                    self._view.event(f"no final figures of table {table}: {error.message}")
+                    self._events.tell(f"no final figures of table {table}: {error.message}")
 
     async def _watch(self) -> None:
         """Feeds the view and `mesh.jsonl` until cancelled."""
         metrics = MetricsTail(self._folder / folders.METRICS, from_end=True)
-        log = MeshLog(self._folder)
+        log = MeshLog(self._folder, self._events.tell)
         latest = Snapshot(trouble="starting")
         await self._announced.wait()
+        quiet = Quiet(time.monotonic())
         async with MeshView(self._mesh_address(), self._config.security) as mesh:
             while True:
                 records = metrics.read()
@@ -174,7 +209,27 @@ class LocalRun:
                 latest = seen
                 latest.generated_tokens = log.add(latest, time.time())
                 self._view.update(latest, records)
+                self._events.look_at_view()
+                await self._tell_quiet(quiet, mesh, latest, records)
                 await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _tell_quiet(self, quiet: Quiet, mesh: MeshView, seen: Snapshot, records: Sequence[Record]) -> None:
+        """Tells where no step comes, and why; a stall is told by the view, with who holds what."""
+        now = time.monotonic()
+        if any(map(is_training, records)):
+            quiet.step(now)
+        if seen.stalled_s or seen.run_finished or not (seconds := quiet.due(now)):
+            return
+        failed: Sequence[buffer_pb2.FailedGroup] = ()
+        if seen.table is not None and seen.table.counts.failed:
+            with contextlib.suppress(RollmeshError):
+                failed = (await mesh.ledger(TRAIN, _FAILED_LOOKED_AT)).failed
+        self._events.tell(no_step(seconds, seen, failed))
+
+    def _tell_end(self, task: asyncio.Task[None]) -> None:
+        """A watch that fails is told: it would be missed in silence."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._events.tell(f"the {task.get_name()} has failed, the run continues without it: {error!r}")
 
 
 async def _look(mesh: MeshView) -> Snapshot:
@@ -185,11 +240,14 @@ async def _look(mesh: MeshView) -> Snapshot:
 
 
 @contextlib.contextmanager
-def _signals(interrupt: Any) -> Any:
+def _signals(signalled: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Hands the signals that end a run to `signalled`; under `nohup` a hangup stays without effect."""
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     for number in numbers:
-        loop.add_signal_handler(number, interrupt)
+        loop.add_signal_handler(number, signalled, number)
     try:
         yield
     finally:

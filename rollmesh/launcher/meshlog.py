@@ -1,13 +1,16 @@
 """`mesh.jsonl`: what the launcher saw of the mesh, once per look: the generators' side of a run.
 
-Invariant: totals never fall. A generator's counters start anew with its process, so they are summed over all processes
-that were ever seen, also those of an earlier launch in the same run folder; the waiting clocks are the buffer's.
+Invariants: totals never fall. A generator's counters start at 0 with its process, so they are summed over all processes
+that were ever seen, also those of an earlier launch in the same run folder; the waiting clocks are the buffer's. A disk
+that takes no line costs the lines until it takes one again.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from rollmesh.launcher.monitor import Snapshot
 from rollmesh.report.metrics import read_metrics
@@ -22,10 +25,13 @@ class MeshLog:
 
     Args:
         folder: run folder.
+        tell: told when lines can no longer be written, and when they can again.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
         self._path = folder / FILE
+        self._tell = tell
+        self._trouble = ""
         earlier = read_metrics(self._path)
         self._before = float(earlier[-1].get(_TOTAL, 0.0)) if earlier else 0.0
         self._seen: dict[str, float] = {}
@@ -56,9 +62,23 @@ class MeshLog:
             "learner_waits": snapshot.table.learner_waits,
             "generators_wait": snapshot.table.generators_wait,
         }
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        self._append(entry)
         return self._generated
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        before = self._trouble
+        # What failed may have left half a line.
+        line = ("\n" if before else "") + json.dumps(entry) + "\n"
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line)
+            self._trouble = ""
+        except OSError as error:
+            self._trouble = error.strerror or str(error)
+        if self._trouble and not before:
+            self._tell(f"{FILE} is not written: {self._trouble}; every second it is tried again")
+        elif before and not self._trouble:
+            self._tell(f"{FILE} is written again")
 
     @property
     def _generated(self) -> float:

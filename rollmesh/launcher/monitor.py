@@ -103,8 +103,9 @@ class Snapshot:
         if self.table is None:
             return self.trouble
         parts = []
-        if self.table.learner_waits:
-            parts.append(f"learner: {self.table.learner_waits}")
+        said = (member.waiting_reason for member in self.learners() if member.waiting_reason)
+        if learner := self.table.learner_waits or next(said, ""):
+            parts.append(f"learner: {learner}")
         if self.table.generators_wait:
             parts.append(f"generators wait: {self.table.generators_wait}")
         if not self.learners() and not self.run_finished:

@@ -1,6 +1,6 @@
 """What a person sees of a run: a live table in a terminal, plain lines elsewhere.
 
-Invariant: a view only shows; the run goes on the same whatever view watches it.
+Invariant: a view only shows; the run is the same whatever view watches it, and whether anyone reads what it shows.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import IO, Protocol, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,6 +18,7 @@ from rich.text import Text
 from protos import membership_pb2
 from rollmesh.launcher.logs import readable
 from rollmesh.launcher.monitor import Snapshot
+from rollmesh.launcher.output import Output
 from rollmesh.report.failures import failures_text
 from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training
 from rollmesh.report.series import number
@@ -33,7 +34,14 @@ _ROLES = {
 
 
 class View(Protocol):
-    """Shows a run; called on the launcher's event loop."""
+    """Shows a run; called on the launcher's event loop, so no call waits but `close`.
+
+    Attributes:
+        trouble: why what was shown last could not be seen; empty where it could.
+    """
+
+    @property
+    def trouble(self) -> str: ...
 
     def event(self, text: str) -> None:
         """Something happened: a start, a death, a restart."""
@@ -54,11 +62,15 @@ def open_view(every_steps: int) -> View:
     Args:
         every_steps: training steps between plain lines.
     """
+    if sys.stdout is None:
+        return SilentView()
     return LiveView() if sys.stdout.isatty() else PlainView(every_steps)
 
 
 class SilentView:
-    """Shows nothing (the Python API with `quiet`)."""
+    """Shows nothing (the Python API with `quiet`; stdout is closed)."""
+
+    trouble = ""
 
     def event(self, text: str) -> None:
         pass
@@ -78,11 +90,18 @@ class PlainView:
 
     def __init__(self, every_steps: int) -> None:
         self._every = every_steps
-        self._console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+        self._output = Output(sys.stdout)
+        self._console = Console(
+            file=cast(IO[str], self._output), highlight=False, soft_wrap=True, markup=False, emoji=False
+        )
         self._stalled_s = self._tell_at_s = 0.0
         self._speed = Speed()
         self._unscored = Unscored()
         self._failures = ""
+
+    @property
+    def trouble(self) -> str:
+        return self._output.trouble
 
     def event(self, text: str) -> None:
         self._console.print(f"{_clock()} {text}")
@@ -123,18 +142,23 @@ class PlainView:
             self.event(f"groups move again, after {before:.0f} s")
 
     def close(self) -> None:
-        pass
+        self._output.close()
 
 
 class LiveView:
-    """A table that is drawn anew, with the latest events below it."""
+    """A table that is drawn again and again, with the latest events below it."""
 
     def __init__(self) -> None:
-        self._console = Console()
+        self._output = Output(sys.stdout)
+        self._console = Console(file=cast(IO[str], self._output))
         self._events: list[str] = []
         self._snapshot = Snapshot(trouble="starting")
         self._live = Live(console=self._console, refresh_per_second=2, get_renderable=self._render, transient=False)
         self._live.start()
+
+    @property
+    def trouble(self) -> str:
+        return self._output.trouble
 
     def event(self, text: str) -> None:
         self._events = [*self._events, f"{_clock()} {text}"][-8:]
@@ -152,6 +176,7 @@ class LiveView:
     def close(self) -> None:
         self._live.refresh()
         self._live.stop()
+        self._output.close()
 
     def _render(self) -> RenderableType:
         events = Text("\n".join(self._events), style="dim")

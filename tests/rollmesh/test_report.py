@@ -166,6 +166,7 @@ def test_lines_say_which_groups_failed_and_which_answers_were_left_out(capsys: p
         view.update(Snapshot(table=described), [training(step, 0.5)])
     for missing in (0, 8):
         view.update(Snapshot(), [{**evaluation(4, 0.98), "eval/scored": 56, "eval/failed": missing}])
+    view.close()
     lines = capsys.readouterr().out.splitlines()
     said = [line.rpartition("| ")[2] for line in lines[:4] if "failed" in line]
     assert said == [
@@ -295,11 +296,11 @@ def test_mesh_log_totals_never_fall(tmp_path: Path) -> None:
         ]
         return Snapshot(table=buffer_pb2.DescribeResponse(), members=members)
 
-    log = MeshLog(tmp_path)
+    log = MeshLog(tmp_path, pytest.fail)
     log.add(look(a=100, b=50), 1.0)
     log.add(look(a=120, c=10), 2.0)
     log.add(Snapshot(trouble="away"), 3.0)
-    MeshLog(tmp_path).add(look(d=5), 4.0)
+    MeshLog(tmp_path, pytest.fail).add(look(d=5), 4.0)
     assert [line["generated_tokens"] for line in read_metrics(tmp_path / "mesh.jsonl")] == [150, 180, 185]
 
 
@@ -315,6 +316,7 @@ def test_plain_lines_say_the_speed_and_what_is_without_a_reward_since_the_line_b
         clock = START + seconds
         found = [{**training(step, 0.5), **record} for record in records]
         view.update(Snapshot(table=buffer_pb2.DescribeResponse(), generated_tokens=tokens), found)
+    view.close()
     first, second = capsys.readouterr().out.splitlines()
     assert "tokens/s 100 generated 100 trained" in first, "since the first token"
     assert first.endswith("| 1 of 4 members have no reward (reward_timeout 1); newest cause: reward timeout: 8 s")

@@ -78,6 +78,7 @@ def test_plain_lines_tell_a_stall_when_it_begins_at_doubling_intervals_and_at_it
     for seconds in (0, 61, 62, 121, 123, 200, 0, 0, 61):
         view.update(_snapshot(seconds), [])
     view.update(Snapshot(trouble="no answer"), [])
+    view.close()
     lines = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
     held = "generator generator-1 at 10.0.0.3:7001 holds 3 groups (train-17 for 75 s), last heartbeat 0.4 s ago"
     assert lines == [

@@ -1,0 +1,130 @@
+"""Text for whoever watches, written to a stream by a thread of its own.
+
+Invariants: no call raises or waits for the reader, but for `close`, which waits for a bounded time; what no one reads
+is dropped, the oldest first; what is missing is counted, and said where the next text follows; a write that fails is
+`trouble` until one succeeds again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+# Characters that wait for a reader.
+_KEPT = 256 << 10
+_END_S = 2.0
+_STDERR = 2
+
+
+@contextlib.contextmanager
+def stderr_into(path: Path) -> Iterator[None]:
+    """Sends what libraries write to this process' stderr into a file, which no reader holds up."""
+    with contextlib.ExitStack() as until_end:
+        with contextlib.suppress(OSError):
+            file = until_end.enter_context(path.open("ab"))
+            before = os.dup(_STDERR)
+            until_end.callback(os.close, before)
+            os.dup2(file.fileno(), _STDERR)
+            until_end.callback(os.dup2, before, _STDERR)
+        yield
+
+
+class Output:
+    """A stream in front of a stream.
+
+    Args:
+        stream: where the text is to go.
+        kept: characters that wait for the reader at most.
+        end_s: seconds that `close` waits for the reader.
+
+    Attributes:
+        trouble: why the latest text could not be written; empty where it was.
+    """
+
+    def __init__(self, stream: TextIO, *, kept: int = _KEPT, end_s: float = _END_S) -> None:
+        self.trouble = ""
+        self.encoding = stream.encoding or "utf-8"
+        self._stream = stream
+        # A thread that is caught in a write to a standard stream of Python would hold its lock at the exit.
+        self._raw = stream in (sys.__stdout__, sys.__stderr__)
+        self._kept, self._end_s = kept, end_s
+        self._waiting: deque[str] = deque()
+        self._size = self._missing = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        with contextlib.suppress(OSError):
+            stream.flush()
+        self._thread = threading.Thread(target=self._work, name="output", daemon=True)
+        self._thread.start()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def flush(self) -> None:
+        """Nothing waits here but for the reader."""
+
+    def write(self, text: str) -> int:
+        """Queues text."""
+        with self._changed:
+            self._waiting.append(text)
+            self._size += len(text)
+            while self._size > self._kept:
+                self._drop(self._take())
+            self._changed.notify()
+        return len(text)
+
+    def close(self) -> None:
+        """Gives the reader a moment for what still waits."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join(self._end_s)
+
+    def _take(self) -> str:
+        text = self._waiting.popleft()
+        self._size -= len(text)
+        return text
+
+    def _drop(self, text: str) -> None:
+        self._missing += text.count("\n")
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                text = self._take()
+                missing, self._missing = self._missing, 0
+            # Between two drawings of a live table there is no place for it.
+            said = f"... lines that could not be written are missing here: {missing}\n" if missing else ""
+            try:
+                self._put(text if self.isatty() else said + text)
+                self.trouble = ""
+            except (OSError, ValueError) as error:
+                self.trouble = getattr(error, "strerror", None) or str(error)
+                with self._changed:
+                    self._missing += missing
+                    self._drop(text)
+
+    def _put(self, text: str) -> None:
+        data = text.encode(self.encoding, "replace")
+        if not self._raw:
+            self._stream.write(data.decode(self.encoding))
+            self._stream.flush()
+            return
+        descriptor = self._stream.fileno()
+        while data:
+            try:
+                data = data[os.write(descriptor, data) :]
+            except BlockingIOError:
+                writable = select.poll()
+                writable.register(descriptor, select.POLLOUT)
+                writable.poll()

@@ -1,0 +1,58 @@
+"""`rollmesh run` of services that only live: python fake_run.py FOLDER [ARGUMENT OF THE LEARNER ...]
+
+The launcher is the real one, and runs in the main thread of this process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mesh.config import load_config
+from mesh.errors import RollmeshError
+from rollmesh.launcher import local
+from rollmesh.launcher.process import ServiceSpec
+from rollmesh.launcher.services import BUFFER, LEARNER
+from tests.rollmesh.conftest import fake_spec
+
+
+class Catalogue:
+    """In place of a run's services."""
+
+    def __init__(self, folder: Path, learner: Sequence[str]) -> None:
+        self._folder = folder
+        self._learner = learner
+
+    def buffer(self) -> list[ServiceSpec]:
+        return [fake_spec(self._folder, BUFFER)]
+
+    def others(self, _mesh: str) -> list[ServiceSpec]:
+        return [fake_spec(self._folder, LEARNER, *self._learner, completes_run=True)]
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    config = load_config(
+        {
+            "run": {"name": folder.name, "dir": str(folder.parent)},
+            "model": {"path": "no/model"},
+            "data": {"train": "no.jsonl"},
+            "algorithm": "grpo",
+        }
+    )
+
+    def catalogue(*_: Any, **__: Any) -> Catalogue:
+        return Catalogue(folder, sys.argv[2:])
+
+    local.ServiceCatalogue = catalogue  # type: ignore[assignment,misc]
+    local.check_run = lambda _config: None  # type: ignore[assignment]
+    try:
+        return local.run_locally(config)
+    except RollmeshError as error:
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""What is told where no step comes, and of a `mesh.jsonl` that cannot be written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from protos import buffer_pb2, membership_pb2
+from rollmesh.launcher.meshlog import FILE, MeshLog
+from rollmesh.launcher.monitor import Snapshot
+from rollmesh.launcher.quiet import Quiet, no_step
+
+
+def told(quiet: Quiet, first: int, last: int) -> list[int]:
+    return [second for second in range(first, last) if quiet.due(float(second))]
+
+
+def test_a_time_without_a_step_is_told_at_doubling_intervals() -> None:
+    quiet = Quiet(0.0)
+    assert told(quiet, 0, 200) == [20, 40, 80, 160]
+    quiet.step(200.0)
+    assert told(quiet, 200, 1000) == [600]
+
+
+def test_a_run_of_long_steps_tells_nothing() -> None:
+    quiet = Quiet(0.0)
+    quiet.step(100.0)
+    assert told(quiet, 100, 290) == []
+    quiet.step(290.0)
+    quiet.step(291.0)
+    assert told(quiet, 291, 320) == [311]
+
+
+def test_it_says_who_waits_and_what_has_failed() -> None:
+    waits = "waits for groups: 4 being generated; a generator says: waits for rewards: no reward service answers"
+    counts = buffer_pb2.LedgerCounts(failed=3, reasons={"failed/too_few_scored": 3})
+    table = buffer_pb2.DescribeResponse(learner_waits=waits, counts=counts)
+    learner = membership_pb2.Member(role=membership_pb2.ROLE_LEARNER)
+    failed = [buffer_pb2.FailedGroup(causes=["timeout", "timeout"]), buffer_pb2.FailedGroup(causes=["odd", ""])]
+    assert no_step(21.4, Snapshot(table=table, members=[learner]), failed) == (
+        f"no step for 21 s: learner: {waits}; 3 training groups failed (too_few_scored 3); mostly: timeout"
+    )
+
+
+def test_it_says_what_else_the_learner_does() -> None:
+    learner = membership_pb2.Member(role=membership_pb2.ROLE_LEARNER, waiting_reason="training for 30 s")
+    snapshot = Snapshot(table=buffer_pb2.DescribeResponse(), members=[learner])
+    assert no_step(40, snapshot, ()) == "no step for 40 s: learner: training for 30 s"
+    assert no_step(40, Snapshot(trouble="no answer"), ()) == "no step for 40 s: no answer"
+
+
+def test_a_full_disk_is_told_once_and_tried_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    log = MeshLog(tmp_path, said.append)
+    path = tmp_path / FILE
+    generator = membership_pb2.Member(
+        member_id="one", role=membership_pb2.ROLE_GENERATOR, gauges={"tokens_generated": 7}
+    )
+    snapshot = Snapshot(table=buffer_pb2.DescribeResponse(), members=[generator])
+    path.symlink_to("/dev/full")
+    assert [log.add(snapshot, 1.0), log.add(snapshot, 2.0)] == [7, 7]
+    path.unlink()
+    log.add(snapshot, 3.0)
+    log.add(snapshot, 4.0)
+    assert [json.loads(line)["time"] for line in path.read_text().splitlines() if line] == [3.0, 4.0]
+    assert said == [
+        f"{FILE} is not written: No space left on device; every second it is tried again",
+        f"{FILE} is written again",
+    ]

@@ -1,0 +1,161 @@
+"""A run whose terminal or pipe is full, closed or gone is the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollmesh.launcher.logs import tail
+from rollmesh.launcher.process import log_file, ready_file
+
+FAKE_RUN = Path(__file__).with_name("fake_run.py")
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 60.0
+UP = "learner is up"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Run:
+    """A launcher as a process, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "run"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *learner: str, stdout: int, before: Callable[[], object] | None = None) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(FAKE_RUN), str(self.folder), *learner],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stdout,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            start_new_session=True,
+            preexec_fn=before,
+        )
+
+    @property
+    def log(self) -> str:
+        return "\n".join(tail(log_file(self.folder, "launcher"), lines=100))
+
+    def until_up(self) -> None:
+        until(lambda: UP in self.log)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def end(self) -> int:
+        assert self._process is not None
+        return self._process.wait(DEADLINE_S)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def ended(self) -> Any:
+        return json.loads((self.folder / "summary.json").read_text())["ended"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = Run(tmp_path)
+    yield run
+    run.kill()
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """A pipe into which nothing more fits; no one reads it."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    yield writer
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_pipe_that_no_one_reads_holds_up_nothing(run: Run, full_pipe: int) -> None:
+    run.start(stdout=full_pipe)
+    run.until_up()
+    run.signal(signal.SIGTERM)
+    assert run.end() == 130
+    assert run.ended == "interrupted"
+
+
+def test_a_pipe_that_is_closed_ends_nothing(run: Run) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    run.start("--die-after-ready", "0", stdout=writer)
+    os.close(writer)
+    assert run.end() == 0
+    assert run.ended == "finished"
+    assert run.log.count("the view cannot be shown (Broken pipe); the run continues without it") == 1
+    assert (run.folder / "report.html").is_file()
+
+
+def test_a_run_whose_terminal_is_gone_ends_in_order(run: Run) -> None:
+    """The kernel tells the leader of the terminal's session; what comes beside it does not hurry the end."""
+    terminal, stdout = pty.openpty()
+    run.start("--drained", str(run.folder / "drained"), stdout=stdout, before=lambda: fcntl.ioctl(1, termios.TIOCSCTTY))
+    os.close(stdout)
+    until(lambda: ready_file(run.folder, "learner").exists())
+    run.until_up()
+    os.close(terminal)
+    until(lambda: "draining" in run.log)
+    run.signal(signal.SIGHUP)
+    assert run.end() == 129
+    assert run.ended == "interrupted"
+    assert "killing" not in run.log
+    assert (run.folder / "drained").exists()
+
+
+def test_a_terminal_that_is_held_up_holds_up_nothing(run: Run) -> None:
+    """The live table."""
+    terminal, stdout = pty.openpty()
+    termios.tcflow(stdout, termios.TCOOFF)
+    run.start(stdout=stdout)
+    run.until_up()
+    run.signal(signal.SIGINT)
+    assert run.end() == 130
+    assert run.ended == "interrupted"
+    os.close(stdout)
+    os.close(terminal)
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(run: Run) -> None:
+    run.start(stdout=subprocess.DEVNULL, before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    run.until_up()
+    run.signal(signal.SIGHUP)
+    run.signal(signal.SIGTERM)
+    assert run.end() == 130
+
+
+def test_a_run_without_stdout_is_a_run(run: Run) -> None:
+    run.start("--die-after-ready", "0", stdout=subprocess.DEVNULL, before=lambda: os.close(1))
+    assert run.end() == 0
+    assert run.ended == "finished"
