@@ -186,10 +186,10 @@ class TrainingLoop:
             return ours
 
         began = time.perf_counter()
-        self.whole = False
         self._held.hold(candidate.groups)
         self._team.prepare(self._plan(candidate))
         prepared = time.perf_counter()
+        self.whole = False
         result = self._team.train(claimed)
         timings.prepare_s += prepared - began
         timings.train_s = time.perf_counter() - prepared - timings.claim_s

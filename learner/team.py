@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from learner.plan import TrainPlan
 from learner.worker import TrainResult, UpdateRefused, Worker
+from mesh.errors import RollmeshError, StoreError, UnreachableError
 from mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -133,13 +134,23 @@ def _train_if_allowed(worker: Worker, link: Link) -> None:
 
 
 def follow(worker: Worker, link: Link) -> None:
-    """The life of a rank above 0: does what it is told until it is dismissed."""
+    """The life of a rank above 0: does what it is told until it is dismissed.
+
+    Where it cannot get its share, it ends when it is to train on it: rank 0 may have failed as well, and wants a
+    checkpoint first.
+    """
+    failure: RollmeshError | None = None
     while True:
         message = msgpack.unpackb(link.receive())
         match message["order"]:
             case "prepare":
-                worker.prepare(TrainPlan.from_bytes(message["plan"]))
+                try:
+                    worker.prepare(TrainPlan.from_bytes(message["plan"]))
+                except (UnreachableError, StoreError) as away:
+                    failure = away
             case "train":
+                if failure is not None:
+                    raise failure
                 _train_if_allowed(worker, link)
             case "export":
                 for _ in worker.export():
