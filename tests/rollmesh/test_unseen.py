@@ -159,3 +159,9 @@ def test_a_run_without_stdout_is_a_run(run: Run) -> None:
     run.start("--die-after-ready", "0", stdout=subprocess.DEVNULL, before=lambda: os.close(1))
     assert run.end() == 0
     assert run.ended == "finished"
+
+
+def test_an_error_that_no_one_reads_has_its_exit_code(full_pipe: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rollmesh.cli", "run", str(tmp_path / "none.yaml")]
+    ended = subprocess.run(command, stdout=full_pipe, stderr=full_pipe, timeout=DEADLINE_S, cwd=ROOT, check=False)
+    assert ended.returncode == 2
