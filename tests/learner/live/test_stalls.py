@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,10 +55,17 @@ class Scripted:
         generator = Generator(self.address, "generator")
         self._actors.append(generator)
         await generator.agent.start()
-        generator.agent.set_status(serving=V0, gauges={"tokens_generated": 5.0}, waiting_reason="its tools are silent")
+        self._bridge.submit(self._answer_outsiders(generator))
         stream = generator.admission()
         stream.update(groups, V0)
         return generator, [await anext(stream) for _ in range(groups)]
+
+    async def _answer_outsiders(self, generator: Generator) -> None:
+        """Whom it samples for without end; nothing of that is for the groups that it holds."""
+        for tokens in itertools.count(5):
+            gauges = {"tokens_generated": float(tokens), "tokens_for_groups": 5.0}
+            generator.agent.set_status(serving=V0, gauges=gauges, waiting_reason="its tools are silent")
+            await asyncio.sleep(0.1)
 
     async def learner(self) -> Learner:
         learner = Learner(self.address, "learner")
