@@ -36,9 +36,16 @@ def save_state(
         model, optimizer: what to save.
         steps: optimizer steps done.
         extra: JSON of the caller.
+
+    Raises:
+        OSError: the disk refuses.
     """
-    with _quiet():
-        dcp.save(_state(model, optimizer), checkpoint_id=str(folder), no_dist=world.size == 1)
+    try:
+        with _quiet():
+            dcp.save(_state(model, optimizer), checkpoint_id=str(folder), no_dist=world.size == 1)
+    except CheckpointException as failed:
+        causes = {f"{type(error).__name__}: {error}" for error, _ in failed.failures.values()}
+        raise OSError("; ".join(sorted(causes))) from failed
     if world.rank == 0:
         (folder / _STATE_FILE).write_text(json.dumps({"steps": steps, "extra": extra}), encoding="utf-8")
     world.barrier()
