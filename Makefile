@@ -13,7 +13,7 @@ VLLM_TESTS := tests/integration/test_engines.py tests/generators/engines/vllm
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm sglang demo test core-tests engine-tests check lint types docs protos format clean
+.PHONY: help setup vllm sglang demo test check lint types docs protos format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -58,23 +58,17 @@ endif
 demo: $(READY) ## Train the demonstration: real services, held-out reward goes up
 	$(BIN)/python -m examples.demo
 
-# An engine that cannot be installed here is skipped by its tests, with the reason; `.ci/run` lets that fail. Byte code is
-# kept, also where the environment says otherwise: the suite starts hundreds of processes of the same code.
+# An engine that cannot be installed here is skipped by its tests, with the reason; `.ci/run` lets that fail.
+# vLLM's tests run where vLLM is, and the runs with engines beside them. More processes than cores: tests wait for others
+# more often than they compute. Byte code is kept, also where the environment says otherwise: the suite starts hundreds of
+# processes of the same code.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: check ## Lint, types and the whole test suite, on two cores
 	-@$(MAKE) --no-print-directory vllm
 	-@$(MAKE) --no-print-directory sglang
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going core-tests engine-tests
-
-# More processes than cores: tests wait for others more often than they compute.
-core-tests:
 	$(BIN)/python -m pytest -n 4 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))
-
-# vLLM's tests run where vLLM is, and the runs with engines beside them; shown when they are over.
-engine-tests:
-	@mkdir -p .make; test -e $(VLLM)/.ready && python=$(VLLM)/bin/python || python=$(BIN)/python; \
-	$$python -m pytest -n 2 --dist loadfile $(VLLM_TESTS) > .make/engine-tests.log 2>&1; code=$$?; \
-	cat .make/engine-tests.log; exit $$code
+	@test -e $(VLLM)/.ready && python=$(VLLM)/bin/python || python=$(BIN)/python; \
+	set -x; $$python -m pytest -n 3 --dist loadfile $(VLLM_TESTS)
 
 check: lint types ## Lint, format and types
 

@@ -41,7 +41,15 @@ from learner.team import Team
 from learner.weights import WeightPublisher, read_model_bundle
 from learner.weights.offers import further_offers
 from mesh.config import Config
-from mesh.errors import ConfigError, DataError, LostStateError, StoreError, UnreachableError
+from mesh.errors import (
+    ConfigError,
+    DataError,
+    LostStateError,
+    StalledError,
+    StarvedError,
+    StoreError,
+    UnreachableError,
+)
 from mesh.images import ImageProcessor
 from mesh.service import AsyncBridge
 from mesh.versions import PolicyVersion
@@ -270,9 +278,10 @@ class Leader:
                 checkpoints.write(loop.version)
                 checkpoints.serve_requests(loop.version)
                 self._bridge.call(session.monitor.refresh(), config.network.retry_s + _LEAVE_S)
-            except (UnreachableError, StoreError) as away:
+            except (StalledError, StarvedError, StoreError, UnreachableError) as end:
                 self._state.phase = "ending"
-                raise type(away)(away.message, hint=checkpoints.leave(loop.version, whole=loop.whole)) from away
+                left = checkpoints.leave(loop.version, whole=loop.whole)
+                raise type(end)(end.message, hint=f"{end.hint}; {left}" if end.hint else left) from end
         finally:
             writer.close()
             consumption.close()

@@ -288,7 +288,7 @@ def test_a_learner_that_loses_the_mesh_leaves_its_last_step_on_disk(tmp_path: Pa
         (left,) = (config.run.folder / "checkpoints").iterdir()
         trained = records(config)[-1]["step"]
         assert left.name == f"i0001-v{trained:08d}"
-        assert f"(the next start continues from {left.name})" in capfd.readouterr().err
+        assert f"the next start continues from {left.name})" in capfd.readouterr().err
         mesh.start_buffer()
         further = config.model_copy(
             update={"learner": config.learner.model_copy(update={"steps": trained + 2})},

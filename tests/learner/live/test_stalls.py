@@ -136,6 +136,7 @@ def test_a_generator_that_never_delivers_is_named_and_the_run_ends_by_name(tmp_p
         assert "ago: its tools are silent" in text
     assert "nothing has moved for" in said
     assert "raise buffer.stall_limit_s" in said
+    assert "the next start continues from version 0" in said
     (stall,) = read_stalls(config.run.folder)
     assert held in stall.held
     assert stall.seconds >= 6.0
