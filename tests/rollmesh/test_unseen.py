@@ -119,7 +119,7 @@ def test_a_pipe_that_is_closed_ends_nothing(run: Run) -> None:
 
 
 def test_a_run_whose_terminal_is_gone_ends_in_order(run: Run) -> None:
-    """The kernel tells the leader of the terminal's session, and a shell tells it again: that does not hurry the end."""
+    """The kernel tells the leader of the terminal's session, a shell tells it again: that does not hurry the end."""
     terminal, stdout = pty.openpty()
     run.start("--drained", str(run.folder / "drained"), stdout=stdout, before=lambda: fcntl.ioctl(1, termios.TIOCSCTTY))
     os.close(stdout)
