@@ -55,8 +55,8 @@ async def ended(supervisor: Supervisor, running: asyncio.Task[None]) -> None:
 @pytest.mark.parametrize(
     ("number", "seen"),
     [
-        (signal.SIGSTOP, r"reward: frozen (stopped by a signal for 1 s), killed"),
-        (signal.SIGUSR1, r"reward: frozen (ran for 1 s of processor time and answered nothing"),
+        (signal.SIGSTOP, r"reward: frozen (stopped by a signal for 2 s), killed"),
+        (signal.SIGUSR1, r"reward: frozen (ran for 2 s of processor time and answered nothing"),
         (signal.SIGUSR2, r"reward: frozen (asleep, and answered nothing"),
     ],
     ids=["stopped", "holds-its-interpreter", "deadlocked"],
@@ -64,7 +64,7 @@ async def ended(supervisor: Supervisor, running: asyncio.Task[None]) -> None:
 async def test_a_frozen_service_is_killed_and_started_again(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder, number: signal.Signals, seen: str
 ) -> None:
-    supervisor = make_supervisor(frozen_after_s=1.0)
+    supervisor = make_supervisor(frozen_after_s=2.0)
     running = await started(supervisor, recorder, fake_spec(tmp_path, NAME))
     first = supervisor.pids()[NAME]
     os.kill(first, number)
