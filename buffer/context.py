@@ -76,7 +76,7 @@ class FrontContext:
             await asyncio.wait(self.tasks, timeout=timeout_s)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], what: str) -> None:
-        """Runs something beside the handlers; its expected failures are told."""
+        """Runs something next to the handlers; its expected failures are told."""
 
         async def guarded() -> None:
             try:

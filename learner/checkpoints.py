@@ -1,7 +1,7 @@
 """When a checkpoint is written, and its commit.
 
 Invariant: the buffer is told of a checkpoint only when it is whole on disk; at least two are kept, so that the one the
-buffer names exists at every moment. One that it could not be told of is found on disk by whoever continues. A version
+buffer names exists at every moment. One that it could not be told of is found on disk by its successor. A version
 that is evaluated gets its checkpoint before the next step, so that the best one can be kept whatever the result says
 later.
 """

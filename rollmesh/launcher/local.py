@@ -94,7 +94,7 @@ class LocalRun:
         self._supervisor.interrupt()
 
     def _signalled(self, number: signal.Signals) -> None:
-        """A lost terminal is told twice, and beside SIGTERM: neither it nor the first signal after it hurries."""
+        """A lost terminal is told twice, and next to SIGTERM: neither it nor the first signal after it hurries."""
         again = self._asked and number != signal.SIGHUP
         self._asked = self._asked or number != signal.SIGHUP
         self.hung_up = self.hung_up or (not self.interrupted and number == signal.SIGHUP)
@@ -192,7 +192,7 @@ class LocalRun:
                     self._final.tables[table] = await mesh.describe(table)
                     self._final.ledgers[table] = await mesh.ledger(table, failed_limit=_FAILED_LOOKED_AT)
                 except RollmeshError as error:
-                    self._events.tell(f"no final figures of table {table}: {error.message}")
+                    self._events.tell(f"no final values of table {table}: {error.message}")
 
     async def _watch(self) -> None:
         """Feeds the view and `mesh.jsonl` until cancelled."""

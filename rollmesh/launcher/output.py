@@ -1,4 +1,4 @@
-"""Text for whoever watches, written to a stream by a thread of its own.
+"""Text for those who watch, written to a stream by a thread of its own.
 
 Invariants: no call raises or waits for the reader, but for `close`, which waits for a bounded time; what no one reads
 is dropped, the oldest first; what is missing is counted, and said where the next text follows; a write that fails is
