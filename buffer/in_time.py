@@ -11,6 +11,7 @@ from mesh.errors import StoreError
 T = TypeVar("T")
 # Of the caller's deadline; the rest is for the answer's way back.
 _SHARE = 0.8
+_WITHOUT_DEADLINE_S = 30.0
 
 
 async def in_time(reading: Awaitable[T], context: Any) -> T:
@@ -24,7 +25,7 @@ async def in_time(reading: Awaitable[T], context: Any) -> T:
         StoreError: Redis does not answer, or the reading fails for another reason.
     """
     left = context.time_remaining()
-    patience_s = None if left is None else _SHARE * left
+    patience_s = _SHARE * (_WITHOUT_DEADLINE_S if left is None else left)
     try:
         async with asyncio.timeout(patience_s):
             return await reading

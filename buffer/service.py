@@ -156,7 +156,12 @@ class BufferService:
         self._exit.push_async_callback(self.redis.stop)
         await self.redis.start()
         # For further fronts on this machine.
-        (config.run.folder / REDIS_URL_FILE).write_text(self.redis.url, encoding="utf-8")
+        try:
+            (config.run.folder / REDIS_URL_FILE).write_text(self.redis.url, encoding="utf-8")
+        except OSError as error:
+            raise StoreError(
+                f"cannot note where redis-server listens: {error}", hint="is there space, and may we write there?"
+            ) from error
         self._background(self._keep_alive(self.redis))
         return self.redis.local_url
 

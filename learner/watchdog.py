@@ -5,8 +5,8 @@ Invariants:
   draft stored, a batch claimed, a fate. What can be undone and done again for ever (leases, releases, re-admissions,
   refused claims) never stops it (`progressed` in `buffer/lua/common.lua`);
 - tokens sampled for groups are progress as well, so that long answers are no stall: above the most seen since the last
-  other progress (generators come and go), and while no group has changed hands since (then they may be the same
-  tokens, sampled again for ever);
+  other progress (generators come and go), while no group has changed hands since (then they may be the same tokens,
+  sampled again for ever), and for `MAX_SAMPLING_S` since then at most: gauges may grow for ever and nothing come of it;
 - the clock of the limit stands still besides while no generator serves and one is still on its way to an engine, which
   loads or compiles a model: for `MAX_LOADING_S` since the last progress at most, since not every engine has a deadline;
 - a look that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself blames no one.
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 MAX_LOOK_S = 10.0
 MAX_LOADING_S = 1800.0
+MAX_SAMPLING_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Watchdog:
         self._limit_s = limit_s or math.inf
         self._last: Look | None = None
         self._handovers = self._most_tokens = 0
+        self._sampling_s = 0.0
         self._quiet_s = 0.0
         self._counted_s = 0.0
         self._loading_s = 0.0
@@ -99,14 +101,16 @@ class Watchdog:
         """What there is to tell of this look, if anything; `Exceeded` is told once."""
         last, self._last = self._last, look
         if last is None or look.moved != last.moved:
-            self._handovers, self._most_tokens = look.handovers, look.tokens
+            self._handovers, self._most_tokens, self._sampling_s = look.handovers, look.tokens, 0.0
             return self._progressed(by_tokens=False)
-        if look.tokens > self._most_tokens and look.handovers == self._handovers:
+        elapsed = min(max(0.0, look.now_s - last.now_s), MAX_LOOK_S) if look.waits else 0.0
+        self._sampling_s += elapsed
+        sampled = look.tokens > self._most_tokens and look.handovers == self._handovers
+        if sampled and self._sampling_s <= MAX_SAMPLING_S:
             self._most_tokens = look.tokens
             return self._progressed(by_tokens=True)
         if not look.waits:
             return None
-        elapsed = min(max(0.0, look.now_s - last.now_s), MAX_LOOK_S)
         self._quiet_s += elapsed
         if look.loading and self._loading_s < MAX_LOADING_S:
             self._loading_s += elapsed

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.watchdog import MAX_LOADING_S, MAX_LOOK_S, Exceeded, Look, Over, Stalled, Watchdog
+from learner.watchdog import MAX_LOADING_S, MAX_LOOK_S, MAX_SAMPLING_S, Exceeded, Look, Over, Stalled, Watchdog
 
 START = Look(now_s=0.0, moved=1, tokens=0, handovers=0, waits=True, loading=False)
 
@@ -67,8 +67,17 @@ def test_a_learner_that_is_busy_counts_nothing_but_forgets_nothing_either() -> N
 
 def test_long_answers_are_no_stall_while_tokens_are_sampled() -> None:
     looks = Looks(limit_s=100)
-    for tokens in range(1, 400):
+    for tokens in range(1, round(MAX_SAMPLING_S / 50)):
         assert looks.after(50, tokens=tokens) is None
+
+
+def test_tokens_of_which_nothing_comes_for_an_hour_count_no_longer() -> None:
+    looks = Looks(limit_s=100)
+    told = [looks.after(10, tokens=n) for n in range(1, round(MAX_SAMPLING_S / 10) + 12)]
+    assert [each for each in told if each] == [Stalled(60, begins=True), Exceeded(100)]
+    assert looks.after(1, moved=2) == Over(110, by_tokens=False)
+    assert looks.after(50, tokens=1000) is None
+    assert looks.after(50, tokens=1001) is None, "from the next progress on they count again"
 
 
 def test_tokens_that_are_sampled_again_for_ever_are_no_progress() -> None:
