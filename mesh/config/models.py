@@ -273,7 +273,7 @@ class BufferSection(Section):
         return self
 
 
-TransportName = Literal["auto", "grpc", "shm", "gloo", "nccl", "cuda_ipc", "disk"]
+TransportName = Literal["auto", "grpc", "shm", "gloo", "nccl", "disk"]
 EncodingName = Literal["auto", "full", "delta"]
 
 
@@ -281,7 +281,7 @@ class WeightsSection(Section):
     transport: TransportName = Field(
         "auto",
         description="auto: shm on the same host, else grpc; shm, grpc: that one only; "
-        "gloo, nccl (broadcast), cuda_ipc (same GPU), disk: that one, and grpc where it fails.",
+        "gloo, nccl (broadcast), disk: that one, and grpc where it fails.",
     )
     dir: Path | None = Field(None, description="Folder for transport disk; shared by all hosts of the run.")
     encoding: EncodingName = Field(

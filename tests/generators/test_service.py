@@ -336,7 +336,7 @@ async def test_cancelled_groups_free_their_slots(tmp_path: Path) -> None:
         await eventually(cancelled)
 
         status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=5)
-        assert status.weights_transport.startswith("shm (not cuda_ipc: ")
+        assert status.weights_transport == "shm"
         assert (status.groups_held, status.active_sequences, status.queued_sequences) == (2, 8, 0)
         ledger = await learner.client.ledger("train")
         assert ledger.counters.evicted_stale == ledger.counters.cancelled == ledger.counters.generating == 2
@@ -369,7 +369,7 @@ async def test_prompts_by_hand_and_status(tmp_path: Path) -> None:
         expected = log_probs(world.model(0), TOKENIZER.encode("12+30="), first.response_ids)
         np.testing.assert_allclose(np.array(first.log_probs), expected, atol=1e-4)
         status = await control.Status(generator_pb2.GeneratorStatusRequest(), timeout=5)
-        assert status.weights_transport.startswith("shm (not cuda_ipc: ")
+        assert status.weights_transport == "shm"
         assert status.serving == PolicyVersion(1, 0).to_proto()
         assert manifest is not None
         assert status.weights_digest == manifest.digest

@@ -112,7 +112,7 @@ async def test_generators_are_compared_while_versions_move(
         for name in ("gen-1", "gen-2"):
             [line] = [line for line in lines if line.strip().startswith(name) and "full over shm" in line]
             assert f"1:{learner.version}: " in line
-        assert "gen-1, gen-2: full versions come over shm (not cuda_ipc: the learner offers no CUDA memory)" in lines
+        assert "gen-1, gen-2: full versions come over shm" in lines
         assert await asyncio.to_thread(_command, world, monkeypatch, "--json", command=("status",)) == 0
         pushes = {entry["member_id"]: entry for entry in json.loads(capsys.readouterr().out)["pushes"]["receivers"]}
         assert int(pushes["gen-1"]["count"]) == learner.version + 1

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from generators.weights.transports.base import Fetch, Received, Transport
 from generators.weights.transports.broadcast import Broadcast
-from generators.weights.transports.cuda_ipc import CudaIpc
 from generators.weights.transports.disk import Disk
 from generators.weights.transports.grpc import Grpc
 from generators.weights.transports.shm import SharedMemory
@@ -30,7 +29,7 @@ def transports(
         security: token and TLS of the mesh.
     """
     grpc = Grpc(streams=streams, security=security)
-    return [CudaIpc(host_id), SharedMemory(host_id), Broadcast("nccl"), Broadcast("gloo"), Disk(folder), grpc]
+    return [SharedMemory(host_id), Broadcast("nccl"), Broadcast("gloo"), Disk(folder), grpc]
 
 
 def choose(available: Sequence[Transport], setting: str, wanted: Wanted) -> list[Transport]:

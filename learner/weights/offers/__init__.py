@@ -1,14 +1,13 @@
 """How published versions are made available besides the Weights service: one module per transport.
 
 Which ones a learner makes follows `weights.transport`. `auto` makes those that cost nothing: shared memory, into which
-versions are written anyhow. All others cost time, device memory or disk for every version, and are made when asked for.
+versions are written anyhow. All others cost time or disk for every version, and are made when asked for.
 """
 
 from __future__ import annotations
 
 from learner.weights.offers.base import Offer
 from learner.weights.offers.broadcast import Broadcast
-from learner.weights.offers.cuda_ipc import CudaIpc
 from learner.weights.offers.disk import Disk
 from learner.weights.offers.rendezvous import Rendezvous
 from learner.weights.offers.shm import SHARED_MEMORY, SharedMemory, shared_memory
@@ -17,7 +16,6 @@ from mesh.config import Config
 __all__ = [
     "SHARED_MEMORY",
     "Broadcast",
-    "CudaIpc",
     "Disk",
     "Offer",
     "Rendezvous",
@@ -41,7 +39,5 @@ def further_offers(config: Config) -> list[Offer]:
         case "gloo" | "nccl":
             rendezvous = Rendezvous(config.network, config.security)
             return [Broadcast(weights.transport, rendezvous, timeout_s=weights.timeout_s)]
-        case "cuda_ipc":
-            return [CudaIpc()]
         case _:
             return []

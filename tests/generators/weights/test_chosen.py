@@ -34,7 +34,7 @@ def wanted(*offers: str) -> Wanted:
         ("gloo", ["gloo"], ["gloo", "grpc"]),
         ("gloo", [], ["grpc"]),
         ("disk", ["disk"], ["grpc"]),
-        ("cuda_ipc", ["shm"], ["grpc"]),
+        ("nccl", ["shm"], ["grpc"]),
     ],
 )
 def test_what_is_tried_in_which_order(setting: TransportName, offered: list[str], expected: list[str]) -> None:
@@ -51,7 +51,7 @@ def test_the_choice_is_said_with_its_reasons_once(caplog: pytest.LogCaptureFixtu
     chosen = Chosen()
     for _ in range(3):
         chosen.note("grpc", wanted(), ALL, "auto", {})
-    assert chosen.text.startswith("grpc (not cuda_ipc: the learner offers no CUDA memory; not shm: the learner offers")
+    assert chosen.text.startswith("grpc (not shm: the learner offers no shared memory")
     assert caplog.text.count("weights come over") == 1
     chosen.note("shm", wanted("shm"), ALL, "shm", {})
     assert chosen.text == "shm"

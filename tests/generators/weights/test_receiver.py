@@ -188,7 +188,7 @@ async def test_versions_arrive_whole(tmp_path: Path, host: str, transport: str) 
             report = await learner.report()
             assert (report.error, report.transport) == ("", transport)
             assert report.choice == world.receiver.chosen.text
-            assert report.choice.startswith(f"{transport} (not cuda_ipc: ")
+            assert report.choice.startswith(f"{transport} (not " if transport == "grpc" else "shm")
             assert report.digest == manifest.digest == world.receiver.digest
             assert report.policy.version == version
             assert report.first_byte_us <= report.last_byte_us <= report.total_us

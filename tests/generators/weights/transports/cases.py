@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from generators.weights.transports.broadcast import Broadcast
-from generators.weights.transports.cuda_ipc import CudaIpc
 from generators.weights.transports.disk import Disk
 from generators.weights.transports.grpc import Grpc
 from generators.weights.transports.shm import SharedMemory
@@ -32,10 +31,6 @@ def _over_nccl(folder: Path, bucket_bytes: int) -> WeightPublisher:
     return _offering(folder, bucket_bytes, learner_offers.Broadcast("nccl", rendezvous, timeout_s=20.0))
 
 
-def _over_cuda_ipc(folder: Path, bucket_bytes: int) -> WeightPublisher:
-    return _offering(folder, bucket_bytes, learner_offers.CudaIpc())
-
-
 def _on_disk(folder: Path, bucket_bytes: int) -> WeightPublisher:
     return _offering(folder, bucket_bytes, learner_offers.Disk(folder, RUN))
 
@@ -46,8 +41,5 @@ CASES: list[Case] = [
     Case("gloo", lambda _: Broadcast("gloo"), _over_gloo),
     Case("disk", Disk, _on_disk, needs_publisher=False),
 ]
-# These need a learner in another process, and nccl another device.
-GPU_CASES: list[Case] = [
-    Case("cuda_ipc", lambda _: CudaIpc(host_id()), _over_cuda_ipc),
-    Case("nccl", lambda _: Broadcast("nccl"), _over_nccl),
-]
+# It needs a learner in another process, on another device.
+NCCL = Case("nccl", lambda _: Broadcast("nccl"), _over_nccl)

@@ -229,6 +229,6 @@ async def _serve(case: Case, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from tests.generators.weights.transports.cases import CASES, GPU_CASES
+    from tests.generators.weights.transports.cases import CASES, NCCL
 
-    asyncio.run(_serve(next(c for c in CASES + GPU_CASES if c.name == sys.argv[1]), Path(sys.argv[2])))
+    asyncio.run(_serve(next(c for c in (*CASES, NCCL) if c.name == sys.argv[1]), Path(sys.argv[2])))
