@@ -10,6 +10,7 @@ Invariants every engine keeps (the contract suite in `tests/generators/engines/c
 - Weights change between two decode steps only, all tensors at once, and never while a pinned request is running.
   A swap that fails, wherever it fails, leaves the former weights in service, whole.
 - A bad request or a bad set of weights is refused by a typed error and changes nothing.
+- A request at which the engine itself fails is tried twice, then ends alone, refused; no other request is disturbed.
 """
 
 from __future__ import annotations
@@ -47,6 +48,17 @@ class EngineError(RollmeshError):
 
     code = "engine"
     exit_code = 10
+
+
+class RequestError(RollmeshError):
+    """The engine failed at one request and lives; the request may succeed another time."""
+
+    code = "request"
+    exit_code = 10
+
+
+# How often an engine fails at a request before it refuses it.
+REQUEST_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +165,9 @@ class GenerationResult:
         mask: uint8 [T], 0 where a token was not sampled; None: all were.
         side: large arrays that belong to the response: `routed_experts`, uint8 or int16
             [prompt + T - 1, layers, experts per token].
-        refusal: why the engine does not answer this request, which it found only when it took it up (an image that it
-            cannot read): asked again it says the same. Empty where it was answered, or ended early (`aborted`).
+        refusal: why the engine does not answer this request, which it found only when it took it up: it cannot read
+            an image, has no room for it, or has failed at it `REQUEST_ATTEMPTS` times. Asked again it says the same.
+            `finish_reason` is `aborted` then. Empty where it was answered, or ended early.
     """
 
     request_id: str

@@ -100,6 +100,8 @@ class Backend(ABC):
         Raises:
             PayloadError: the engine does not take this job, though its lengths and ids are within the limits (an image
                 that cannot be read); others go on.
+            RequestError: the engine failed at this job alone; others go on. Its chunks so far count, and it is given
+                again as another job, `REQUEST_ATTEMPTS` times in all.
             EngineError: the engine cannot go on.
         """
 

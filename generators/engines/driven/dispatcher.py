@@ -22,11 +22,13 @@ from functools import partial
 from typing import Any
 
 from generators.engines.base import (
+    REQUEST_ATTEMPTS,
     EngineError,
     FinishReason,
     GenerationRequest,
     GenerationResult,
     PartialResponse,
+    RequestError,
     TokenEvent,
 )
 from generators.engines.driven.backend import Backend, Chunk, Job
@@ -204,16 +206,29 @@ class Dispatcher:
     async def _generate(self, job: Job, running: Running) -> None:
         try:
             await self._backend.generate(job, partial(self._take, running))
-        except PayloadError as error:
-            # What only the engine itself can tell, such as an image that cannot be read.
-            log.warning("a request was refused by the engine: %s", error)
-            response = running.response
-            self._running.pop(running.job_id, None)
-            if response is not None and response.finish is None:
-                response.refusal = str(error)
-                self._end(response, "aborted")
+        except (PayloadError, RequestError) as error:
+            self._failed_at(running, error)
         if running.job_id in self._running:
             raise EngineError(f"{running.job_id} ended without saying why")
+
+    def _failed_at(self, running: Running, error: PayloadError | RequestError) -> None:
+        """The engine does not take a job, or failed at it alone: its response is refused, or tried once more."""
+        self._running.pop(running.job_id, None)
+        self._notify()
+        response = running.response
+        if response is None or response.finish is not None:
+            return
+        log.warning("the engine does not answer request %s: %s", response.request.request_id, error)
+        response.job_id = None
+        response.failures += 1
+        if isinstance(error, PayloadError) or response.failures == REQUEST_ATTEMPTS:
+            response.refusal = str(error)
+            self._end(response, "aborted")
+        elif (reason := response.complete()) is not None:
+            self._end(response, reason)
+        elif not self._interrupting:
+            # An interruption puts it back with all others.
+            self._line.put_back([response])
 
     def _take(self, running: Running, chunk: Chunk) -> None:
         response = running.response

@@ -46,6 +46,7 @@ class Response:
         job_id: of the job that is sampling it; None while it waits.
         finish: why it ended; None while it has not.
         refusal: what the engine finds wrong with the request; empty where nothing.
+        failures: jobs of it at which the engine failed.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class Response:
         "_straddle",
         "_told",
         "_versions",
+        "failures",
         "finish",
         "ids",
         "job_id",
@@ -75,6 +77,7 @@ class Response:
         self.job_id: str | None = None
         self.finish: FinishReason | None = None
         self.refusal = ""
+        self.failures = 0
         self._model = model
         self._log_probs: list[float] = [] if prefix is None else prefix.log_probs.tolist()
         self._lengths = [] if prefix is None else [length for length, _ in prefix.versions.runs]

@@ -65,6 +65,34 @@ class RefusalContract:
             with pytest.raises(PayloadError, match=said):
                 harness.engine.probe(bad)
 
+    @pytest.mark.parametrize("pinned", [False, True])
+    def test_a_request_at_which_the_engine_fails_ends_alone(self, harness: EngineHarness, pinned: bool) -> None:
+        """Whatever else runs, waits or was submitted with it is answered as if it had not been there."""
+        harness.update(V1, harness.constant_weights(10))
+        harness.fail_at(9)
+        harness.freeze([request("running", max_tokens=harness.long)])
+        together = [
+            request("beside", [3, 4], max_tokens=7),
+            request("bad", [3, 9], max_tokens=7, pinned=pinned),
+            request("behind", [4, 5, 6], max_tokens=7),
+            request("worse", [9, 4, 5], max_tokens=7, pinned=pinned),
+        ]
+        harness.engine.submit(together)
+        harness.resume()
+        for name in ("bad", "worse"):
+            [result] = harness.collector.wait([name])
+            assert (result.finish_reason, len(result.response_ids)) == ("aborted", 0)
+            assert result.refusal
+        for name, tokens in (("running", harness.long), ("beside", 7), ("behind", 7)):
+            [result] = harness.collector.wait([name])
+            assert (result.finish_reason, result.refusal) == ("length", "")
+            assert result.response_ids.tolist() == [10] * tokens
+        # Nor does it hold up a swap, or what comes after it.
+        harness.update(V2, harness.constant_weights(11))
+        [result] = harness.run([request("later", max_tokens=3)])
+        assert result.response_ids.tolist() == [11] * 3
+        assert harness.collector.failure is None
+
     def test_bad_weights_change_nothing(self, harness: EngineHarness) -> None:
         """Nor for a response in the middle of which they came."""
         good = harness.constant_weights(10)

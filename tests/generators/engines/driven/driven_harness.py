@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from generators.engines.base import EngineListener, EngineSettings, KvPolicy
+from generators.engines.base import EngineListener, EngineSettings, KvPolicy, RequestError
 from generators.engines.checks import Limits
-from generators.engines.driven.backend import Backend
+from generators.engines.driven.backend import Backend, Job
 from generators.engines.driven.engine import DrivenEngine
 from generators.engines.driven.folder import ModelFacts
 from tests.generators.engines import tiny
@@ -62,6 +62,13 @@ class ScriptedHarness(EngineHarness):
 
     def logits(self, weights: Weights, ids: list[int]) -> torch.Tensor:
         return self.table.logits(weights, ids)
+
+    def fail_at(self, token: int) -> None:
+        def check(job: Job) -> None:
+            if token in job.token_ids:
+                raise RequestError("illegal instruction")
+
+        self.backend.at_job = check
 
     def text(self, ids: Sequence[int]) -> str:
         text = tokenizer().decode(list(ids))

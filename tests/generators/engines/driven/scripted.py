@@ -77,6 +77,7 @@ class Sampling:
     log_probs: list[float] = field(default_factory=list)
     runs: list[tuple[int, str]] = field(default_factory=list)
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    error: Exception | None = None
 
 
 class ScriptedBackend(Backend):
@@ -91,6 +92,7 @@ class ScriptedBackend(Backend):
 
     Attributes:
         hooks: operation -> what happens when it is called; a hook may raise, or return something to be awaited.
+        at_job: sees each job as it comes, and may raise.
         relabel: what becomes of the label of a token.
         calls: operations so far, in order.
         jobs: all, in the order in which they came.
@@ -116,6 +118,7 @@ class ScriptedBackend(Backend):
         self._fresh = np.random.default_rng(0)
         self.on_death: Callable[[str], None] = lambda _: None
         self.hooks: dict[str, Callable[[], Any]] = {}
+        self.at_job: Callable[[Job], None] = lambda _: None
         self.relabel: Callable[[str], str] = lambda label: label
         self.calls: list[str] = []
         self.jobs: list[Job] = []
@@ -136,6 +139,7 @@ class ScriptedBackend(Backend):
         assert 0 < job.sampling.max_tokens <= self._limits.context - len(job.token_ids)
         await self._called("generate")
         self.jobs.append(job)
+        self.at_job(job)
         seed, stop = job.sampling.seed, job.sampling.stop
         draws = np.random.default_rng(seed) if seed else self._fresh.spawn(1)[0]
         matcher = StopMatcher(self._tokenizer, stop) if stop else None
@@ -146,6 +150,14 @@ class ScriptedBackend(Backend):
             await sequence.over.wait()
         finally:
             self._jobs.pop(job.job_id, None)
+        if sequence.error is not None:
+            raise sequence.error
+
+    def fail_all(self, error: Exception) -> None:
+        """Every job that it has fails with this."""
+        for sequence in self._jobs.values():
+            sequence.error = error
+            sequence.over.set()
 
     async def abort(self, job_ids: Iterable[str]) -> None:
         await self._called("abort")

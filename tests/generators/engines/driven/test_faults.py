@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from generators.engines.base import EngineError
+from generators.engines.base import EngineError, RequestError
 from generators.engines.checks import Limits
 from mesh.errors import PayloadError, WeightsError
+from mesh.versions import PolicyVersion
 from tests.generators.engines import tiny
 from tests.generators.engines.driven.driven_harness import ScriptedHarness
 from tests.generators.engines.harness import PROMPT, V1, V2, V3, request
@@ -211,6 +212,31 @@ def test_a_job_that_the_engine_refuses_ends_alone(harness: ScriptedHarness) -> N
     assert (bad.finish_reason, len(bad.response_ids)) == ("aborted", 0)
     assert "not an image" in bad.refusal
     assert (other.finish_reason, len(other.response_ids), other.refusal) == ("length", 60, "")
+
+
+@pytest.mark.parametrize("harness", ["keep", "interrupt"], indirect=True)
+def test_a_job_at_which_the_engine_fails_is_tried_once_more(harness: ScriptedHarness) -> None:
+    """Behind its tokens, also where all jobs fail while they are interrupted; the second time it is refused."""
+    harness.update(V1, harness.constant_weights(10))
+    before = harness.freeze([request(name, max_tokens=60) for name in ("a", "b")])
+    harness.backend.hooks["load"] = harness.backend.hooks["abort"] = lambda: harness.backend.fail_all(
+        RequestError("illegal instruction")
+    )
+    harness.update(V2, harness.constant_weights(11))
+    harness.resume()
+    for result in harness.collector.wait(["a", "b"]):
+        part = before[result.request_id].sampled
+        assert (result.finish_reason, result.refusal) == ("length", "")
+        assert result.response_ids.tolist() == [10] * len(part) + [11] * (60 - len(part))
+    harness.freeze([request("c", max_tokens=60)])
+    for version in (V3, PolicyVersion(3, 3)):
+        harness.update(version, harness.constant_weights(11))
+        harness.resume()
+        harness.freeze([request(str(version), max_tokens=60)])
+    [refused] = harness.collector.wait(["c"])
+    assert (refused.finish_reason, refused.refusal) == ("aborted", "illegal instruction")
+    assert set(refused.response_ids.tolist()) == {11}
+    assert harness.collector.failure is None
 
 
 def test_a_probe_that_cannot_be_run_fails_alone(harness: ScriptedHarness) -> None:
