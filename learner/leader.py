@@ -10,7 +10,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,11 +119,20 @@ class Leader:
         )
         self._session = Session(config, mesh, self._publisher, self._state, controls, port=port)
 
-    def run(self, *, takeover: bool, force: bool, start_from: Path | None, ready_file: Path | None) -> None:
+    def run(
+        self,
+        *,
+        takeover: bool,
+        force: bool,
+        start_from: Path | None,
+        ready_file: Path | None,
+        taken_over: Callable[[], None],
+    ) -> None:
         """Runs to the end of the run, or to the first reason to stop.
 
         Args:
             takeover: see `learner.service.run`, as the others.
+            taken_over: called once the run is this learner's.
 
         Raises:
             FencedError: another learner has taken over.
@@ -132,7 +141,7 @@ class Leader:
         finished = False
         try:
             if self._opened(ready_file):
-                finished = self._resume(start_from, takeover=takeover, force=force)
+                finished = self._resume(start_from, taken_over, takeover=takeover, force=force)
         finally:
             self._state.phase = "ending"
             self._leave(finished)
@@ -152,12 +161,13 @@ class Leader:
             self._controls.wake = lambda: None
         return self._controls.stop_reason is None
 
-    def _resume(self, start_from: Path | None, *, takeover: bool, force: bool) -> bool:
+    def _resume(self, start_from: Path | None, taken_over: Callable[[], None], *, takeover: bool, force: bool) -> bool:
         """Continues the run from its last checkpoint; True where it is complete."""
         # Commits per step run ahead of the checkpoints by design: what lies between is at most once.
         force = force or self._config.buffer.commit == "step"
         left = left_behind(self._config.run.folder)
         extra, incarnation, seeded = self._take_over(left, start_from, takeover=takeover, force=force)
+        taken_over()
         version = int(extra.get("version", 0))
         lineage = Lineage.from_wire(extra.get("lineage", [])).then(incarnation, version)
         figures = RunFigures.from_wire(extra["figures"]) if "figures" in extra else RunFigures()

@@ -24,6 +24,7 @@ from learner.leader import Leader
 from learner.model_folder import resolve_model
 from learner.payloads import FetchedPayloads, HeldPayloads, Payloads
 from learner.rollout_batch import ACTOR
+from learner.run_record import RunRecord
 from learner.team import Link, Team, follow
 from mesh.config import Config
 from mesh.errors import RollmeshError
@@ -49,6 +50,7 @@ def run(
     *,
     takeover: bool = False,
     force: bool = False,
+    allow_changes: bool = False,
     start_from: Path | None = None,
     port: int = 0,
     ready_file: Path | None = None,
@@ -60,6 +62,7 @@ def run(
         mesh: host:port of the buffer.
         takeover: go on although another learner's lease has not ended; that learner is fenced.
         force: resume from a checkpoint below the last commit.
+        allow_changes: continue a run of another model or of other data (see `learner.run_record`).
         start_from: checkpoint of this run to go on from; None: the last one.
         port: to bind on rank 0, from which generators fetch the weights; 0 picks a free one.
         ready_file: written by rank 0 when the learner answers; rank r writes `NAME-r` next to it when it answers the
@@ -81,6 +84,7 @@ def run(
                 controls,
                 takeover=takeover,
                 force=force,
+                allow_changes=allow_changes,
                 start_from=start_from,
                 port=port,
                 ready_file=ready_file,
@@ -99,13 +103,17 @@ def _run(
     *,
     takeover: bool,
     force: bool,
+    allow_changes: bool,
     start_from: Path | None,
     port: int,
     ready_file: Path | None,
 ) -> None:
     set_learner_threads(config)
-    config = config.model_copy(update={"model": resolve_model(config.model)})
+    given, config = config, config.model_copy(update={"model": resolve_model(config.model)})
     algorithm = build_algorithm(config)
+    record = RunRecord(given, Path(config.model.path)) if rank == 0 else None
+    if record is not None:
+        record.check(allow_changes=allow_changes)
     with ExitStack() as closers:
         bridge = AsyncBridge()
         closers.callback(bridge.close)
@@ -120,11 +128,17 @@ def _run(
             payloads = FetchedPayloads(bridge, client, timeout_s=config.network.retry_s)
         worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
         settle_heap()
-        if link is None or rank == 0:
+        if record is not None:
             team = Team(worker, link)
             leader = Leader(config, mesh, bridge, team, held, algorithm, controls, port=port)
-            leader.run(takeover=takeover, force=force, start_from=start_from, ready_file=ready_file)
-        else:
+            leader.run(
+                takeover=takeover,
+                force=force,
+                start_from=start_from,
+                ready_file=ready_file,
+                taken_over=record.keep,
+            )
+        elif link is not None:
             follow(worker, link)
         worker.close()
 

@@ -36,8 +36,10 @@ def train(
     *,
     overrides: Sequence[str] = (),
     quiet: bool = False,
+    fresh: bool = False,
+    allow_changes: bool = False,
 ) -> Summary:
-    """Trains to the end of the run and returns its summary; called again with the same run folder, goes on.
+    """Trains to the end of the run and returns its summary; called again with the same run folder, continues.
 
     Args:
         config: a configuration, the same as a mapping, or the path of a YAML file.
@@ -46,6 +48,8 @@ def train(
             holds the interpreter for ever holds this process. Paths run in worker processes, which are ended then.
         overrides: as on the command line, `"learner.steps=10"`.
         quiet: show nothing.
+        fresh: begin the run anew; the folder that it has is kept under another name.
+        allow_changes: continue the run with another model or other data than it began with.
 
     Raises:
         RollmeshError: what ended the run early.
@@ -56,7 +60,7 @@ def train(
         check_run(served)
         view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
         try:
-            return _run_in_thread(served, view)
+            return _run_in_thread(LocalRun(served, view, fresh=fresh, allow_changes=allow_changes))
         finally:
             view.close()
 
@@ -123,20 +127,14 @@ def _with_reward(config: Config, **changes: Any) -> Config:
     return config.model_copy(update={"reward": config.reward.model_copy(update=changes)})
 
 
-def _run_in_thread(config: Config, view: View) -> Summary:
+def _run_in_thread(run: LocalRun) -> Summary:
     """Runs the launcher's event loop in a thread: a notebook's thread has a loop of its own."""
     loop = asyncio.new_event_loop()
     outcome: concurrent.futures.Future[Summary] = concurrent.futures.Future()
-    runs: concurrent.futures.Future[LocalRun] = concurrent.futures.Future()
-
-    async def main() -> Summary:
-        run = LocalRun(config, view)
-        runs.set_result(run)
-        return await run.run(handle_signals=False)
 
     def work() -> None:
         try:
-            outcome.set_result(loop.run_until_complete(main()))
+            outcome.set_result(loop.run_until_complete(run.run(handle_signals=False)))
         except BaseException as error:  # noqa: BLE001  # carried over to the caller's thread, whatever it is
             outcome.set_exception(error)
         finally:
@@ -153,7 +151,7 @@ def _run_in_thread(config: Config, view: View) -> Summary:
                 if outcome.done():
                     raise
                 interrupted = True
-                loop.call_soon_threadsafe(runs.result().interrupt)
+                loop.call_soon_threadsafe(run.interrupt)
                 continue
             if interrupted:
                 raise KeyboardInterrupt

@@ -17,16 +17,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from learner.checkpoint.best import protected
+from learner.checkpoint.names import CHECKPOINTS_NAME, listed, name_of
 from learner.engines.base import Engine
 from mesh.errors import DataError
 from mesh.versions import PolicyVersion
 
+__all__ = ["ACTOR", "CHECKPOINTS_NAME", "STATE_NAME", "CheckpointStore", "load_checkpoint"]
+
 ACTOR = "actor"
-CHECKPOINTS_NAME = "checkpoints"
-"""Folder of the checkpoints in a run's."""
 STATE_NAME = "state.json"
 """What every engine writes into each, beside its tensors."""
-_NAME = re.compile(r"^i(\d{4,})-v(\d{8,})$")
 _UNFINISHED = re.compile(r"^\.(?:partial|removed)-i(\d{4,})-v\d{8,}$")
 
 
@@ -85,18 +85,11 @@ class CheckpointStore:
 
     def path(self, version: PolicyVersion) -> Path:
         """Where the checkpoint of a version is or would be."""
-        return self._root / f"i{version.incarnation:04d}-v{version.version:08d}"
+        return self._root / name_of(version)
 
     def list(self) -> list[tuple[PolicyVersion, Path]]:
         """Complete checkpoints, by incarnation and version."""
-        if not self._root.is_dir():
-            return []
-        found = []
-        for path in self._root.iterdir():
-            match = _NAME.match(path.name)
-            if match and path.is_dir():
-                found.append((PolicyVersion(int(match[1]), int(match[2])), path))
-        return sorted(found)
+        return listed(self._root)
 
     def _tidy(self, incarnation: int) -> None:
         """Removes what learners of older incarnations have left unfinished; once, since they are over."""

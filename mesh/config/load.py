@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -42,6 +43,18 @@ def load_config(source: Path | Mapping[str, Any], overrides: Iterable[str] = ())
         return Config.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_explain(error), hint="`rollmesh config schema` lists every key") from error
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Writes a configuration, whole or not at all, with every default spelled out.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    values = config.model_dump(mode="json")
+    scratch.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    scratch.replace(path)
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:

@@ -24,6 +24,9 @@ OptionalRunFolder = Annotated[
 _MESH_HELP = "Address of the mesh, its buffer; of several fronts, all or one (A:1,B:2): the others become known by it."
 Mesh = Annotated[str | None, typer.Option("--mesh", metavar="HOST:PORT,...", help=_MESH_HELP)]
 RequiredMesh = Annotated[str, typer.Option("--mesh", metavar="HOST:PORT,...", help=_MESH_HELP)]
+AllowChanges = Annotated[
+    bool, typer.Option("--allow-changes", help="Continue the run with another model or other data than it began with.")
+]
 ReadyFile = Annotated[
     Path | None, typer.Option("--ready-file", help="File to write, as JSON, once the service is healthy.")
 ]
@@ -45,6 +48,7 @@ def target(run: Path | None, mesh: str | None, token_file: Path | None, tls_ca: 
         DataError: neither is given and no run is going below `runs/`.
     """
     from rollmesh.launcher import folder
+    from rollmesh.run_files import read_launch
 
     security = SecuritySection(token_file=token_file, tls_ca=tls_ca)
     if mesh is not None:
@@ -55,7 +59,7 @@ def target(run: Path | None, mesh: str | None, token_file: Path | None, tls_ca: 
             raise DataError("no run is going below runs/", hint="give a run folder, or --mesh host:port")
         run = going[-1].parent
     address = folder.read_mesh(run)
-    return Target(address, security if token_file or tls_ca else folder.read_config(run).security)
+    return Target(address, security if token_file or tls_ca else read_launch(run).security)
 
 
 class Target:

@@ -44,9 +44,9 @@ def _replay(
     """Train on the recorded batches of a run, without a mesh; other settings: --algorithm.KEY=v, --learner.KEY=v."""
     if from_start and from_checkpoint is not None:
         raise ConfigError("--from-start and --from-checkpoint exclude each other")
-    from rollmesh.launcher import folder
+    from rollmesh.run_files import read_config
 
-    before = folder.read_config(run)
+    before = read_config(run)
     config = load_config(before.model_dump(mode="json"), context.args)
     out = out or run / "replay"
     from learner.replay import replay

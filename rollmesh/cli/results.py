@@ -61,7 +61,7 @@ def _export(
     best: Annotated[bool, typer.Option("--best", help="The checkpoint whose evaluation was the best.")] = False,
 ) -> None:
     """Turn a checkpoint into a Hugging Face model folder."""
-    from rollmesh.launcher.folder import read_config
+    from rollmesh.run_files import read_config
 
     config = read_config(run)
     from rollmesh.best import best_of

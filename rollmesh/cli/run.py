@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from rollmesh.cli.options import OVERRIDES, ConfigPath, read_config
+from rollmesh.cli.options import OVERRIDES, AllowChanges, ConfigPath, read_config
 
 
 def register(app: typer.Typer) -> None:
@@ -12,8 +14,15 @@ def register(app: typer.Typer) -> None:
     app.command("run", context_settings=OVERRIDES)(_run)
 
 
-def _run(context: typer.Context, config_path: ConfigPath) -> None:
-    """Run the whole mesh here: buffer, reward service, generators, learner. The same run folder goes on.
+def _run(
+    context: typer.Context,
+    config_path: ConfigPath,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin the run anew; its former folder is kept under another name.")
+    ] = False,
+    allow_changes: AllowChanges = False,
+) -> None:
+    """Run the whole mesh here: buffer, reward service, generators, learner. A run continues in its folder.
 
     Generators decode with --rollout.engine=hf, vllm or sglang. The latter two have environments of their own
     (make vllm, make sglang), which --rollout.python and --rollout.sglang.python name: see docs/engines.md.
@@ -21,4 +30,4 @@ def _run(context: typer.Context, config_path: ConfigPath) -> None:
     config = read_config(config_path, context)
     from rollmesh.launcher.local import run_locally
 
-    raise typer.Exit(run_locally(config))
+    raise typer.Exit(run_locally(config, fresh=fresh, allow_changes=allow_changes))

@@ -14,6 +14,7 @@ from mesh.config.models import SecuritySection
 from mesh.threads import thread_environment
 from rollmesh.cli.options import (
     OVERRIDES,
+    AllowChanges,
     ConfigPath,
     Mesh,
     ReadyFile,
@@ -153,6 +154,7 @@ def _learner(
         bool, typer.Option("--takeover", help="Take the run over although its learner's lease still runs.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Go on from a checkpoint older than the last commit.")] = False,
+    allow_changes: AllowChanges = False,
     from_best: Annotated[
         bool, typer.Option("--from-best", help="Go on from the best checkpoint; with --force where it is not the last.")
     ] = False,
@@ -165,7 +167,18 @@ def _learner(
     from rollmesh.best import best_of
 
     start = best_of(config.run.folder) if from_best else None
-    _end(service.run(config, mesh, takeover=takeover, force=force, start_from=start, port=port, ready_file=ready_file))
+    _end(
+        service.run(
+            config,
+            mesh,
+            takeover=takeover,
+            force=force,
+            allow_changes=allow_changes,
+            start_from=start,
+            port=port,
+            ready_file=ready_file,
+        )
+    )
 
 
 def _end(status: int) -> None:

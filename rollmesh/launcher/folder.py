@@ -1,6 +1,7 @@
-"""The run folder as the launcher uses it: one launcher at a time, the mesh address, the resolved configuration.
+"""The run folder as the launcher uses it: one launcher at a time, the mesh address, the configuration of a launch.
 
-Layout: `config.yaml`, `mesh.json` (while the run is going), `logs/`, `services/` (ready files), `metrics.jsonl` and
+Layout: `config.yaml` and `inputs.json` (what the run is of, `learner.run_record`), `mesh.json` (while the run is
+going), `logs/`, `services/` (ready files, and the configuration of the last launch), `metrics.jsonl` and
 `samples.jsonl` (the learner's), `mesh.jsonl` (what the launcher saw), `summary.json`, `report.html`, and what the
 services keep (checkpoints, Redis data).
 """
@@ -14,14 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
-from mesh.config import load_config
+from learner.run_record import CONFIG
+from mesh.config import save_config
 from mesh.config.models import Config
 from mesh.errors import ConfigError, DataError
 from rollmesh.launcher.errors import RunBusyError
+from rollmesh.run_files import LAUNCH, is_run
 
-CONFIG = "config.yaml"
 MESH = "mesh.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -55,14 +55,40 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def was_used(folder: Path) -> bool:
-    """Whether a run was started here before."""
+    """Whether a learner has taken a run over here before."""
     return (folder / CONFIG).exists()
 
 
-def write_config(config: Config) -> Path:
-    """Writes the resolved configuration and returns its path."""
-    path = config.run.folder / CONFIG
-    _write(path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+def set_aside(folder: Path, suffix: str) -> Path | None:
+    """Renames the folder of a run, so that its name is free; None where there is none.
+
+    Raises:
+        RunBusyError: another launcher works there.
+        ConfigError: it cannot be renamed.
+    """
+    if not folder.exists():
+        return None
+    kept = folder.with_name(f"{folder.name}.{suffix}")
+    with locked(folder):
+        try:
+            return folder.rename(kept)
+        except OSError as error:
+            raise ConfigError(f"cannot rename {folder} to {kept}: {error.strerror}") from error
+
+
+def launch_stamp(folder: Path) -> int:
+    """Changes when a learner takes the run over; 0 before the first one has."""
+    try:
+        return (folder / CONFIG).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def write_launch(config: Config) -> Path:
+    """Writes the configuration for the services of this launch and returns its path."""
+    path = config.run.folder / LAUNCH
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_config(config, path)
     return path
 
 
@@ -87,21 +113,9 @@ def read_mesh(folder: Path) -> str:
         pass
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{folder / MESH} cannot be read: {error}", hint="give the address with --mesh") from error
-    if not (folder / CONFIG).exists():
+    if not is_run(folder):
         raise DataError(f"{folder} is not a run folder", hint="give the folder of a run, or --mesh host:port")
     raise DataError(f"run {folder} is not going", hint=f"see {folder / SUMMARY}, or give another mesh with --mesh")
-
-
-def read_config(folder: Path) -> Config:
-    """The configuration a run was started with.
-
-    Raises:
-        DataError: the folder is none of a run.
-    """
-    path = folder / CONFIG
-    if not path.exists():
-        raise DataError(f"{folder} is not a run folder: it has no {CONFIG}", hint="give the folder of a run")
-    return load_config(path)
 
 
 def _write(path: Path, text: str) -> None:

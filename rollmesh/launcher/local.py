@@ -12,17 +12,20 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+from learner.run_record import RunRecord
 from mesh.config.models import Config
-from mesh.errors import RollmeshError
+from mesh.errors import ConfigError, RollmeshError
 from protos import buffer_pb2
 from rollmesh.launcher import folder as folders
+from rollmesh.launcher.continuing import Continuation
 from rollmesh.launcher.events import LOG, Events
 from rollmesh.launcher.memory import MemoryWatch
 from rollmesh.launcher.meshlog import MeshLog
 from rollmesh.launcher.monitor import EVAL, TRAIN, MeshView, Snapshot
 from rollmesh.launcher.output import stderr_into
-from rollmesh.launcher.preflight import check_run, lowered_durability
+from rollmesh.launcher.preflight import check_run
 from rollmesh.launcher.process import log_file
 from rollmesh.launcher.quiet import Quiet, no_step
 from rollmesh.launcher.services import ServiceCatalogue, drain_order, mesh_address, thread_plan
@@ -37,8 +40,11 @@ _LOOK_EVERY_S = 1.0
 _FAILED_LOOKED_AT = 20
 
 
-def run_locally(config: Config) -> int:
+def run_locally(config: Config, *, fresh: bool = False, allow_changes: bool = False) -> int:
     """Runs the mesh with a view for the terminal; returns the command's exit status.
+
+    Args:
+        fresh, allow_changes: see `LocalRun`.
 
     Raises:
         RollmeshError: what ended the run early.
@@ -46,7 +52,7 @@ def run_locally(config: Config) -> int:
     check_run(config)
     view = open_view(config.logging.console_every_steps)
     try:
-        run = LocalRun(config, view)
+        run = LocalRun(config, view, fresh=fresh, allow_changes=allow_changes)
         asyncio.run(run.run(handle_signals=True))
     finally:
         view.close()
@@ -61,13 +67,17 @@ class LocalRun:
     Args:
         config: the run.
         view: shown events and metrics.
+        fresh: begin the run anew; the folder that it has is kept under another name.
+        allow_changes: continue it with another model or other data (`learner.run_record`).
 
     Attributes:
         hung_up: the first wish to end was the loss of the terminal.
     """
 
-    def __init__(self, config: Config, view: View) -> None:
+    def __init__(self, config: Config, view: View, *, fresh: bool = False, allow_changes: bool = False) -> None:
         self._config = config
+        self._fresh = fresh
+        self._allow_changes = allow_changes
         self._view = view
         self._events = Events(view, config.run.folder)
         self._folder = config.run.folder
@@ -116,18 +126,13 @@ class LocalRun:
         Raises:
             RollmeshError: what ended the run early.
         """
+        config, kept = self._config, self._set_aside()
         with folders.locked(self._folder):
-            resumed = folders.was_used(self._folder)
-            if lowered := lowered_durability(self._config):
-                self._events.tell(lowered)
-            config_path = folders.write_config(self._config)
-            plan = thread_plan(self._config)
-            config = self._config
-            self._events.tell(f"run {config.run.name}: {'going on' if resumed else 'starting'} in {self._folder}")
+            begun = self._begin(kept)
+            config_path = folders.write_launch(config)
+            plan = thread_plan(config)
             self._events.tell(plan.describe(config.learner.ranks, config.rollout.replicas))
-            # With a Redis of its own, what held this run before was this machine's and is gone: the lock says so.
-            takeover = resumed and config.buffer.redis is None
-            catalogue = ServiceCatalogue(config, config_path, plan, resumed=takeover)
+            catalogue = ServiceCatalogue(config, config_path, plan, allow_changes=self._allow_changes)
             started = time.time()
             with self._owning_process() if handle_signals else contextlib.nullcontext():
                 watching = [
@@ -156,11 +161,49 @@ class LocalRun:
                     folders.remove_mesh(self._folder)
                     self._final.peak_memory_bytes = self._memory.peaks
                     self._final.wall_s = time.time() - started
-                    summary = self._conclude()
+                    summary = self._conclude(begun=begun != folders.launch_stamp(self._folder))
             return summary
 
-    def _conclude(self) -> Summary:
-        """Writes the summary and the report, and shows the former; a disk that takes neither hides no error."""
+    def _set_aside(self) -> Path | None:
+        """Where the former folder of a run that begins anew is now.
+
+        Raises:
+            ConfigError: its groups are in a Redis of the user's, and would be there still.
+        """
+        if not self._fresh:
+            return None
+        if self._config.buffer.redis is not None:
+            raise ConfigError(
+                "--fresh: the groups of the run are in buffer.redis, where they stay", hint="choose another --run.name"
+            )
+        return folders.set_aside(self._folder, time.strftime("%Y%m%d-%H%M%S"))
+
+    def _begin(self, kept: Path | None) -> int:
+        """Says what begins or continues; the stamp that changes when a learner takes the run over.
+
+        Raises:
+            ConfigError: what is there cannot be continued so.
+        """
+        model = Path(self._config.model.path)
+        RunRecord(self._config, model if model.is_dir() else None).check(allow_changes=self._allow_changes)
+        before = Continuation.of(self._config)
+        self._events.tell(f"run {self._config.run.name}: {'continues' if before else 'starts'} in {self._folder}")
+        if kept is not None:
+            self._events.tell(f"the former run is kept as {kept}")
+        for line in before.lines(named="name" in self._config.run.model_fields_set) if before else ():
+            self._events.tell(line)
+        return folders.launch_stamp(self._folder)
+
+    def _conclude(self, *, begun: bool) -> Summary:
+        """Writes the summary and the report, and shows the former; a disk that takes neither hides no error.
+
+        Args:
+            begun: a learner has taken the run over; of an attempt that ended before, what stands there stays.
+        """
+        if not begun and (self._folder / folders.SUMMARY).exists():
+            summary = build_summary(self._folder, self._config, self._final)
+            self._events.tell(f"ended: {summary.ended}; the run is as it was before")
+            return summary
         try:
             summary = write_summary(self._folder, self._config, self._final)
             report = f"report: {write_report(self._folder)}"

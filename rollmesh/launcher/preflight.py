@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_args
 
-import yaml
-
-from mesh.config.models import BufferSection, Config
-from mesh.errors import ConfigError, DataError
-from rollmesh.launcher import folder as folders
+from mesh.config.models import Config
+from mesh.errors import DataError
 from rollmesh.launcher.interpreters import check_interpreters
 from rollmesh.launcher.services import interpreters_of
 
@@ -33,27 +29,6 @@ def check_run(config: Config) -> None:
 
     build_algorithm(config)
     priority_function(config)
-
-
-def lowered_durability(config: Config) -> str:
-    """What a run that continues here gives up of Redis' protection; empty where nothing.
-
-    Raises:
-        ConfigError: it would begin with an empty Redis, since what the last launch has kept would not be read.
-    """
-    path = config.run.folder / folders.CONFIG
-    if config.buffer.redis is not None or not path.exists():
-        return ""
-    before, now = yaml.safe_load(path.read_text(encoding="utf-8"))["buffer"]["durability"], config.buffer.durability
-    order = get_args(BufferSection.model_fields["durability"].annotation)
-    if order.index(now) <= order.index(before):
-        return ""
-    if now == "none":
-        raise ConfigError(
-            f"buffer.durability: none, but the run was kept with {before}: its groups would not be read",
-            hint=f"continue with --buffer.durability={before}, or choose another --run.name",
-        )
-    return f"buffer.durability is {now} now, it was {before}: Redis may lose its last seconds with the machine"
 
 
 def _check_inputs(config: Config) -> None:

@@ -91,15 +91,15 @@ class ServiceCatalogue:
         config: the run's configuration.
         config_path: the same as a file that the services read.
         plan: compute threads.
-        resumed: the run folder was in use before, so the learner takes over what an earlier launcher left behind.
+        allow_changes: the run may continue with another model or other data.
     """
 
-    def __init__(self, config: Config, config_path: Path, plan: ThreadPlan, *, resumed: bool) -> None:
+    def __init__(self, config: Config, config_path: Path, plan: ThreadPlan, *, allow_changes: bool) -> None:
         self._config = config
         self._config_path = str(config_path)
         self._folder = config.run.folder
         self._plan = plan
-        self._resumed = resumed
+        self._allow_changes = allow_changes
 
     def buffer(self) -> list[ServiceSpec]:
         def command(_restart: bool, address: str | None) -> Sequence[str]:
@@ -165,8 +165,10 @@ class ServiceCatalogue:
                 # torchrun starts its ranks in sessions of their own: only the kernel can end them with it.
                 torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
                 runner = (runner[0], *torchrun, "--no-python", *supervised_by_starter(runner))
-            takeover = ("--takeover",) if restart or self._resumed else ()
-            return (*runner, "learner", self._config_path, "--mesh", mesh, *takeover, *self._ready(LEARNER))
+            # With a Redis of its own, what held this run before was this machine's and is gone: the lock says so.
+            takeover = ("--takeover",) if restart or self._config.buffer.redis is None else ()
+            changes = ("--allow-changes",) if self._allow_changes else ()
+            return (*runner, "learner", self._config_path, "--mesh", mesh, *takeover, *changes, *self._ready(LEARNER))
 
         return ServiceSpec(
             LEARNER,

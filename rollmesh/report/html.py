@@ -7,7 +7,6 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
-from mesh.config import load_config
 from mesh.config.models import Config
 from mesh.errors import DataError
 from rollmesh.report.evals import result_grid
@@ -17,6 +16,7 @@ from rollmesh.report.samples import read_samples
 from rollmesh.report.series import curves
 from rollmesh.report.stalls import read_stalls, stall_grid
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary
+from rollmesh.run_files import config_path, read_config
 
 _FILE = "report.html"
 _SAMPLES = 8
@@ -28,9 +28,7 @@ def write_report(folder: Path) -> Path:
     Raises:
         DataError: the folder is none of a run, or it has neither metrics nor a summary yet.
     """
-    if not (folder / "config.yaml").exists():
-        raise DataError(f"{folder} is not a run folder: it has no config.yaml", hint="give the folder of a run")
-    config = load_config(folder / "config.yaml")
+    config = read_config(folder)
     try:
         summary = read_summary(folder)
     except DataError as error:
@@ -68,7 +66,7 @@ def _page(folder: Path, config: Config, summary: Summary) -> str:
         .replace("{{stalls}}", _grid(stall_grid(read_stalls(folder))))
         .replace("{{evals}}", _grid(result_grid(folder) or [["no held-out data"]]))
         .replace("{{samples}}", _samples(folder))
-        .replace("{{config}}", escape((folder / "config.yaml").read_text(encoding="utf-8")))
+        .replace("{{config}}", escape(config_path(folder).read_text(encoding="utf-8")))
     )
 
 

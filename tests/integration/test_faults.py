@@ -36,7 +36,7 @@ def test_a_run_outlives_its_services_a_ctrl_c_and_its_launcher(start_mesh) -> No
     reached = first.last_step()
 
     second = start_mesh(*SHORT, f"--learner.steps={STEPS}")
-    second.wait_for("going on")
+    second.wait_for("continues in")
     second.wait_step(reached + 1)
     family = [process.pid for process in psutil.Process(second.process.pid).children(recursive=True)]
     assert len(family) > len(SERVICES), "the services and Redis"
@@ -44,7 +44,7 @@ def test_a_run_outlives_its_services_a_ctrl_c_and_its_launcher(start_mesh) -> No
     second.process.wait(10)
 
     third = start_mesh(*SHORT, f"--learner.steps={STEPS}")
-    third.wait_for("going on")
+    third.wait_for("continues in")
     third.wait_step(reached + 1)
     assert survivors(family) == set(), "a service outlived its launcher"
     assert third.finish(120) == 0, third.tail()

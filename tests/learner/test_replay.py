@@ -22,7 +22,6 @@ from mesh.config import Config, load_config
 from mesh.errors import DataError
 from protos import buffer_pb2, trajectory_pb2
 from rollmesh.cli.app import app
-from rollmesh.launcher.folder import write_config
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 
 STEPS = 5
@@ -42,8 +41,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     threads = torch.get_num_threads()
     with mesh_of(config) as mesh:
         assert run_learner(config, mesh) == 0
-    config.run.folder.mkdir(parents=True, exist_ok=True)
-    write_config(config)
     yield config
     torch.set_num_threads(threads)
 

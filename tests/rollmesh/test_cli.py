@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from learner.run_record import RunRecord
 from mesh.config import load_config
 from mesh.config.models import Config
-from mesh.errors import ConfigError
 from protos import buffer_pb2
 from rollmesh.launcher import folder
-from rollmesh.launcher.preflight import lowered_durability
 from rollmesh.report.summary import FinalState, write_summary
 from tests.command import Command
 
@@ -218,35 +217,9 @@ def test_explain_has_every_deadline_that_ends_something(rollmesh: Command, confi
     assert "frozen services: never found" in never
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "said"),
-    [
-        ("always", "everysec", "buffer.durability is everysec now, it was always"),
-        ("everysec", "always", ""),
-        ("none", "none", ""),
-        ("always", "none", None),
-    ],
-)
-def test_continuing_with_less_durability_is_said_or_refused(
-    config_file: Path, before: str, now: str, said: str | None
-) -> None:
-    config = load_config(config_file)
-    assert lowered_durability(config) == "", "it is new"
-    config.run.folder.mkdir(parents=True)
-    folder.write_config(load_config(config_file, [f"--buffer.durability={before}"]))
-    config = load_config(config_file, [f"--buffer.durability={now}"])
-    if said is None:
-        with pytest.raises(ConfigError, match="its groups would not be read"):
-            lowered_durability(config)
-    else:
-        assert lowered_durability(config).startswith(said)
-        assert bool(lowered_durability(config)) == bool(said)
-
-
 def test_ledger_of_a_run_that_has_ended(rollmesh: Command, config_file: Path) -> None:
     config = load_config(config_file)
-    config.run.folder.mkdir(parents=True)
-    folder.write_config(config)
+    RunRecord(config, None).keep()
     counts = buffer_pb2.LedgerCounts(admitted=3, trained=1, failed=2)
     counts.reasons["failed/members"] = 2
     answer = buffer_pb2.LedgerResponse(counters=counts)

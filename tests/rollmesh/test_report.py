@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mesh.config import load_config
+from learner.run_record import CONFIG
+from mesh.config import load_config, save_config
 from mesh.errors import DataError
 from protos import buffer_pb2, membership_pb2
-from rollmesh.launcher import folder
 from rollmesh.launcher.meshlog import MeshLog
 from rollmesh.launcher.monitor import Snapshot
 from rollmesh.launcher.view import PlainView, figures
@@ -23,6 +23,7 @@ from rollmesh.report.restarts import note_restart
 from rollmesh.report.samples import read_samples, sample_lines
 from rollmesh.report.series import curves, smoothed
 from rollmesh.report.summary import FinalState, read_summary, write_summary
+from rollmesh.run_files import read_config
 
 START = 1_000_000.0
 
@@ -57,7 +58,7 @@ def run_folder(tmp_path: Path) -> Path:
         {"run": {"name": "demo", "dir": str(tmp_path)}, "model": {"path": "m"}, "data": {"train": "t"}}
     )
     config.run.folder.mkdir()
-    folder.write_config(config)
+    save_config(config, config.run.folder / CONFIG)
     # The evaluation of a version may be recorded behind later steps.
     records = [evaluation(0, 0.1), *(training(step, step / 10) for step in range(1, 9)), evaluation(4, 0.5)]
     records += [evaluation(8, 0.9)]
@@ -86,7 +87,7 @@ def final_state() -> FinalState:
 def test_summary_has_the_runs_figures(run_folder: Path) -> None:
     for reason in ("exit", "frozen", "frozen"):
         note_restart(run_folder, "learner", reason, START)
-    summary = write_summary(run_folder, folder.read_config(run_folder), final_state())
+    summary = write_summary(run_folder, read_config(run_folder), final_state())
     assert next(summary.lines()) == "ended: finished"
     assert (summary.held_out_first, summary.held_out_last, summary.steps) == (0.1, 0.9, 8)
     assert [entry["step"] for entry in summary.held_out] == [0, 4, 8]
@@ -108,7 +109,7 @@ def test_summary_keeps_the_most_frequent_causes_of_failures(run_folder: Path) ->
     final = final_state()
     for group in range(12):
         final.ledgers["train"].failed.add(causes=["reward: ValueError", f"reward: other {group}", ""])
-    summary = write_summary(run_folder, folder.read_config(run_folder), final)
+    summary = write_summary(run_folder, read_config(run_folder), final)
     causes = read_summary(run_folder).ledger["train"]["causes"]
     assert causes == summary.ledger["train"]["causes"]
     assert len(causes) == 10
@@ -132,7 +133,7 @@ def test_summary_and_report_say_which_members_have_no_reward(run_folder: Path) -
     with (run_folder / "metrics.jsonl").open("a") as file:
         for step, found in enumerate(without, start=9):
             file.write(json.dumps({**training(step, 0.9), "samples": 8, **found}) + "\n")
-    summary = write_summary(run_folder, folder.read_config(run_folder), final_state())
+    summary = write_summary(run_folder, read_config(run_folder), final_state())
     codes = {"reward_timeout": 3, "unscorable": 1}
     assert summary.unscored == {"members": 28, "codes": codes, "cause": "no such <test>"}
     text = "4 of 28 members have no reward (reward_timeout 3, unscorable 1); newest cause: no such <test>"
@@ -148,7 +149,7 @@ def test_summary_and_report_say_which_groups_failed_and_why(run_folder: Path) ->
     final.ledgers["eval"].counters.reasons["failed/too_few_scored"] = 1
     for cause in ("reward: exception: no <such> prompt", "reward: exception: no <such> prompt", "reward: timeout"):
         final.ledgers["eval"].failed.add(causes=[cause])
-    write_summary(run_folder, folder.read_config(run_folder), final)
+    write_summary(run_folder, read_config(run_folder), final)
     train = "3 training groups failed (timeout 3); see `rollmesh ledger --failed`"
     held_out = "1 evaluation group failed (too_few_scored 1); mostly: reward: exception: no <such> prompt"
     lines = list(read_summary(run_folder).lines())
@@ -183,7 +184,7 @@ def test_a_run_that_failed_before_its_first_step_has_a_report_that_says_why(run_
     (run_folder / "metrics.jsonl").unlink()
     final = final_state()
     final.ended = "error stalled: nothing has moved for 60 s"
-    summary = write_summary(run_folder, folder.read_config(run_folder), final)
+    summary = write_summary(run_folder, read_config(run_folder), final)
     assert (summary.ended, summary.steps, summary.tokens_per_s_generated) == (final.ended, 0, None)
     page = write_report(run_folder).read_text(encoding="utf-8")
     assert final.ended in page
@@ -194,11 +195,11 @@ def test_tokens_count_that_were_sampled_between_two_looks(run_folder: Path) -> N
     """However short the run was."""
     looks = [{"time": START - 1, "generated_tokens": 0.0}, {"time": START + 9, "generated_tokens": 80.0}]
     (run_folder / "mesh.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
-    assert write_summary(run_folder, folder.read_config(run_folder), final_state()).tokens_per_s_generated == 10.0
+    assert write_summary(run_folder, read_config(run_folder), final_state()).tokens_per_s_generated == 10.0
 
 
 def test_report_is_one_file_with_its_plots(run_folder: Path) -> None:
-    write_summary(run_folder, folder.read_config(run_folder), final_state())
+    write_summary(run_folder, read_config(run_folder), final_state())
     sample = {"step": 3, "prompt": "1+1=", "response": "<b>2</b>", "reward": 1.0, "ground_truth": "2"}
     (run_folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
     page = write_report(run_folder).read_text(encoding="utf-8")

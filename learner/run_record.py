@@ -1,0 +1,140 @@
+"""What a run is of: the configuration, the model and the data with which its learner has last taken it over.
+
+Invariants: an attempt that ends before its learner has taken the run over leaves the record as it was; a run continues
+with the model and the data of its record, or is refused, unless a change is allowed by name. A model or a file is known
+by its content, so that it may move.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import xxhash
+
+from mesh.config import Config, save_config
+from mesh.errors import ConfigError, DataError
+
+CONFIG = "config.yaml"
+"""The configuration with which the run was last taken over."""
+INPUTS = "inputs.json"
+_MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors", "*.bin")
+# Larger files are known by samples of them: a fine-tuned model differs everywhere.
+_WHOLE_BYTES = 256 << 20
+_SAMPLES, _SAMPLE_BYTES = 256, 16 << 10
+_PIECE_BYTES = 1 << 20
+
+Inputs = Mapping[str, Mapping[str, str]]
+"""Key of the configuration -> `name` as configured, and `content`: a fingerprint, empty where it is not known."""
+
+
+class RunRecord:
+    """The record of one run.
+
+    Args:
+        config: of the present attempt, as the user gave it.
+        model: the model's folder; None where it is not on this machine (yet).
+    """
+
+    def __init__(self, config: Config, model: Path | None) -> None:
+        self._config = config
+        self._folder = config.run.folder
+        self._inputs = _inputs(config, model)
+
+    def check(self, *, allow_changes: bool) -> None:
+        """Refuses to continue a run of another model or of other data.
+
+        Raises:
+            ConfigError: it would.
+            DataError: the record cannot be read.
+        """
+        path = self._folder / INPUTS
+        if allow_changes or not path.exists():
+            return
+        said = "; ".join(_changes(_read(path), self._inputs))
+        if not said:
+            return
+        named = "name" in self._config.run.model_fields_set
+        shared = "" if named else "run.name is not set, so that all such runs share one: "
+        raise ConfigError(
+            f"run {self._folder} is of something else: {said}",
+            hint=f"{shared}choose a --run.name of its own, begin anew with `rollmesh run ... --fresh`, or continue it "
+            "all the same with --allow-changes",
+        )
+
+    def keep(self) -> None:
+        """The learner has taken the run over: this is from here on what the run is of.
+
+        Raises:
+            DataError: the disk refuses.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            save_config(self._config, self._folder / CONFIG)
+            scratch = self._folder / f".{INPUTS}"
+            scratch.write_text(json.dumps(self._inputs, indent=1) + "\n", encoding="utf-8")
+            scratch.replace(self._folder / INPUTS)
+        except OSError as error:
+            raise DataError(
+                f"cannot write {self._folder / CONFIG}: {error.strerror or error}", hint="free space, or set run.dir"
+            ) from error
+
+
+def fingerprint(files: Sequence[Path]) -> str:
+    """A digest of what the files hold, of large ones by samples; their names do not count.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    for path in files:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(size.to_bytes(8, "little"))
+            if size <= _WHOLE_BYTES:
+                while piece := file.read(_PIECE_BYTES):
+                    digest.update(piece)
+                continue
+            for sample in range(_SAMPLES):
+                file.seek(sample * (size - _SAMPLE_BYTES) // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _inputs(config: Config, model: Path | None) -> Inputs:
+    revision, train = config.model.revision, config.data.train
+    weights = sorted(path for pattern in _MODEL_FILES for path in model.glob(pattern)) if model is not None else []
+    return {
+        "model.path": {
+            "name": f"{config.model.path}@{revision}" if revision else config.model.path,
+            "content": fingerprint(weights) if weights else "",
+        },
+        "data.train": {"name": str(train), "content": fingerprint([train]) if train.is_file() else ""},
+        "data.prompt_key": {"name": config.data.prompt_key, "content": ""},
+    }
+
+
+def _changes(before: Inputs, now: Inputs) -> list[str]:
+    """What is another one now, in words."""
+    return [
+        f"{key} was {before[key]['name']}, now it is {given['name']}"
+        + (" with another content" if given["name"] == before[key]["name"] else "")
+        for key, given in now.items()
+        if not _same(before[key], given)
+    ]
+
+
+def _same(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    if before["content"] and now["content"]:
+        return before["content"] == now["content"]
+    return before["name"] == now["name"]
+
+
+def _read(path: Path) -> Inputs:
+    try:
+        inputs: Inputs = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint="remove it to continue without the check") from error
+    return inputs

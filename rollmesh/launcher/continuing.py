@@ -1,0 +1,79 @@
+"""What continues in a run folder that was used before: from which step, and with what other configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import yaml
+
+from learner.checkpoint.names import CHECKPOINTS_NAME, newest
+from mesh.config.models import BufferSection, Config
+from mesh.errors import ConfigError
+from rollmesh.launcher import folder as folders
+from rollmesh.launcher.changes import changed
+from rollmesh.report.metrics import is_training, run_records
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A run that continues.
+
+    Attributes:
+        folder: of the run.
+        step: of its newest checkpoint; 0 without one.
+        trained: the last step that was trained.
+        changes: of the configuration, see `changes`.
+    """
+
+    folder: Path
+    step: int
+    trained: int
+    changes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: Config) -> Continuation | None:
+        """None where no learner has taken a run over in its folder yet.
+
+        Raises:
+            ConfigError: it would begin with an empty Redis, since what the last launch has kept would not be read.
+        """
+        folder = config.run.folder
+        if not folders.was_used(folder):
+            return None
+        before = yaml.safe_load((folder / folders.CONFIG).read_text(encoding="utf-8"))
+        changes = [*_lowered_durability(before["buffer"]["durability"], config.buffer)]
+        changes += changed(before, config.model_dump(mode="json"))
+        checkpoint = newest(folder / CHECKPOINTS_NAME)
+        trained = max((int(record["step"]) for record in run_records(folder) if is_training(record)), default=0)
+        return cls(folder, 0 if checkpoint is None else checkpoint.version, trained, tuple(changes))
+
+    def lines(self, *, named: bool) -> list[str]:
+        """In words.
+
+        Args:
+            named: the run has a name of its own.
+        """
+        again = f"; {self.trained - self.step} later steps are trained again" if self.trained > self.step else ""
+        where = ", its newest checkpoint" if self.step else ": it has no checkpoint"
+        lines = [f"continues from step {self.step}{where}{again}"]
+        if not named:
+            lines.append("run.name is not set: --run.name=NAME begins another run, --fresh begins this one anew")
+        if self.changes:
+            lines.append(f"changed since the last launch: {'; '.join(self.changes)}")
+        return lines
+
+
+def _lowered_durability(before: str, buffer: BufferSection) -> list[str]:
+    """What a run that continues gives up of Redis' protection."""
+    now = buffer.durability
+    order = get_args(BufferSection.model_fields["durability"].annotation)
+    if buffer.redis is not None or order.index(now) <= order.index(before):
+        return []
+    if now == "none":
+        raise ConfigError(
+            f"buffer.durability: none, but the run was kept with {before}: its groups would not be read",
+            hint=f"continue with --buffer.durability={before}, or choose another --run.name",
+        )
+    return [f"buffer.durability {before} -> {now} (Redis may lose its last seconds with the machine)"]

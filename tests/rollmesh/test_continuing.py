@@ -1,0 +1,154 @@
+"""A run that continues says from where and with what; an attempt that fails changes nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner.run_record import RunRecord
+from mesh.config import Config, load_config
+from mesh.errors import ConfigError, RollmeshError
+from rollmesh.launcher import folder, local
+from rollmesh.launcher.changes import changed
+from rollmesh.launcher.continuing import Continuation
+from rollmesh.launcher.errors import RunBusyError
+from rollmesh.launcher.view import SilentView
+from rollmesh.report.summary import FinalState, write_summary
+from rollmesh.run_files import read_config, read_launch
+from tests.rollmesh.fake_run import Catalogue
+
+
+def make(tmp_path: Path, *overrides: str) -> Config:
+    return load_config(
+        {"run": {"dir": str(tmp_path)}, "model": {"path": "a/model"}, "data": {"train": "t.jsonl"}}, overrides
+    )
+
+
+class Told(SilentView):
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def event(self, text: str) -> None:
+        self.events.append(text)
+
+
+def train(config: Config, step: int, checkpoint: str = "") -> None:
+    """Leaves what a learner would have."""
+    RunRecord(config, None).keep()
+    records = [{"step": number, "critic/score/mean": 0.5} for number in range(1, step + 1)]
+    (config.run.folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    if checkpoint:
+        (config.run.folder / "checkpoints" / checkpoint).mkdir(parents=True)
+
+
+def test_it_says_from_which_step_and_what_has_changed(tmp_path: Path) -> None:
+    config = make(tmp_path)
+    assert Continuation.of(config) is None
+    train(config, 25, "i0001-v00000020")
+    now = make(
+        tmp_path, "learner.optimizer.lr=1e-3", "rollout.replicas=2", "network.port=5", "algorithm.loss.clip_low=1"
+    )
+    found = Continuation.of(now)
+    assert found is not None
+    first, trap, changes = found.lines(named=False)
+    assert first == "continues from step 20, its newest checkpoint; 5 later steps are trained again"
+    assert "--run.name=NAME" in trap
+    assert "--fresh" in trap
+    assert set(changes.removeprefix("changed since the last launch: ").split("; ")) == {
+        "learner.optimizer.lr 1e-06 -> 0.001",
+        "rollout.replicas 1 -> 2",
+        "algorithm.loss.clip_low none -> 1",
+    }
+    same = Continuation.of(config)
+    assert same is not None
+    assert same.lines(named=True) == [first]
+
+
+def test_a_run_without_a_checkpoint_says_that_it_begins_at_0(tmp_path: Path) -> None:
+    train(make(tmp_path), 60)
+    found = Continuation.of(make(tmp_path))
+    assert found is not None
+    assert found.lines(named=True) == ["continues from step 0: it has no checkpoint; 60 later steps are trained again"]
+
+
+def test_what_changes_the_learning_is_told_and_nothing_else() -> None:
+    before = {"run": {"seed": 0, "name": "a"}, "weights": {"kv": "keep", "streams": 2}, "reward": {"functions": ["a"]}}
+    now = {
+        "run": {"seed": 1, "name": "b"},
+        "weights": {"kv": "recompute", "streams": 3},
+        "reward": {"functions": ["b"]},
+    }
+    assert changed(before, now) == [
+        "run.seed 0 -> 1",
+        "weights.kv keep -> recompute",
+        "reward.functions ['a'] -> ['b']",
+    ]
+    assert changed(before, before) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ("always", "everysec", "buffer.durability always -> everysec"),
+        ("everysec", "always", ""),
+        ("none", "none", ""),
+        ("always", "none", None),
+    ],
+)
+def test_less_durability_is_told_or_refused(tmp_path: Path, before: str, now: str, said: str | None) -> None:
+    train(make(tmp_path, f"buffer.durability={before}"), 0)
+    config = make(tmp_path, f"buffer.durability={now}")
+    if said is None:
+        with pytest.raises(ConfigError, match="its groups would not be read"):
+            Continuation.of(config)
+        return
+    found = Continuation.of(config)
+    assert found is not None
+    told = "; ".join(found.changes)
+    assert told.startswith(said)
+    assert bool(told) == bool(said)
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a launcher whose services are fake, and whose learner fails at once."""
+
+    def run(config: Config, *learner: str, **how: bool) -> list[str]:
+        monkeypatch.setattr(local, "ServiceCatalogue", lambda *_, **__: Catalogue(config.run.folder, learner))
+        view = Told()
+        asyncio.run(local.LocalRun(config, view, **how).run(handle_signals=False))
+        return view.events
+
+    return run
+
+
+def test_an_attempt_that_fails_changes_nothing_of_a_finished_run(launch: Any, tmp_path: Path) -> None:
+    config = make(tmp_path)
+    train(config, 3, "i0001-v00000003")
+    write_summary(config.run.folder, config, FinalState(ended="finished"))
+    before = {path: path.read_bytes() for path in config.run.folder.iterdir() if path.is_file()}
+    wrong = make(tmp_path, "algorithm=dapo")
+    with pytest.raises(RollmeshError):
+        launch(wrong, "--exit", "3")
+    assert read_config(config.run.folder) == config
+    assert read_launch(config.run.folder) == wrong
+    assert {path: path.read_bytes() for path in before} == before
+    assert (config.run.folder / "summary.json") in before
+
+
+def test_a_run_that_begins_anew_keeps_what_it_was(launch: Any, tmp_path: Path) -> None:
+    config = make(tmp_path)
+    train(config, 3)
+    with folder.locked(config.run.folder), pytest.raises(RunBusyError):
+        folder.set_aside(config.run.folder, "x")
+    kept = folder.set_aside(config.run.folder, "x")
+    assert kept is not None
+    assert read_config(kept) == config
+    assert not config.run.folder.exists()
+    assert folder.set_aside(config.run.folder, "x") is None
+    with pytest.raises(ConfigError, match=r"are in buffer\.redis"):
+        launch(make(tmp_path, "buffer.redis=redis://127.0.0.1:1"), fresh=True)
