@@ -37,7 +37,8 @@ from generators.streams import Admission, Writers
 from generators.text import TextCodec
 from generators.weights import Relay, WeightReceiver
 from mesh.config.models import Config, SecuritySection
-from mesh.errors import RollmeshError
+from mesh.config.section import DeviceName
+from mesh.errors import ConfigError, RollmeshError
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent
 from mesh.tools import agent_schemas
@@ -325,7 +326,7 @@ def load_engine(
         dtype=config.model.dtype,
         context=rollout.context_tokens,
         kv=config.weights.kv,
-        device=_device(config),
+        device=device_of(rollout.device),
         seed=config.run.seed,
         threads=threads,
         vllm=rollout.vllm,
@@ -336,7 +337,15 @@ def load_engine(
     return create_engine(rollout.engine, folder, settings, listener), TextCodec(folder)
 
 
-def _device(config: Config) -> str:
+def device_of(wanted: DeviceName) -> str:
+    """The device of this process's engine: the first that CUDA_VISIBLE_DEVICES leaves it, or the CPU.
+
+    Raises:
+        ConfigError: CUDA is asked for and absent.
+    """
     import torch
 
-    return "cuda" if config.learner.device != "cpu" and torch.cuda.is_available() else "cpu"
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise ConfigError("rollout.device is cuda, but torch finds no CUDA device here", hint="set rollout.device: cpu")
+    return "cuda" if available and wanted != "cpu" else "cpu"

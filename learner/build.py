@@ -20,6 +20,7 @@ from learner.provisions import check_needs
 from learner.rollout_batch import ACTOR
 from learner.worker import Worker
 from mesh.config.models import Config, ModelSection, OptimizerSection, RoleSection
+from mesh.config.section import DeviceName
 from mesh.errors import ConfigError
 
 _MODEL_TYPES: tuple[ModelType, ...] = ("language_model", "value_model")
@@ -135,7 +136,7 @@ def _model_type(role: Role) -> ModelType:
     )
 
 
-def _device(wanted: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
+def _device(wanted: DeviceName) -> Literal["cpu", "cuda"]:
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
         raise ConfigError("learner.device is cuda, but torch finds no CUDA device", hint="set learner.device: cpu")

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from mesh.config.redis_url import RedisOptions, parse_redis_url
 from mesh.config.rollout import RolloutSection
-from mesh.config.section import PositiveFloat, PositiveInt, Section, Temperature
+from mesh.config.section import DeviceName, DeviceNumbers, PositiveFloat, PositiveInt, Section, Temperature
 from mesh.errors import ConfigError
 
 
@@ -142,7 +142,10 @@ class BatchSection(Section):
 
 class LearnerSection(Section):
     engine: Literal["fsdp2"] = Field("fsdp2", description="Training engine.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Device of the learner.")
+    device: DeviceName = Field("auto", description="Device of the learner; auto: cuda where there is one.")
+    devices: DeviceNumbers | None = Field(
+        None, description="CUDA devices of the ranks that `rollmesh run` starts, by number; none: the first free ones."
+    )
     ranks: PositiveInt = Field(1, description="Data-parallel ranks that `rollmesh run` starts (torchrun).")
     python: Path | None = Field(None, description="Interpreter of the learner; none: that of `rollmesh`.")
     steps: PositiveInt = Field(100, description="Batches to train; the run ends after them.")

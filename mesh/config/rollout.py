@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from mesh.config.section import PositiveFloat, PositiveInt, Section, Temperature
+from mesh.config.section import DeviceName, DeviceNumbers, PositiveFloat, PositiveInt, Section, Temperature
 
 EngineName = Literal["hf", "vllm", "sglang"]
 ParserName = Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek", "pythonic"]
@@ -51,7 +51,8 @@ class SglangSection(Section):
         None, gt=0, lt=1, description="Share of the memory for weights and KV cache; none: SGLang decides (CPU: 0.5)."
     )
     kv_cache_tokens: PositiveInt | None = Field(
-        None, description="Tokens that the KV cache holds; none: SGLang decides (CPU: slots x context)."
+        None,
+        description="Tokens that the KV cache holds; none: SGLang decides (CPU: at most 64 full sequences).",
     )
     transfer: Literal["auto", "tensor", "disk", "distributed"] = Field(
         "auto",
@@ -131,12 +132,23 @@ class EndpointSection(Section):
     session_s: PositiveFloat = Field(3600.0, description="Seconds after its last call at which a session is forgotten.")
 
 
+def _slots(validated: dict[str, Any]) -> int:
+    """Engines made for a GPU fill it with hundreds of sequences."""
+    return 64 if validated.get("engine", "hf") == "hf" else 256
+
+
 class RolloutSection(Section):
     engine: EngineName = Field("hf", description="Inference engine of the generators: hf, vllm or sglang.")
     python: Path | None = Field(
         None,
         description="Interpreter of the generators that `rollmesh run` starts, in whose environment rollmesh and the "
         "engine are installed; none: the one that runs `rollmesh`.",
+    )
+    device: DeviceName = Field("auto", description="Device of the generators; auto: cuda where there is one.")
+    devices: DeviceNumbers | None = Field(
+        None,
+        description="CUDA devices of the generators that `rollmesh run` starts, by number, one generator after the "
+        "other; none: those that the learner leaves.",
     )
     replicas: int = Field(1, ge=0, description="Generators that `rollmesh run` starts here; others may join.")
     n: PositiveInt = Field(8, description="Responses per prompt (the group size).")
@@ -148,7 +160,10 @@ class RolloutSection(Section):
     stop: list[str] = Field(default_factory=list, description="Strings that end a response.")
     max_prompt_tokens: PositiveInt = Field(1024, description="Longest prompt in tokens.")
     max_response_tokens: PositiveInt = Field(1024, description="Longest response in tokens.")
-    slots: PositiveInt = Field(64, description="Sequences that one generator decodes together.")
+    slots: PositiveInt = Field(
+        default_factory=_slots,
+        description="Sequences that one generator decodes together; with vllm and sglang 256 where nothing is given.",
+    )
     reward_wait_s: PositiveFloat = Field(30.0, description="Seconds within which a finished response must be scored.")
     max_attempts: PositiveInt = Field(4, description="Times a group is handed out before it ends as failed.")
     draft_every_s: PositiveFloat = Field(

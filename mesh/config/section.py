@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+DeviceName = Literal["auto", "cpu", "cuda"]
+DeviceNumbers = list[Annotated[int, Field(ge=0)]]
 # Logits over a smaller temperature overflow; vLLM draws at this one then, and SGLang greedily, without a word.
 LEAST_TEMPERATURE = 0.01
 

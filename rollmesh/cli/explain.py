@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from mesh.config.models import Config
 from mesh.config.rollout import RolloutSection
+from mesh.errors import ConfigError
 from mesh.liveness.verdict import Bounds
 from mesh.threads import available_cores, plan_threads, reward_workers
+from rollmesh.launcher.devices import device_plan
 from rollmesh.launcher.services import interpreters_of
 
 
@@ -58,7 +60,8 @@ def explain(config: Config) -> Iterator[str]:
         generator=config.resources.generator_threads,
     )
     yield f"threads: {plan.describe(config.learner.ranks, rollout.replicas)}"
-    yield f"engine: {rollout.engine}{_devices(rollout)}"
+    yield f"devices: {_devices(config)}"
+    yield f"engine: {rollout.engine}{_spread(rollout)}"
     for interpreter in interpreters_of(config):
         if interpreter.path is not None:
             yield f"{interpreter.field}: {interpreter.path}"
@@ -107,7 +110,15 @@ def _front(config: Config) -> str:
     return f"{buffer.fronts} front(s) on {redis}"
 
 
-def _devices(rollout: RolloutSection) -> str:
+def _devices(config: Config) -> str:
+    """Who gets which on this machine; it may be another one than the run's."""
+    try:
+        return device_plan(config).describe()
+    except ConfigError as error:
+        return f"not enough for this run here: {error}"
+
+
+def _spread(rollout: RolloutSection) -> str:
     """How an engine is spread over devices, where it is."""
     if rollout.engine == "hf":
         return ""

@@ -20,6 +20,7 @@ from mesh.errors import ConfigError, RollmeshError
 from protos import buffer_pb2
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.continuing import Continuation
+from rollmesh.launcher.devices import device_plan
 from rollmesh.launcher.events import LOG, Events
 from rollmesh.launcher.memory import MemoryWatch
 from rollmesh.launcher.meshlog import MeshLog
@@ -126,13 +127,15 @@ class LocalRun:
         Raises:
             RollmeshError: what ended the run early.
         """
+        devices = await asyncio.to_thread(device_plan, self._config)
         config, kept = self._config, self._set_aside()
         with folders.locked(self._folder):
             begun = self._begin(kept)
             config_path = folders.write_launch(config)
             plan = thread_plan(config)
             self._events.tell(plan.describe(config.learner.ranks, config.rollout.replicas))
-            catalogue = ServiceCatalogue(config, config_path, plan, allow_changes=self._allow_changes)
+            self._events.tell(devices.describe())
+            catalogue = ServiceCatalogue(config, config_path, plan, devices, allow_changes=self._allow_changes)
             started = time.time()
             with self._owning_process() if handle_signals else contextlib.nullcontext():
                 watching = [

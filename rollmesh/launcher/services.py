@@ -8,6 +8,7 @@ from pathlib import Path
 from mesh.config.models import Config
 from mesh.supervised import supervised_by_starter
 from mesh.threads import ThreadPlan, available_cores, plan_threads, thread_environment
+from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
 from rollmesh.launcher.process import ServiceSpec, ready_file
 
@@ -91,14 +92,18 @@ class ServiceCatalogue:
         config: the run's configuration.
         config_path: the same as a file that the services read.
         plan: compute threads.
+        devices: of learner and generators.
         allow_changes: the run may continue with another model or other data.
     """
 
-    def __init__(self, config: Config, config_path: Path, plan: ThreadPlan, *, allow_changes: bool) -> None:
+    def __init__(
+        self, config: Config, config_path: Path, plan: ThreadPlan, devices: DevicePlan, *, allow_changes: bool
+    ) -> None:
         self._config = config
         self._config_path = str(config_path)
         self._folder = config.run.folder
         self._plan = plan
+        self._devices = devices
         self._allow_changes = allow_changes
 
     def buffer(self) -> list[ServiceSpec]:
@@ -152,7 +157,7 @@ class ServiceCatalogue:
         return ServiceSpec(
             name,
             command,
-            _environment(self._plan.generator, rollout.python),
+            _environment(self._plan.generator, rollout.python) | self._devices.for_generator(index),
             start_deadline_s=_TORCH_START_S,
             drain_s=_GENERATOR_DRAIN_S[rollout.engine],
         )
@@ -173,7 +178,7 @@ class ServiceCatalogue:
         return ServiceSpec(
             LEARNER,
             command,
-            _environment(self._plan.learner, self._config.learner.python),
+            _environment(self._plan.learner, self._config.learner.python) | self._devices.for_learner(),
             start_deadline_s=_TORCH_START_S,
             drain_s=_LEARNER_DRAIN_S,
             completes_run=True,

@@ -84,6 +84,13 @@ def test_roles_have_their_own_model_and_optimizer() -> None:
     assert (reference.path, reference.optimizer) == ("org/base", None)
 
 
+@pytest.mark.parametrize(("given", "slots"), [([], 64), (["rollout.engine=vllm"], 256), (["rollout.slots=5"], 5)])
+def test_engines_made_for_a_gpu_decode_more_sequences_together(given: list[str], slots: int) -> None:
+    config = load_config(MINIMAL, given)
+    assert config.rollout.slots == slots
+    assert Config.model_validate_json(config.model_dump_json()).rollout.slots == slots
+
+
 def test_missing_sections_and_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing key model"):
         load_config({})

@@ -201,6 +201,7 @@ def test_explain_derives_sizes(rollmesh: Command, config_file: Path) -> None:
     assert "samples per step: 10 groups x 4 responses = 40" in explained
     assert "live groups: at most 10 x (3 + 1) = 40" in explained
     assert "thread(s)" in explained
+    assert "devices: " in explained
 
 
 def test_explain_has_every_deadline_that_ends_something(rollmesh: Command, config_file: Path) -> None:

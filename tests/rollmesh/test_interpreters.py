@@ -14,6 +14,7 @@ from mesh.config.models import Config
 from mesh.errors import ConfigError
 from mesh.threads import ThreadPlan
 from rollmesh.cli.explain import explain
+from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.interpreters import check_interpreters
 from rollmesh.launcher.services import ServiceCatalogue, interpreters_of
 
@@ -50,7 +51,7 @@ def check(**values: object) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_each_service_is_started_by_its_own(ranks: int) -> None:
     asked = config(**{key.replace(".", "__"): path for key, path in ENVIRONMENTS.items()}, learner__ranks=ranks)
-    catalogue = ServiceCatalogue(asked, Path("cfg.yaml"), ThreadPlan(2, 1, 3), resumed=False)
+    catalogue = ServiceCatalogue(asked, Path("cfg.yaml"), ThreadPlan(2, 1, 3), DevicePlan(), allow_changes=False)
     specs = {spec.name: spec for spec in (*catalogue.buffer(), *catalogue.others("host:1"))}
     owners = {"buffer": "b", "learner": "l", "reward": "r", "generator-0": "g"}
     for name, owner in owners.items():
@@ -64,7 +65,7 @@ def test_each_service_is_started_by_its_own(ranks: int) -> None:
 
 
 def test_without_names_it_is_this_one() -> None:
-    catalogue = ServiceCatalogue(config(), Path("cfg.yaml"), ThreadPlan(2, 1, 1), resumed=False)
+    catalogue = ServiceCatalogue(config(), Path("cfg.yaml"), ThreadPlan(2, 1, 1), DevicePlan(), allow_changes=False)
     for spec in (*catalogue.buffer(), *catalogue.others("host:1")):
         assert spec.command(False, None)[0] == sys.executable
         assert "PATH" not in spec.environment

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 _SHIMS = Path(__file__).parent / "shims"
+# The KV cache is taken at once: it holds so many sequences of full length; more of them are seldom that long together.
+_FULL_SEQUENCES = 64
 
 
 def environment() -> dict[str, str]:
@@ -20,7 +22,7 @@ def arguments(slots: int, context: int) -> dict[str, object]:
     """Server arguments by name; what the configuration says goes before them.
 
     Args:
-        slots: sequences decoded together.
+        slots: sequences decoded together, at most.
         context: tokens of the longest one.
     """
     return {
@@ -32,5 +34,5 @@ def arguments(slots: int, context: int) -> dict[str, object]:
         # Its scheduler looks for work in a loop otherwise, on a core that others could use.
         "sleep-on-idle": True,
         "mem-fraction-static": 0.5,
-        "max-total-tokens": slots * context,
+        "max-total-tokens": min(slots, _FULL_SEQUENCES) * context,
     }

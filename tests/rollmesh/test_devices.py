@@ -1,0 +1,132 @@
+"""Devices: every process its own, shared where the configuration says so, refused where there are too few."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mesh.config import Config, load_config
+from mesh.errors import ConfigError
+from mesh.threads import ThreadPlan
+from rollmesh.launcher.devices import DevicePlan, Visible, assign, devices_per_generator, visible_devices
+from rollmesh.launcher.services import ServiceCatalogue
+
+
+def config(*overrides: str) -> Config:
+    return load_config({"model": {"path": "m"}, "data": {"train": "t.jsonl"}}, overrides)
+
+
+def machine(devices: int) -> Visible:
+    return Visible(tuple(str(number) for number in range(devices)), devices, devices)
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 4), st.integers(1, 3), st.integers(1, 2), st.booleans())
+def test_everybody_has_devices_of_his_own_or_the_run_is_refused(
+    devices: int, ranks: int, replicas: int, tensor: int, copies: int, learner_on_cpu: bool
+) -> None:
+    asked = config(
+        f"learner.ranks={ranks}",
+        f"rollout.replicas={replicas}",
+        "rollout.engine=vllm",
+        f"rollout.vllm.tensor_parallel={tensor}",
+        f"rollout.vllm.data_parallel={copies}",
+        f"learner.device={'cpu' if learner_on_cpu else 'auto'}",
+    )
+    needed = (0 if learner_on_cpu else ranks) + replicas * tensor * copies
+    if needed > devices:
+        with pytest.raises(ConfigError, match=f"only {devices} are here"):
+            assign(asked, machine(devices))
+        return
+    plan = assign(asked, machine(devices))
+    given_out = [*plan.learner, *(number for each in plan.generators for number in each)]
+    assert given_out == list(range(needed))
+    assert [len(each) for each in plan.generators] == [tensor * copies] * replicas
+
+
+def test_processes_see_their_own_devices_under_the_names_cuda_has_for_them() -> None:
+    visible = Visible(("4", "GPU-five", "6", "7"), 4, 4)
+    asked = config("learner.ranks=2", "rollout.replicas=2")
+    catalogue = ServiceCatalogue(
+        asked, Path("c.yaml"), ThreadPlan(2, 1, 1), assign(asked, visible), allow_changes=False
+    )
+    seen = {spec.name: spec.environment.get("CUDA_VISIBLE_DEVICES") for spec in catalogue.others("host:1")}
+    assert seen == {"learner": "4,GPU-five", "generator-0": "6", "generator-1": "7", "reward": None}
+
+
+def test_who_computes_on_the_cpu_sees_none() -> None:
+    asked = config("learner.device=cpu")
+    plan = assign(asked, Visible(("0",), 0, 1))
+    assert (plan.for_learner(), plan.for_generator(0)) == ({"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "0"})
+    assert plan.describe() == "1 CUDA device(s): learner CPU; generator-0 0"
+
+
+def test_a_machine_without_devices_is_left_as_it_is() -> None:
+    plan = assign(config("rollout.replicas=2"), Visible())
+    assert plan.for_learner() == plan.for_generator(1) == {}
+    assert plan.describe() == "no CUDA device: everything computes on the CPU"
+
+
+def test_named_devices_are_taken_as_named_and_the_others_are_dealt_around_them() -> None:
+    plan = assign(config("rollout.devices=[0, 2]", "rollout.replicas=2", "learner.ranks=2"), machine(4))
+    assert plan == DevicePlan(machine(4), (1, 3), ((0,), (2,)))
+
+
+def test_one_device_for_all_has_to_be_said() -> None:
+    with pytest.raises(ConfigError, match="the learner needs 1 CUDA device") as refused:
+        assign(config(), machine(1))
+    assert "may name the same device" in refused.value.hint
+    shared = ("learner.devices=[0]", "rollout.devices=[0, 0]", "rollout.replicas=2")
+    assert assign(config(*shared), machine(1)).generators == ((0,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["learner.devices=[0]", "learner.ranks=2"], r"learner\.devices names 1 device\(s\), 2 are needed"),
+        (["learner.devices=[9]"], r"learner\.devices: no CUDA device 9, the last one here is 3"),
+        (["learner.devices=[1, 1]", "learner.ranks=2"], "every rank needs a device of its own"),
+        (["rollout.engine=vllm", "rollout.vllm.tensor_parallel=2", "rollout.devices=[1, 1]"], "generator-0 would have"),
+        (["learner.devices=[0]", "rollout.devices=[0]", "weights.transport=nccl"], "NCCL takes a device once"),
+        (["learner.devices=[0]", "rollout.devices=[0]", "rollout.engine=vllm"], "gpu_memory_utilization leaves too"),
+        (["learner.devices=[0]", "rollout.devices=[0]", "rollout.engine=sglang"], "mem_fraction leaves too little"),
+    ],
+)
+def test_what_does_not_fit_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        assign(config(*overrides), machine(4))
+
+
+@pytest.mark.parametrize("role", ["learner", "rollout"])
+def test_cuda_that_is_not_there_is_refused_for_each_role(role: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{role}\.device is cuda, but torch finds no CUDA device"):
+        assign(config(f"{role}.device=cuda"), Visible(("0",), *((0, 1) if role == "learner" else (1, 0))))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "devices"),
+    [
+        (["rollout.engine=hf"], 1),
+        (["rollout.engine=vllm", "rollout.vllm.tensor_parallel=4"], 4),
+        (["rollout.engine=vllm", "rollout.vllm.transfer=nccl"], 2),
+        (["rollout.engine=sglang", "rollout.sglang.tensor_parallel=2", "rollout.sglang.data_parallel=2"], 4),
+        (["rollout.engine=sglang", "rollout.sglang.address=http://there:1"], 0),
+    ],
+)
+def test_what_a_generator_needs(overrides: list[str], devices: int) -> None:
+    assert devices_per_generator(config(*overrides).rollout) == devices
+
+
+def test_each_interpreter_is_asked_for_what_its_torch_sees(tmp_path: Path) -> None:
+    for name, says in (("learner", "echo 2"), ("rollout", "echo Welcome; echo 4"), ("broken", "exit 3")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / name).chmod(0o755)
+    pythons = [f"{role}.python={tmp_path / role}" for role in ("learner", "rollout")]
+    assert visible_devices(config(*pythons), {}) == Visible(("0", "1", "2", "3"), 2, 4)
+    assert visible_devices(config(*pythons), {"CUDA_VISIBLE_DEVICES": "3, 5"}).names == ("3", "5")
+    only = config(f"rollout.python={tmp_path / 'broken'}", "rollout.device=cpu", pythons[0])
+    assert visible_devices(only, {}) == Visible(("0", "1"), 2, 0)
+    with pytest.raises(ConfigError, match="broken does not say how many CUDA devices"):
+        visible_devices(config(f"rollout.python={tmp_path / 'broken'}", pythons[0]), {})
