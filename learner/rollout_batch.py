@@ -53,8 +53,8 @@ class RolloutBatch:
         self._kinds = kinds
         self._gate = gate
         self._device = engines[ACTOR].device
-        self._generator = torch.Generator(self._device)
-        self._generator.manual_seed((seed + plan.version * _VERSION_STRIDE) % (1 << 63))
+        # On the CPU, also for CUDA: draws do not depend on the device, and `torch.multinomial` refuses another one's.
+        self._generator = torch.Generator().manual_seed((seed + plan.version * _VERSION_STRIDE) % (1 << 63))
         self.figures: dict[str, float] = {}
         self.results: dict[str, list[StepResult]] = {}
         self._rollouts = self._gather_rollouts()
@@ -88,7 +88,7 @@ class RolloutBatch:
             ConfigError: the algorithm left a field of the wrong size, or names a role that it does not need.
         """
         self._engine(role)
-        _complete(self._rollouts)
+        _check_shapes(self._rollouts)
         return self._share.steps(self._rollouts, leave_out_silent=leave_out_silent)
 
     def update(self, role: str, loss: Loss, step: Step) -> None:
@@ -189,16 +189,13 @@ class RolloutBatch:
         return result
 
 
-def _complete(rollouts: Rollouts) -> None:
-    """Spreads advantages per sequence over the tokens, and checks the sizes of what a batch stage has filled in.
+def _check_shapes(rollouts: Rollouts) -> None:
+    """Checks the sizes of what a batch stage has filled in against those that `Rollouts` declares.
 
     Raises:
         ConfigError: names the field.
     """
     tokens, sequences = (rollouts.num_tokens,), (rollouts.num_sequences,)
-    advantages = rollouts.advantages
-    if advantages is not None and advantages.shape == sequences != tokens:
-        rollouts.advantages = advantages[rollouts.sequence_ids]
     for name, values, size in (
         ("advantages", rollouts.advantages, tokens),
         ("returns", rollouts.returns, tokens),
@@ -215,7 +212,7 @@ def _complete(rollouts: Rollouts) -> None:
             raise ConfigError(
                 f"the algorithm's batch stage left `{name}` with the shape {tuple(values.shape)}, expected {size}: one "
                 f"value per {'trained token' if size == tokens else 'sequence'}",
-                hint="`values[rollouts.sequence_ids]` makes values per token of values per sequence",
+                hint="`rollouts.per_token(values)` makes values per token of values per sequence",
             )
 
 

@@ -80,7 +80,7 @@ class RejectionSampling(Algorithm):
         rollouts = batch.rollouts
         chosen = choose_best(rollouts)
         # What is not kept leaves the loss and the counts that divide it.
-        rollouts.keep = chosen[rollouts.sequence_ids]
+        rollouts.keep = rollouts.per_token(chosen)
         rollouts.advantages = rollouts.keep.to(rollouts.rewards.dtype)
         batch.report({"rejection_sampling/chosen": float(chosen.sum())})
 

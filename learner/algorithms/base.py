@@ -49,7 +49,7 @@ class Batch(Protocol):
 
     @property
     def generator(self) -> torch.Generator:
-        """Random numbers of this batch, the same on every rank."""
+        """Random numbers of this batch, the same on every rank; on the CPU, whatever device trains."""
         ...
 
     def infer(self, role: str, *, sum_pi_squared: bool = False) -> ModelOutput:

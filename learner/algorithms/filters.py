@@ -92,7 +92,7 @@ def filter_group(group: Group, settings: FilterSettings) -> str | None:
 
 def truncated_keep(rollouts: Rollouts) -> Tensor:
     """True for tokens of sequences that ended by themselves, bool [R]."""
-    return ~rollouts.truncated[rollouts.sequence_ids]
+    return rollouts.per_token(~rollouts.truncated)
 
 
 def advantage_keep(rollouts: Rollouts, low: float = 0.0, high: float = 0.0) -> Tensor:

@@ -28,7 +28,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.numerics import MAX_LOG_RATIO, MIN_LOG_PROB, finite_log_probs
+from learner.algorithms.numerics import MAX_LOG_RATIO, MIN_LOG_PROB, finite_log_probs, log_ratio
 from learner.algorithms.settings import Settings, SettingsError
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
@@ -52,8 +52,9 @@ class KLSettings(Settings):
         coefficient: weight of the penalty (at start, with `target`).
         target: KL per token to which the coefficient adapts; None: it stays.
         horizon: trajectories over which the adaptive coefficient reacts.
-        unbiased: in the loss, weigh each token's estimate by the importance ratio pi / pi_anchor, with its gradient:
-            then the k3 gradient is unbiased too (DeepSeek-V3.2, arXiv:2512.02556, sec. 3.1).
+        unbiased: in the loss, weigh each token's estimate by the ratio of the policy to the one that sampled it, with
+            its gradient: then value and gradient of k1 and k3 are unbiased, however stale the token is (DeepSeek-V3.2,
+            arXiv:2512.02556, sec. 3.1).
     """
 
     where: Literal["none", "reward", "loss"] = "none"
@@ -141,6 +142,21 @@ def kl_estimate(
         value = value.clamp(-bound, bound)
     # The added difference is exactly 0 and carries the gradient.
     return value.detach() + (half_square - half_square.detach()) if straight_through else value
+
+
+def sampling_ratio(log_probs: Tensor, behaviour_log_probs: Tensor) -> Tensor:
+    """pi / pi_behaviour of the sampled tokens, [R], with the gradient of pi: `KLSettings.unbiased`.
+
+    Under samples of the behaviour policy, the mean of this ratio times any f(pi) is the mean of f under pi itself, and
+    so is its gradient. A behaviour log-prob that is not finite was not recorded: the token counts as sampled by pi.
+
+    Args:
+        log_probs: float [R], current policy.
+        behaviour_log_probs: float [R].
+    """
+    known = torch.isfinite(behaviour_log_probs)
+    sampled_by = torch.where(known, behaviour_log_probs, log_probs.detach())
+    return log_ratio(log_probs, sampled_by).exp()
 
 
 def kl_rewards(

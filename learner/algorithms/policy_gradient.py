@@ -30,10 +30,9 @@ from learner.algorithms.correction import (
 )
 from learner.algorithms.entropy import EntropySettings, applied_entropy_coefficient, next_entropy_coefficient
 from learner.algorithms.filters import FilterSettings, advantage_keep, filter_group, truncated_keep
-from learner.algorithms.kl import KLSettings, kl_estimate, kl_rewards, next_coefficient
+from learner.algorithms.kl import KLSettings, kl_estimate, kl_rewards, next_coefficient, sampling_ratio
 from learner.algorithms.losses.modifiers import off_policy_sequence_keep, top_entropy_selection
 from learner.algorithms.metrics import Metrics, distribution
-from learner.algorithms.numerics import log_ratio
 from learner.algorithms.registry import build_advantage, build_policy_loss
 from learner.algorithms.resampling import ResampleSettings, pf_ppo_weights, resample
 from learner.algorithms.settings import Component, Settings, SettingsError
@@ -62,7 +61,8 @@ class PolicyGradientSettings(Settings):
         loss: policy loss, with its settings.
         aggregation: how token losses become the batch's loss.
         horizon: length of `seq_mean_token_sum_norm` in tokens; none: the longest response allowed.
-        normalize_advantages: `batch` whitens the advantages over all tokens of the batch.
+        normalize_advantages: `batch` whitens the advantages over the batch's tokens; those that the correction or
+            `filter.truncated` leaves out have no say.
         correction: what is done about stale tokens.
         kl: distance to the reference policy, in the reward or in the loss.
         entropy: bonus for the policy's entropy.
@@ -191,7 +191,7 @@ class PolicyGradient(Algorithm):
         if settings.kl.where == "loss" and tokens.reference_log_probs is not None:
             distance = kl_estimate(log_probs, tokens.reference_log_probs, settings.kl.in_loss)
             if settings.kl.unbiased:
-                distance = distance * log_ratio(log_probs, anchor).exp()
+                distance = distance * sampling_ratio(log_probs, tokens.behaviour_log_probs)
             token_loss = token_loss + self._kl_weight * distance
             sums["actor/kl_loss"] = distance.detach().sum()
         if self._with_entropy:
@@ -224,12 +224,13 @@ class PolicyGradient(Algorithm):
         )
 
     def _try_out(self) -> None:
-        """Runs estimator and loss on one token per response, so that values out of range show before the run."""
+        """Runs estimator and loss on two short responses, so that what is wrong with them shows before the run."""
         rollouts = smallest_batch(tuple(self.settings.advantage.params.get("weights", ("a",))))
-        self._advantage(rollouts)
+        self._advantages(rollouts)
         tokens = token_view(rollouts)
         tokens.selected = torch.ones(rollouts.num_tokens)
-        self._policy_loss(torch.full((2,), -1.0, requires_grad=True), rollouts.behaviour_log_probs, tokens)
+        log_probs = torch.full((rollouts.num_tokens,), -1.0, requires_grad=True)
+        self._policy_loss(log_probs, rollouts.behaviour_log_probs, tokens)
 
     def _look_at_policy(self, batch: Batch) -> Tensor:
         """The current policy's log-probs [R], before the first update: the proximal policy, or what it is made of."""
@@ -275,15 +276,30 @@ class PolicyGradient(Algorithm):
 
     def _estimate(self, batch: Batch) -> None:
         rollouts = batch.rollouts
-        estimate = self._advantage(rollouts)
-        if isinstance(estimate, Estimate):
-            values, rollouts.returns = estimate.advantages, estimate.returns
-        else:
-            values = estimate[rollouts.sequence_ids]
+        estimate = self._advantages(rollouts)
+        values, rollouts.returns = estimate.advantages, estimate.returns
         if self.settings.normalize_advantages == "batch":
-            values = whiten(values)
+            values = whiten(values, keep=rollouts.keep)
         rollouts.advantages = values
         batch.report(distribution("critic/advantages", values) | distribution("critic/rewards", rollouts.rewards))
+
+    def _advantages(self, rollouts: Rollouts) -> Estimate:
+        """What the estimator gives, per token.
+
+        Raises:
+            SettingsError: it gave a tensor of another size than it declares by its kind.
+        """
+        found = self._advantage(rollouts)
+        per_token = isinstance(found, Estimate)
+        values, size = (found.advantages, rollouts.num_tokens) if per_token else (found, rollouts.num_sequences)
+        if values.shape != (size,):
+            raise SettingsError(
+                "advantage",
+                f"{self.settings.advantage.name!r} gave {tuple(values.shape)} values for {rollouts.num_sequences} "
+                f"responses with {rollouts.num_tokens} trained tokens",
+                hint="an estimator returns a tensor with one value per response, or an Estimate with one per token",
+            )
+        return found if per_token else Estimate(rollouts.per_token(found))
 
     def _leave_out(self, batch: Batch) -> None:
         """Tokens that are not trained for their advantage."""
@@ -317,21 +333,21 @@ def token_view(rollouts: Rollouts) -> TokenBatch:
 
 
 def smallest_batch(components: Sequence[str]) -> Rollouts:
-    """Two responses of one token each, with every field that an estimator may read."""
-    ones, below = torch.ones(2), torch.full((2,), -1.0)
+    """Responses of two tokens and of one, with every field that an estimator may read."""
+    ones, each, below = torch.ones(2), torch.ones(3), torch.full((3,), -1.0)
     return Rollouts(
         group_ids=torch.zeros(2, dtype=torch.int64),
         rewards=torch.tensor([0.0, 1.0]),
-        lengths=torch.ones(2, dtype=torch.int64),
+        lengths=torch.tensor([2, 1]),
         behaviour_log_probs=below,
-        staleness=torch.zeros(2, dtype=torch.int32),
+        staleness=torch.zeros(3, dtype=torch.int32),
         truncated=torch.zeros(2, dtype=torch.bool),
         components=dict.fromkeys(components, ones),
         baseline_rewards=ones,
         proximal_log_probs=below,
         reference_log_probs=below,
-        values=ones,
-        sum_pi_squared=ones,
-        advantages=ones,
+        values=each,
+        sum_pi_squared=each,
+        advantages=each,
         extra={"prm_log_probs": below},
     )

@@ -64,7 +64,7 @@ class Rollouts:
         sum_pi_squared: float [R], sum over the vocabulary of the squared probabilities at each token.
         importance_weights: float [R], proximal / behaviour, after truncation.
         keep: bool [R], False for tokens that a correction rejects: they are not trained and not counted.
-        advantages: float [R].
+        advantages: float [R]; `per_token` makes them of one value per sequence.
         returns: float [R], targets of the critic.
         repeats: int64 [S], how often a sequence is trained (resampling); None: once.
         extra: further values per trained token [R] that the loss reads by name.
@@ -112,6 +112,10 @@ class Rollouts:
         return torch.repeat_interleave(
             torch.arange(self.num_sequences, device=self.lengths.device), self.lengths, output_size=self.num_tokens
         )
+
+    def per_token(self, values: Tensor) -> Tensor:
+        """Values per sequence [S] at each token of theirs, [R]."""
+        return values[self.sequence_ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +213,7 @@ class StepView:
         log_probs, entropy: float [R], current policy.
         anchor_log_probs: float [R], of the policy that anchors the ratio.
         advantages: float [R].
-        generator: the random numbers of this step, the same on every rank.
+        generator: the random numbers of this step, on the CPU, the same on every rank.
     """
 
     log_probs: Tensor

@@ -161,7 +161,7 @@ class Plain(Algorithm):
 
     def batch_stage(self, batch: Batch) -> None:
         rollouts = batch.rollouts
-        rollouts.advantages = rollouts.rewards - rollouts.rewards.mean()
+        rollouts.advantages = rollouts.per_token(rollouts.rewards - rollouts.rewards.mean())
         self._change(rollouts)
 
     def loss(self, output: ModelOutput, tokens: TokenBatch, counts: GlobalCounts) -> LossOutput:

@@ -66,8 +66,7 @@ def select_clip_cov(
     wanted = max(int(share * cov.numel()), 1)
     selected = torch.zeros_like(clipped)
     if candidates.numel() > wanted:
-        device = view.generator.device if view.generator is not None else candidates.device
-        order = torch.randperm(candidates.numel(), generator=view.generator, device=device)[:wanted]
+        order = torch.randperm(candidates.numel(), generator=view.generator)[:wanted]
         candidates = candidates[order.to(candidates.device)]
     selected[candidates] = True
     return selected

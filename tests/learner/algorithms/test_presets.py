@@ -11,7 +11,16 @@ from learner.algorithms.load import load_algorithm, read_settings
 from learner.algorithms.metrics import summarize
 from learner.algorithms.registry import ALGORITHMS
 from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import Needs, Role, Rollouts, StepView, UpdatePlan
+from learner.algorithms.types import (
+    GlobalCounts,
+    ModelOutput,
+    Needs,
+    Role,
+    Rollouts,
+    StepView,
+    TokenBatch,
+    UpdatePlan,
+)
 from tests.learner.algorithms.memory_batch import MemoryBatch
 
 PLAN = UpdatePlan(minibatches=2, max_staleness=2, max_response_tokens=6, group_size=4)
@@ -124,6 +133,52 @@ def test_the_adaptive_kl_coefficient_follows_the_distance():
     algorithm = load_algorithm("grpo", params, PLAN)
     algorithm.batch_stage(a_batch())
     assert algorithm.state()["kl_coefficient"] > 0.1
+
+
+@pytest.mark.parametrize("mode", ["truncated_is", "masked_is", "behaviour"])
+def test_the_unbiased_kl_has_the_gradient_of_the_divergence_whatever_policy_sampled(mode):
+    """Over every token of a vocabulary of four, weighed by the probability that the behaviour policy samples it."""
+    settings = {"kl": {"where": "loss", "coefficient": 1.0, "unbiased": True}, "correction": {"mode": mode}}
+    algorithm = load_algorithm("grpo", settings, UpdatePlan(max_staleness=4, group_size=4))
+    logits = torch.tensor([0.3, -0.2, 0.8, 0.1], dtype=torch.float64, requires_grad=True)
+    behaviour = torch.log_softmax(torch.tensor([1.0, 0.2, -0.7, 0.4], dtype=torch.float64), 0)
+    reference = torch.log_softmax(torch.tensor([0.0, 0.5, 0.1, -0.3], dtype=torch.float64), 0)
+    policy = torch.log_softmax(logits, 0)
+    (exact,) = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)
+    expected = torch.zeros(4, dtype=torch.float64)
+    for token in torch.arange(4).split(1):
+        tokens = TokenBatch(
+            sequence_ids=torch.zeros(1, dtype=torch.int64),
+            sequence_lengths=torch.ones(1, dtype=torch.int64),
+            behaviour_log_probs=behaviour[token],
+            advantages=torch.zeros(1, dtype=torch.float64),
+            staleness=torch.full((1,), 3, dtype=torch.int32),
+            sequence_rewards=torch.zeros(1, dtype=torch.float64),
+            reference_log_probs=reference[token],
+        )
+        output = ModelOutput(log_probs=policy[token], entropy=torch.ones(1, dtype=torch.float64))
+        loss = algorithm.loss(output, tokens, GlobalCounts(1, 1)).loss
+        (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
+        expected += behaviour[token].exp() * gradient
+    torch.testing.assert_close(expected, exact)
+
+
+def test_a_rejected_group_has_no_say_in_the_whitening_of_the_others():
+    def advantages(reward: float) -> torch.Tensor:
+        rollouts = Rollouts(
+            group_ids=torch.tensor([0, 0, 1, 1]),
+            rewards=torch.tensor([0.0, 1.0, 0.0, reward]),
+            lengths=torch.full((4,), 3),
+            behaviour_log_probs=torch.full((12,), -1.0),
+            staleness=torch.tensor([0, 0, 9, 9], dtype=torch.int32).repeat_interleave(3),
+            truncated=torch.zeros(4, dtype=torch.bool),
+        )
+        settings = {"normalize_advantages": "batch", "correction": {"max_age": 2}}
+        batch = MemoryBatch(rollouts, torch.zeros(12, dtype=torch.int64), {"actor": torch.zeros(12, 3)})
+        load_algorithm("dr_grpo", settings, UpdatePlan(max_staleness=9, group_size=2)).batch_stage(batch)
+        return rollouts.advantages[rollouts.keep]
+
+    assert torch.equal(advantages(100.0), advantages(1.0))
 
 
 def test_kl_in_the_reward_reaches_the_advantages():

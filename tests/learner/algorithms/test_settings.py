@@ -108,7 +108,7 @@ def test_a_users_file_is_enough(tmp_path):
                     return "all_equal" if bool((group.rewards == group.rewards[0]).all()) else None
 
                 def batch_stage(self, batch):
-                    batch.rollouts.advantages = batch.rollouts.rewards
+                    batch.rollouts.advantages = batch.rollouts.per_token(batch.rollouts.rewards)
 
                 def loss(self, output, tokens, counts):
                     log_probs, _ = output.policy()
@@ -128,6 +128,18 @@ def test_a_users_file_is_enough(tmp_path):
     # The file has registered its parts by name, too.
     load_algorithm("mine", {}, STALE)
     load_algorithm("grpo", {"advantage": "sign"}, STALE)
+
+
+def test_an_estimator_says_by_its_kind_what_its_values_are_for(tmp_path):
+    """One value per response, or an `Estimate` per token: a batch with as many tokens as responses changes nothing."""
+    (tmp_path / "mine.py").write_text("def per_token(rollouts):\n    return rollouts.behaviour_log_probs\n")
+    with pytest.raises(SettingsError, match="3 trained tokens") as caught:
+        load_algorithm("grpo", {"advantage": f"{tmp_path / 'mine.py'}:per_token"}, STALE)
+    assert caught.value.field == "algorithm.advantage"
+    batch = a_batch()
+    batch.rollouts.lengths = torch.tensor([2, 0, 1])
+    batch.rollouts.behaviour_log_probs = torch.zeros(3)
+    assert batch.rollouts.per_token(torch.tensor([1.0, 2.0, 3.0])).tolist() == [1.0, 1.0, 3.0]
 
 
 def test_a_selection_that_is_needed_and_missing_is_named(tmp_path):
