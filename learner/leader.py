@@ -29,6 +29,7 @@ from learner.lineage import Lineage
 from learner.loop import TrainingLoop
 from learner.metrics import MetricsWriter, open_trackers
 from learner.metrics.figures import RunFigures, write_learner_json
+from learner.model_files import check_context
 from learner.model_folder import context_length, load_tokenizer
 from learner.payloads import HeldPayloads
 from learner.priorities import PrioritySetter, priority_function
@@ -42,7 +43,6 @@ from learner.weights import WeightPublisher, read_model_bundle
 from learner.weights.offers import further_offers
 from mesh.config import Config
 from mesh.errors import (
-    ConfigError,
     DataError,
     LostStateError,
     StalledError,
@@ -101,7 +101,7 @@ class Leader:
         self._state = LearnerState()
         folder = Path(config.model.path)
         self._tokenizer = load_tokenizer(folder)
-        self._check_context(folder)
+        check_context(context_length(folder), config.rollout.context_tokens)
         self._priority = priority_function(config)
         self._prompts, self._eval_tasks = _open_data(
             config, self._tokenizer, greedy=int(algorithm.needs.greedy_baseline)
@@ -424,16 +424,6 @@ class Leader:
             return None
         reuse = self._config.buffer.max_reuse
         return PrioritySetter(self._session.client, self._priority, incarnation=incarnation, max_reuse=reuse)
-
-    def _check_context(self, folder: Path) -> None:
-        rollout, context = self._config.rollout, context_length(folder)
-        longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-        if context is not None and longest > context:
-            raise ConfigError(
-                f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest}, but the model's context has "
-                f"{context} tokens",
-                hint="lower one of the two",
-            )
 
 
 def _open_data(

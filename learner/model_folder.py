@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from learner.model_files import check_model_files, declared_context
 from mesh.config.models import ModelSection
 from mesh.errors import DataError
 
@@ -35,16 +36,8 @@ def resolve_model(model: ModelSection, setting: str = "model") -> ModelSection:
 
 
 def _check(folder: Path, setting: str) -> None:
-    config = folder / "config.json"
-    if not config.is_file():
-        raise DataError(f"{folder} has no config.json", hint=f"{setting}.path must be a Hugging Face model folder")
-    try:
-        json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{config} is not valid JSON: {error}") from error
+    check_model_files(folder, f"{setting}.path", tokenizer=setting == "model")
     refuse_untrainable(folder, setting)
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-        raise DataError(f"{folder} has no weights", hint="expected *.safetensors beside config.json")
 
 
 def refuse_untrainable(folder: Path, setting: str) -> None:
@@ -110,9 +103,4 @@ def context_length(folder: Path) -> int | None:
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    text = config.get_text_config()
-    for name in ("max_position_embeddings", "n_positions"):
-        value = getattr(text, name, None)
-        if isinstance(value, int):
-            return value
-    return None
+    return declared_context(config.get_text_config().to_dict())

@@ -22,7 +22,7 @@ from reward_service.engine import ScoringEngine
 from reward_service.routing import split_routes
 from reward_service.server import RewardServer
 from rollmesh.launcher.local import LocalRun
-from rollmesh.launcher.preflight import check_run
+from rollmesh.launcher.preflight import check_code, check_files
 from rollmesh.launcher.view import SilentView, View, open_view
 from rollmesh.report.summary import Summary
 
@@ -57,7 +57,8 @@ def train(
     """
     resolved = _resolve(config, overrides)
     with _serving(resolved, _functions(reward_fn)) as served:
-        check_run(served)
+        check_files(served)
+        check_code(served)
         view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
         try:
             return _run_in_thread(LocalRun(served, view, fresh=fresh, allow_changes=allow_changes))

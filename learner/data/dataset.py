@@ -12,12 +12,16 @@ import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from learner.data.images import MARK, ImageSource, image_source, parted
 from mesh.errors import DataError
 
+_JSON_LINES = (".jsonl", ".json", ".ndjson")
+# Rows that are looked at in a moment.
+_LOOKED_AT = 1000
 _FORM_HINT = (
     "rows need `prompt`, `data_source` and `reward_model: {style, ground_truth}`; `data.prompt_key` renames the first"
 )
@@ -70,13 +74,30 @@ def open_dataset(path: Path, prompt_key: str = "prompt") -> RowSource:
         from learner.data.parquet import ParquetRows
 
         source = ParquetRows(path, prompt_key)
-    elif suffix in (".jsonl", ".json", ".ndjson"):
+    elif suffix in _JSON_LINES:
         source = JsonlRows(path, prompt_key)
     else:
         raise DataError(f"dataset {path} has an unknown form", hint="use a .parquet or .jsonl file")
     if len(source) == 0:
         raise DataError(f"dataset {path} has no rows")
     return source
+
+
+def check_beginning(path: Path, prompt_key: str = "prompt") -> None:
+    """Refuses a dataset for what its first rows show in a moment; `open_dataset` looks at all of them.
+
+    Raises:
+        DataError: as `open_dataset`.
+    """
+    if path.suffix.lower() not in _JSON_LINES or not path.is_file():
+        # A Parquet file holds its columns apart, so that looking at all rows takes no longer.
+        open_dataset(path, prompt_key)
+        return
+    with path.open("rb") as file:
+        lines = (line for line in file if line.strip())
+        found = [_json_row(path, index, line, prompt_key) for index, line in enumerate(islice(lines, _LOOKED_AT))]
+    if not found:
+        raise DataError(f"dataset {path} has no rows")
 
 
 def parse_row(path: Path, index: int, record: Mapping[str, Any], prompt_key: str) -> Row:
@@ -175,10 +196,14 @@ class JsonlRows:
         return found
 
     def _parse(self, index: int, line: bytes) -> Row:
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{self._path}, row {index}: not valid JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{self._path}, row {index}: expected an object, got {type(record).__name__}")
-        return parse_row(self._path, index, record, self._prompt_key)
+        return _json_row(self._path, index, line, self._prompt_key)
+
+
+def _json_row(path: Path, index: int, line: bytes, prompt_key: str) -> Row:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path}, row {index}: not valid JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise DataError(f"{path}, row {index}: expected an object, got {type(record).__name__}")
+    return parse_row(path, index, record, prompt_key)

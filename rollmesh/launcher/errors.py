@@ -12,7 +12,12 @@ from rollmesh.report.restarts import Reason
 
 
 class ServiceExitError(RollmeshError):
-    """A service ended when it should not have; `status` is its exit status (negative: minus the signal)."""
+    """A service ended when it should not have.
+
+    Attributes:
+        status: its exit status (negative: minus the signal).
+        log_tail: its last log lines, where they say more than the message does.
+    """
 
     code = "service_exit"
 

@@ -26,7 +26,7 @@ from rollmesh.launcher.memory import MemoryWatch
 from rollmesh.launcher.meshlog import MeshLog
 from rollmesh.launcher.monitor import EVAL, TRAIN, MeshView, Snapshot
 from rollmesh.launcher.output import stderr_into
-from rollmesh.launcher.preflight import check_run
+from rollmesh.launcher.preflight import check_code, check_files
 from rollmesh.launcher.process import log_file
 from rollmesh.launcher.quiet import Quiet, no_step
 from rollmesh.launcher.services import ServiceCatalogue, drain_order, mesh_address, thread_plan
@@ -50,9 +50,11 @@ def run_locally(config: Config, *, fresh: bool = False, allow_changes: bool = Fa
     Raises:
         RollmeshError: what ended the run early.
     """
-    check_run(config)
+    check_files(config)
     view = open_view(config.logging.console_every_steps)
     try:
+        view.event("checks data, algorithm and reward functions")
+        check_code(config)
         run = LocalRun(config, view, fresh=fresh, allow_changes=allow_changes)
         asyncio.run(run.run(handle_signals=True))
     finally:

@@ -4,36 +4,46 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
 
 _TAIL_BYTES = 64 << 10
+# The last line of a traceback.
+_RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt)(: .*)?$")
 
 
-def tail(path: Path, lines: int = 20) -> list[str]:
-    """The last lines of a file; empty where it cannot be read."""
+def tail(path: Path, lines: int = 20, *, since: int = 0) -> list[str]:
+    """The last lines of a file; empty where it cannot be read.
+
+    Args:
+        since: bytes of the file that others wrote before.
+    """
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            file.seek(max(since, file.tell() - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
     return text.splitlines()[-lines:]
 
 
-def explain_exit(status: int, lines: Sequence[str]) -> tuple[str, str]:
-    """(what happened, hint) for a process that ended with `status` and these last log lines."""
+def explain_exit(status: int, lines: Sequence[str]) -> tuple[str, bool]:
+    """What is known of a process' end with `status` from its last log lines, and whether that says it all."""
+    if status < 0:
+        return f"killed by {_signal_name(-status)}", False
+    how = f"exited with status {status}"
     for line in reversed(lines):
         if line.startswith("error: "):
-            return line.removeprefix("error: "), ""
+            return line.removeprefix("error: "), True
         entry = _entry(line)
         if entry.get("level") in ("error", "critical"):
-            return str(entry.get("message", "")), ""
-    if status < 0:
-        return f"killed by {_signal_name(-status)}", ""
-    return f"exited with status {status}", ""
+            return str(entry.get("message", "")), True
+        if _RAISED.match(line):  # an error that no one foresaw: the traceback says where
+            return f"{how}: {line}", False
+    return how, False
 
 
 def readable(line: str) -> str:

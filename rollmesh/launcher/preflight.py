@@ -1,34 +1,67 @@
-"""What can be said about a configuration in a moment, before any service is started."""
+"""What can be said about a run in a moment, before any service is started."""
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+from learner.model_files import check_context, check_model_files, declared_context, read_model_config
 from mesh.config.models import Config
 from mesh.errors import DataError
+from reward_service.loading import is_path, load_function
+from reward_service.routing import split_routes
 from rollmesh.launcher.interpreters import check_interpreters
-from rollmesh.launcher.services import interpreters_of
+from rollmesh.launcher.services import interpreters_of, needs_reward_service
+from rollmesh.launcher.trial import Trial, try_learner
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
+# A module that loads a model when it is imported takes longer; its service waits for it.
+_REWARD_S = 20.0
+_LEARNER_S = 120.0
 
 
-def check_run(config: Config) -> None:
-    """Refuses a run that would end as soon as its learner has started.
+def check_files(config: Config) -> None:
+    """Refuses a run whose files or interpreters are not what they should be, at once.
 
     Raises:
-        ConfigError: the algorithm's settings are wrong, or it needs what the configuration does not provide; a
-            function of the user's is not there; an interpreter cannot run its service.
-        DataError: model folders or data files are not there.
+        ConfigError: an interpreter cannot run its service, or the model's context is too short.
+        DataError: model folders or data files are not there, or are damaged.
+        RewardError: there is no such scorer.
     """
     _check_inputs(config)
     check_interpreters(interpreters_of(config))
-    # Needs torch, which takes a second to import; whatever it finds would otherwise show after all services are up.
-    from learner.build import build_algorithm
-    from learner.priorities import priority_function
+    for name in _reward_functions(config):
+        if not is_path(name):
+            load_function(name)
 
-    build_algorithm(config)
-    priority_function(config)
+
+def check_code(config: Config) -> None:
+    """Refuses a run that would end as soon as its services have loaded what they need; takes a second or more.
+
+    Raises:
+        ConfigError: the algorithm's settings are wrong, or it needs what the configuration does not provide; a
+            function of the user's is not there.
+        DataError: a row of the data lacks what is needed.
+        RewardError: a reward function cannot be loaded.
+    """
+    with ExitStack() as trials:
+        tried = []
+        # Where a program has torch already, another process would only load it again.
+        here = config.learner.python is None and "torch" in sys.modules
+        if not here:
+            tried.append(Trial("learner", config, config.learner.python, _LEARNER_S))
+        if any(map(is_path, _reward_functions(config))):
+            python = config.reward.python if needs_reward_service(config) else config.rollout.python
+            tried.append(Trial("reward", config, python, _REWARD_S))
+        for trial in tried:
+            trials.callback(trial.close)
+        if here:
+            try_learner(config)
+        for trial in tried:
+            trial.result()
 
 
 def _check_inputs(config: Config) -> None:
@@ -36,6 +69,8 @@ def _check_inputs(config: Config) -> None:
     models |= {f"learner.roles.{name}.path": role.path for name, role in config.learner.roles.items() if role.path}
     for key, path in models.items():
         _check_model(key, path)
+    if (folder := Path(config.model.path)).is_dir():
+        check_context(declared_context(read_model_config(folder, "model.path")), config.rollout.context_tokens)
     for key, file in (("data.train", config.data.train), ("data.eval", config.data.eval)):
         if file is not None and not file.is_file():
             raise DataError(f"{key}: no such file: {file}", hint="give a Parquet or JSONL file")
@@ -45,10 +80,18 @@ def _check_model(key: str, path: str) -> None:
     """A model is a folder, or looks like a hub id."""
     folder = Path(path)
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise DataError(f"{key}: {folder} has no config.json", hint="give a Hugging Face model folder or a hub id")
+        check_model_files(folder, key, tokenizer=key == "model.path")
         from learner.model_folder import refuse_untrainable
 
         refuse_untrainable(folder, key.removesuffix(".path"))
     elif not _HUB_ID.match(path):
         raise DataError(f"{key}: no such folder: {folder}", hint="give a Hugging Face model folder or a hub id")
+
+
+def _reward_functions(config: Config) -> Iterator[str]:
+    """Those that are loaded here: by the reward service, or by generators."""
+    if not (needs_reward_service(config) or config.reward.in_process):
+        return
+    yield from config.reward.functions
+    for names in split_routes(config.reward.by_data_source)[0].values():
+        yield from names

@@ -73,8 +73,10 @@ class _Ready:
 class ServiceProcess:
     """A running (or ended) process of a service."""
 
-    def __init__(self, spec: ServiceSpec, process: asyncio.subprocess.Process, folder: Path) -> None:
+    def __init__(self, spec: ServiceSpec, process: asyncio.subprocess.Process, folder: Path, *, log_from: int) -> None:
         self.spec = spec
+        # Bytes of the log before it was started.
+        self._log_from = log_from
         self.address: str | None = None
         self._process = process
         self._folder = folder
@@ -101,6 +103,7 @@ class ServiceProcess:
             exit_status.VARIABLE: str(exit_file(folder, spec.name).absolute()),
         }
         with log_path.open("ab") as log:
+            log_from = log.seek(0, os.SEEK_END)
             process = await asyncio.create_subprocess_exec(
                 *wrapped(spec.command(restart, address)),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -109,7 +112,7 @@ class ServiceProcess:
                 env=environment,
                 start_new_session=True,
             )
-        return cls(spec, process, folder)
+        return cls(spec, process, folder, log_from=log_from)
 
     @property
     def pid(self) -> int:
@@ -181,7 +184,7 @@ class ServiceProcess:
                 watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
         log = log_file(self._folder, self.spec.name)
-        return FrozenServiceError(self.spec.name, name, verdict, tail(log), log=log)
+        return FrozenServiceError(self.spec.name, name, verdict, tail(log, since=self._log_from), log=log)
 
     async def _watch(self, name: str, security: SecuritySection, bounds: Bounds) -> tuple[str, Frozen]:
         ready = self._ready(name)
@@ -211,13 +214,13 @@ class ServiceProcess:
         return self.status == 0 or (self._asked and self.status == -signal.SIGTERM)
 
     def failure(self) -> ServiceExitError:
-        """The typed error for an unexpected end."""
+        """The typed error for an unexpected end; lines of its log are shown where they say more than the error."""
         path = log_file(self._folder, self.spec.name)
-        lines = tail(path)
-        message, hint = explain_exit(self.status, lines)
+        lines = tail(path, since=self._log_from)
+        message, said_all = explain_exit(self.status, lines)
         if self._overdue:
-            message, hint = f"did not end within {self.spec.drain_s:.0f} s of being asked to, killed", ""
-        return ServiceExitError(self.spec.name, self.status, message, lines, hint=hint or f"see {path}")
+            message = f"did not end within {self.spec.drain_s:.0f} s of being asked to, killed"
+        return ServiceExitError(self.spec.name, self.status, message, () if said_all else lines, hint=f"see {path}")
 
     def terminate(self) -> None:
         """Asks the service to end in order."""

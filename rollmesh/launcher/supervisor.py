@@ -254,7 +254,7 @@ class Supervisor:
         return status in _PERMANENT or (not service.healthy.is_set() and status in _PERMANENT_AT_FIRST)
 
     def _fail(self, error: RollmeshError) -> None:
-        if isinstance(error, ServiceExitError):
+        if isinstance(error, ServiceExitError) and error.log_tail:
             self._observer.tail(error.service, error.log_tail)
         self._error = self._error or error
         self._over.set()

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from learner.model_folder import resolve_model
 from learner.service import run
@@ -79,7 +81,8 @@ def test_a_hub_id_is_looked_for_in_the_local_cache(tmp_path: Path, monkeypatch: 
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"x")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    save_file({"weight": np.zeros(2, np.float32)}, tmp_path / "model.safetensors")
     asked: list[tuple[str, str | None]] = []
 
     def snapshot(name: str, *, revision: str | None, **_: Any) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 from learner.run_record import RunRecord
 from mesh.config import load_config
@@ -39,7 +42,9 @@ def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
 def config_file(tmp_path: Path) -> Path:
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text("{}")
+    (model / "config.json").write_text('{"max_position_embeddings": 4096}')
+    (model / "tokenizer.json").write_text("{}")
+    save_file({"weight": np.zeros(2, np.float32)}, model / "model.safetensors")
     data = tmp_path / "train.jsonl"
     data.write_text(json.dumps({"prompt": "1+1=", "data_source": "arithmetic", "reward_model": {"ground_truth": "2"}}))
     path = tmp_path / "cfg.yaml"
@@ -132,6 +137,42 @@ def test_missing_model_folder(rollmesh: Command, config_file: Path) -> None:
     result = rollmesh("run", str(config_file), "--model.path=/nowhere/model")
     assert_error(result, 3, "model.path: no such folder: /nowhere/model")
     assert "hint: give a Hugging Face model folder or a hub id" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda model: (model / "config.json").write_text('{"a'), "model/config.json is not valid JSON: "),
+        (lambda model: os.truncate(model / "model.safetensors", 30), "model/model.safetensors is cut off or damaged"),
+        (lambda model: (model / "tokenizer.json").unlink(), "model has no tokenizer"),
+    ],
+)
+def test_a_damaged_model_is_named_before_anything_starts(
+    rollmesh: Command, config_file: Path, tmp_path: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    damage(tmp_path / "model")
+    result = rollmesh("run", str(config_file))
+    assert_error(result, 3, message)
+    assert "error: model.path: " in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "status", "message"),
+    [
+        ("rollout.max_response_tokens=4096", 2, "= 5120, but the model's context has 4096 tokens"),
+        ("reward.functions=[gsm9k]", 8, "unknown reward function 'gsm9k'"),
+        ("reward.functions=[nowhere.py:mine]", 8, "no file nowhere.py"),
+        ("data.prompt_key=question", 3, "row 0: field `question` is missing"),
+        ("algorithm.name=grppo", 2, "did you mean 'grpo'"),
+    ],
+)
+def test_what_one_second_shows_is_said_before_anything_starts(
+    rollmesh: Command, config_file: Path, tmp_path: Path, override: str, status: int, message: str
+) -> None:
+    result = rollmesh("run", str(config_file), f"--{override}")
+    assert (result.returncode, result.stderr.count(message)) == (status, 1), result.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_missing_data_file(rollmesh: Command, config_file: Path) -> None:

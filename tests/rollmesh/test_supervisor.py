@@ -17,6 +17,7 @@ import pytest
 from mesh.errors import StuckError, UnreachableError
 from mesh.liveness.ends import survivors
 from rollmesh.launcher.errors import ServiceExitError
+from rollmesh.launcher.process import log_file
 from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.report.restarts import read_restarts
 from tests.rollmesh.conftest import Recorder, fake_spec
@@ -90,15 +91,41 @@ async def test_what_ends_itself_because_it_hangs_is_noted_as_such(
 
 @pytest.mark.parametrize("status", [2, 3, 40])
 async def test_failures_that_a_restart_cannot_mend_end_the_run(
-    tmp_path: Path, make_supervisor: MakeSupervisor, status: int
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder, status: int
 ) -> None:
+    """The reason is said once, in the error, and an error that an earlier process left in the log is none."""
     supervisor = make_supervisor()
+    old = log_file(tmp_path, "learner")
+    old.parent.mkdir()
+    old.write_text('{"level": "error", "message": "of an earlier launch"}\n')
     line = '{"level": "error", "message": "data.train: row 3 has no prompt"}'
     spec = fake_spec(tmp_path, "learner", "--exit", str(status), "--log", line, completes_run=True)
     with pytest.raises(ServiceExitError, match=r"learner: data\.train: row 3 has no prompt") as caught:
         await asyncio.wait_for(supervisor.run([lambda: [spec]], same_rank), DEADLINE_S)
     assert caught.value.status == status
     assert read_restarts(tmp_path) == {}
+    assert recorder.tails == {}
+    assert recorder.events == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "shown"),
+    [
+        ("", "exited with status 3", []),
+        ("SomeError: no such thing", "exited with status 3: SomeError: no such thing", ["SomeError: no such thing"]),
+    ],
+)
+async def test_an_end_without_a_word_shows_the_lines_of_the_process_that_ended(
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder, line: str, message: str, shown: list[str]
+) -> None:
+    old = log_file(tmp_path, "learner")
+    old.parent.mkdir()
+    old.write_text('{"level": "error", "message": "of an earlier launch"}\n')
+    spec = fake_spec(tmp_path, "learner", "--exit", "3", *(["--log", line] if line else []), completes_run=True)
+    with pytest.raises(ServiceExitError) as caught:
+        await asyncio.wait_for(make_supervisor().run([lambda: [spec]], same_rank), DEADLINE_S)
+    assert caught.value.message == f"learner: {message}"
+    assert recorder.tails.get("learner", []) == shown
 
 
 @pytest.mark.parametrize("when", ["--die-unasked", "--die-asked"])

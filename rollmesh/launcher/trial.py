@@ -1,0 +1,117 @@
+"""Tries what a service would load first, before any service is started: `python -m rollmesh.launcher.trial WHAT`.
+
+It runs in the interpreter of the service, as a process of its own: it imports users' code, and torch, of which the
+launcher needs nothing. Configuration as JSON on stdin; on stdout the last line says what is wrong, as JSON, or null.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mesh.config import Config, load_config
+from mesh.errors import ConfigError, DataError, RewardError, RollmeshError
+from rollmesh.launcher.interpreters import environment_of
+
+_ERRORS = {kind.exit_code: kind for kind in (ConfigError, DataError, RewardError)}
+
+
+class Trial:
+    """A trial that is under way.
+
+    Args:
+        what: `learner` or `reward`.
+        config: of the run.
+        python: the service's interpreter.
+        within_s: seconds after which nothing is known of it, and the service itself will say.
+    """
+
+    def __init__(self, what: str, config: Config, python: Path | None, within_s: float) -> None:
+        self._within_s = within_s
+        self._process = subprocess.Popen(
+            [str(python or sys.executable), "-m", "rollmesh.launcher.trial", what],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, **environment_of(python)},
+        )
+        self._given = config.model_dump_json()
+
+    def result(self) -> None:
+        """Waits for it.
+
+        Raises:
+            ConfigError, DataError, RewardError: what is wrong.
+        """
+        try:
+            said, _ = self._process.communicate(self._given, timeout=self._within_s)
+        except subprocess.TimeoutExpired:
+            self.close()
+            return
+        if (wrong := _last_json(said)) is not None:
+            raise _ERRORS[wrong["exit_code"]](wrong["message"], hint=wrong["hint"])
+
+    def close(self) -> None:
+        """Ends it, if it has not ended."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def _last_json(said: str) -> Any:
+    """None also where it ended without a word: what makes a process end, the service tells with its log."""
+    try:
+        return json.loads(said.splitlines()[-1])
+    except (IndexError, ValueError):
+        return None
+
+
+# ------------------------------------------------------------------------------------------ in the process that tries
+
+
+def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
+    """Tries, and says what came of it."""
+    trials: dict[str, Callable[[Config], None]] = {"learner": try_learner, "reward": _reward}
+    wrong = None
+    try:
+        trials[arguments[0]](load_config(json.loads(sys.stdin.read())))
+    except RollmeshError as error:
+        wrong = {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}
+    print(f"\n{json.dumps(wrong)}", flush=True)  # noqa: T201  # this is the answer
+
+
+def try_learner(config: Config) -> None:
+    """What a learner would load of the data, the algorithm and users' functions.
+
+    Raises:
+        ConfigError, DataError: what is wrong.
+    """
+    from learner.data.dataset import check_beginning
+
+    for path in (config.data.train, config.data.eval):
+        if path is not None:
+            check_beginning(path, config.data.prompt_key)
+    # Torch takes a second or more.
+    from learner.build import build_algorithm
+    from learner.priorities import priority_function
+
+    build_algorithm(config)
+    priority_function(config)
+
+
+def _reward(config: Config) -> None:
+    from reward_service.loading import load_function
+    from reward_service.routing import split_routes
+
+    functions, _ = split_routes(config.reward.by_data_source)
+    for name in (*config.reward.functions, *(name for names in functions.values() for name in names)):
+        load_function(name)
+
+
+if __name__ == "__main__":
+    main()
