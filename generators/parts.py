@@ -329,6 +329,7 @@ def load_engine(
         device=device_of(rollout.device),
         seed=config.run.seed,
         threads=threads,
+        hf=rollout.hf,
         vllm=rollout.vllm,
         sglang=rollout.sglang,
     )

@@ -32,7 +32,7 @@ from mesh.versions import PolicyVersion, VersionRuns
 if TYPE_CHECKING:
     import torch
 
-    from mesh.config.rollout import SglangSection, VllmSection
+    from mesh.config.rollout import HfSection, SglangSection, VllmSection
 
 FinishReason = Literal["stop", "length", "aborted"]
 # What becomes of running sequences at a swap. `keep`: they go on with the keys and values that older weights made.
@@ -310,7 +310,7 @@ class EngineSettings:
         device: torch device.
         seed: of the draws of requests that bring none.
         threads: compute threads on a CPU, all worker processes together.
-        vllm, sglang: settings of these engines; None: their defaults.
+        hf, vllm, sglang: settings of these engines; None: their defaults.
     """
 
     slots: int = 64
@@ -320,6 +320,7 @@ class EngineSettings:
     device: str = "cpu"
     seed: int = 0
     threads: int = 1
+    hf: HfSection | None = None
     vllm: VllmSection | None = None
     sglang: SglangSection | None = None
 

@@ -13,6 +13,14 @@ EngineName = Literal["hf", "vllm", "sglang"]
 ParserName = Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek", "pythonic"]
 
 
+class HfSection(Section):
+    kv_cache_gib: PositiveFloat | None = Field(
+        None,
+        description="GiB that keys and values may take; the longest sequence has to fit. None: of the memory that is "
+        "free beside a second set of weights half on a CPU, 0.8 on a GPU.",
+    )
+
+
 class VllmSection(Section):
     tensor_parallel: PositiveInt = Field(1, description="Devices over which each layer is divided (TP).")
     data_parallel: PositiveInt = Field(1, description="Copies of the model in one generator (DP).")
@@ -177,6 +185,7 @@ class RolloutSection(Section):
         description="How many sequences a generator has in hand: fixed, always enough for `slots`; adaptive, fewer "
         "where the engine's figures (preemptions, use of its KV cache, waiting requests) say that it has too much.",
     )
+    hf: HfSection = Field(default_factory=lambda: HfSection(), description="Settings of engine hf.")
     vllm: VllmSection = Field(default_factory=lambda: VllmSection(), description="Settings of engine vllm.")
     sglang: SglangSection = Field(default_factory=lambda: SglangSection(), description="Settings of engine sglang.")
     agent: AgentSection = Field(

@@ -3,7 +3,7 @@
 Invariants: row r of every layer belongs to slot r; its columns [0, position of r) hold that sequence's keys and
 values. A forward pass of the decode loop hands in one token per row of [0, rows) and each goes to its row's own
 column, in place; attention then reads columns [0, columns) of those rows, and the mask hides what is not the row's.
-Nothing is ever concatenated; storage doubles when a sequence outgrows it.
+Nothing is ever concatenated. How many rows and columns there are is decided elsewhere (`budget`).
 """
 
 from __future__ import annotations
@@ -13,42 +13,43 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-FIRST_CAPACITY = 64
+from generators.engines.hf.budget import Shape
 
 
 class StepView:
-    """Which part of the storage the present decode step touches; shared by all layers.
+    """How large the storage is and which part of it the present decode step touches; shared by all layers.
 
     Attributes:
+        shape: of the storage.
         rows: active rows.
         columns: columns that attention reads; one more than the largest position.
         index: by number of heads, int64 [rows * heads]: where each (row, head) writes its token, in storage seen as
-            [slots * heads * capacity, head_dim].
+            [rows of the storage * heads * its columns, head_dim].
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
         self.rows = 0
         self.columns = 0
         self.index: dict[int, torch.Tensor] = {}
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's storage: keys and values [slots, kv_heads, capacity, head_dim], allocated at first use."""
+    """One layer's storage: keys and values [rows, kv_heads, columns, head_dim], allocated at first use."""
 
     keys: torch.Tensor
     values: torch.Tensor
 
-    def __init__(self, slots: int, step: StepView, *, is_sliding: bool) -> None:
+    def __init__(self, step: StepView, *, is_sliding: bool) -> None:
         super().__init__()
-        self.slots = slots
         self.step = step
         self.is_sliding = is_sliding
         self.heads = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocates for the heads, dimensions and dtype of the given states [*, heads, *, dim]."""
-        self.keys = self._allocate(key_states, FIRST_CAPACITY)
-        self.values = self._allocate(value_states, FIRST_CAPACITY)
+        self.keys = self._allocate(key_states, self.step.shape)
+        self.values = self._allocate(value_states, self.step.shape)
         self.heads = key_states.shape[1]
         self.is_initialized = True
 
@@ -62,10 +63,10 @@ class SlotLayer(CacheLayerMixin):
         _write(values, index, value_states)
         return keys[: step.rows, :, : step.columns], values[: step.rows, :, : step.columns]
 
-    def grow(self, capacity: int, used_rows: int) -> None:
-        """Makes room for `capacity` columns; the first `used_rows` rows are kept."""
-        self.keys = self._grown(self.keys, capacity, used_rows)
-        self.values = self._grown(self.values, capacity, used_rows)
+    def resize(self, shape: Shape, used_rows: int) -> None:
+        """Gives the storage this shape; the first `used_rows` rows are kept, as far as they fit."""
+        self.keys = self._resized(self.keys, shape, used_rows)
+        self.values = self._resized(self.values, shape, used_rows)
 
     def store(self, rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Writes whole prefixes [len(rows), heads, columns, dim] to the start of `rows`."""
@@ -87,14 +88,14 @@ class SlotLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    def _grown(self, old: torch.Tensor, capacity: int, used_rows: int) -> torch.Tensor:
-        new = self._allocate(old, capacity)
-        new[:used_rows, :, : old.shape[2]] = old[:used_rows]
+    def _resized(self, old: torch.Tensor, shape: Shape, used_rows: int) -> torch.Tensor:
+        new, columns = self._allocate(old, shape), min(old.shape[2], shape.columns)
+        new[:used_rows, :, :columns] = old[:used_rows, :, :columns]
         return new
 
-    def _allocate(self, like: torch.Tensor, capacity: int) -> torch.Tensor:
+    def _allocate(self, like: torch.Tensor, shape: Shape) -> torch.Tensor:
         # Zeros, not empty: columns past a row's end are masked, and a masked NaN would still spoil the sum.
-        return like.new_zeros((self.slots, like.shape[1], capacity, like.shape[3]))
+        return like.new_zeros((shape.rows, like.shape[1], shape.columns, like.shape[3]))
 
 
 def _write(storage: torch.Tensor, index: torch.Tensor, states: torch.Tensor) -> None:
@@ -103,16 +104,20 @@ def _write(storage: torch.Tensor, index: torch.Tensor, states: torch.Tensor) -> 
 
 
 class SlotCache(Cache):
-    """The storage of all layers; they have one capacity."""
+    """The storage of all layers; they have one shape."""
 
-    def __init__(self, slots: int, layer_types: Sequence[str], device: torch.device) -> None:
-        self.step = StepView()
-        self.capacity = FIRST_CAPACITY
-        self.slot_layers = [SlotLayer(slots, self.step, is_sliding=kind == "sliding_attention") for kind in layer_types]
-        self._rows = torch.arange(slots, device=device)[:, None]
-        # By number of heads: the flat index of column 0 of each (row, head), [slots, heads].
+    def __init__(self, shape: Shape, layer_types: Sequence[str], device: torch.device) -> None:
+        self.step = StepView(shape)
+        self.slot_layers = [SlotLayer(self.step, is_sliding=kind == "sliding_attention") for kind in layer_types]
+        self._device = device
+        # By number of heads: the flat index of column 0 of each (row, head), [rows, heads].
         self._starts: dict[int, torch.Tensor] = {}
         super().__init__(layers=list(self.slot_layers))
+
+    @property
+    def shape(self) -> Shape:
+        """Of the storage."""
+        return self.step.shape
 
     @property
     def used_layers(self) -> list[SlotLayer]:
@@ -129,86 +134,108 @@ class SlotCache(Cache):
 
         Args:
             positions: int64 [rows].
-            columns: one more than the largest position.
+            columns: one more than the largest position; there are as many.
         """
         rows = positions.shape[0]
-        if columns > self.capacity:
-            self._grow(columns, rows)
         self.step.rows = rows
         self.step.columns = columns
         self.step.index = {
             heads: (starts[:rows] + positions[:, None]).view(-1) for heads, starts in self._starts.items()
         }
 
-    def store(self, rows: torch.Tensor, prefix: PrefixCache, source: torch.Tensor, used_rows: int) -> None:
+    def store(self, rows: torch.Tensor, prefix: PrefixCache, source: torch.Tensor) -> None:
         """Copies prefixes `source` (int64, members of `prefix`) to the slots `rows` (int64).
 
         Args:
             rows: int64 [n].
             prefix: a prefill.
             source: int64 [n].
-            used_rows: rows to keep where storage has to grow.
         """
         for layer, states in zip(self.slot_layers, prefix.prefix_layers, strict=True):
             if not states.is_initialized:
                 continue
             if not layer.is_initialized:
                 layer.lazy_initialization(states.keys, states.values)
-                layer.grow(self.capacity, 0)
                 self._index_starts()
-            columns = states.keys.shape[2]
-            if columns > self.capacity:
-                self._grow(columns, used_rows)
-            layer.store(rows, states.keys.index_select(0, source), states.values.index_select(0, source))
+            # Others of the same pass may be longer than there is room for: there they have padding.
+            keys, values = (part[:, :, : self.shape.columns] for part in (states.keys, states.values))
+            layer.store(rows, keys.index_select(0, source), values.index_select(0, source))
 
     def move(self, source: int, target: int, columns: int) -> None:
         """Moves a sequence of `columns` tokens from slot `source` to slot `target`."""
         for layer in self.used_layers:
             layer.move(source, target, columns)
 
-    def _grow(self, columns: int, used_rows: int) -> None:
-        while self.capacity < columns:
-            self.capacity *= 2
+    def resize(self, shape: Shape, used_rows: int) -> None:
+        """Gives all layers this shape; the first `used_rows` rows are kept, as far as they fit.
+
+        Raises:
+            RuntimeError: there is no memory for it; this cache cannot be used any more.
+        """
+        self.step.shape = shape
         for layer in self.used_layers:
-            layer.grow(self.capacity, used_rows)
+            layer.resize(shape, used_rows)
         self._index_starts()
 
     def _index_starts(self) -> None:
+        row = torch.arange(self.shape.rows, device=self._device)[:, None]
         for heads in {layer.heads for layer in self.used_layers}:
-            head = torch.arange(heads, device=self._rows.device)
-            self._starts[heads] = (self._rows * heads + head) * self.capacity
+            head = torch.arange(heads, device=self._device)
+            self._starts[heads] = (row * heads + head) * self.shape.columns
 
 
 class PrefixLayer(CacheLayerMixin):
-    """One layer of a prefill: keeps the states of the only forward pass as they come."""
+    """One layer of a prefill of `columns` tokens, which come in one forward pass or in several."""
 
     is_sliding = False
     keys: torch.Tensor
     values: torch.Tensor
 
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self._columns = columns
+        self._seen = 0
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.keys, self.values = key_states, value_states
+        if key_states.shape[2] == self._columns:
+            self.keys, self.values = key_states, value_states
+        else:
+            self.keys, self.values = self._allocate(key_states), self._allocate(value_states)
         self.is_initialized = True
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.lazy_initialization(key_states, value_states)
-        return key_states, value_states
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        begin, self._seen = self._seen, self._seen + key_states.shape[2]
+        if self.keys is not key_states:
+            self.keys[:, :, begin : self._seen] = key_states
+            self.values[:, :, begin : self._seen] = value_states
+        return self.keys[:, :, : self._seen], self.values[:, :, : self._seen]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0
+        return self._seen + query_length, 0
 
     def get_seq_length(self) -> int:
-        return 0
+        return self._seen
 
     def get_max_length(self) -> int:
         return -1
+
+    def _allocate(self, like: torch.Tensor) -> torch.Tensor:
+        return like.new_empty((*like.shape[:2], self._columns, like.shape[3]))
 
 
 class PrefixCache(Cache):
     """Keys and values [prompts, kv_heads, columns, head_dim] of one prefill, right-padded."""
 
-    def __init__(self, layers: int) -> None:
-        self.prefix_layers = [PrefixLayer() for _ in range(layers)]
+    def __init__(self, layers: int, columns: int) -> None:
+        self.prefix_layers = [PrefixLayer(columns) for _ in range(layers)]
         super().__init__(layers=list(self.prefix_layers))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers that keep something."""
+        used = [layer for layer in self.prefix_layers if layer.is_initialized]
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in used)

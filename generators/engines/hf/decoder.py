@@ -3,12 +3,14 @@
 One step gives free slots to waiting requests, runs one forward pass over the rows in use, draws a token for every
 row, and closes the rows that have ended. A new row's first token is drawn from its prefix's logits in the same draw
 (its row in the forward pass is padding). So a slot that became free is at work again in the very next step.
+
+Invariant: a step that raises has changed no sequence. Those that were to start have no row, the others can go on.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -17,16 +19,18 @@ import torch
 from numpy.typing import NDArray
 
 from generators.engines.base import (
+    EngineError,
     FinishReason,
     GenerationRequest,
     GenerationResult,
     SampledTokens,
     TokenEvent,
 )
+from generators.engines.hf.budget import Budget, Shape, free_bytes, rounded
 from generators.engines.hf.cache import SlotCache
 from generators.engines.hf.loading import LoadedModel
 from generators.engines.hf.masks import MaskBuilder
-from generators.engines.hf.prefill import Prefiller, Prefix, PrefixBatch
+from generators.engines.hf.prefill import HARMLESS, Prefiller, Prefix, PrefixBatch
 from generators.engines.hf.recording import DirectForward, ForwardPass, record
 from generators.engines.hf.sampling import draw, next_uniform, state_after
 from generators.engines.hf.scheduling import Prompt, Waiting, interrupted
@@ -34,6 +38,8 @@ from generators.engines.hf.table import Running, SlotTable
 from generators.engines.hf.vision import Vision
 from generators.engines.stopping import StopMatcher
 from mesh.versions import PolicyVersion, VersionRuns
+
+_NO_ROOM = Shape(1, 1)
 
 
 @dataclass(slots=True)
@@ -45,9 +51,21 @@ class Step:
 
 
 class Decoder:
-    """The running sequences of one model."""
+    """The running sequences of one model.
 
-    def __init__(self, loaded: LoadedModel, slots: int, seed: int) -> None:
+    Args:
+        loaded: the model.
+        slots: sequences that are decoded together.
+        seed: of requests that bring none.
+        kv_bytes: that keys and values may take; None: what the device has, see `free_bytes`.
+
+    Attributes:
+        table: of the sequences.
+        serving: version of the weights; None without.
+        tokens_generated, tokens_outside: sampled tokens, all and those of requests from outside of the run.
+    """
+
+    def __init__(self, loaded: LoadedModel, slots: int, seed: int, kv_bytes: int | None = None) -> None:
         self._loaded = loaded
         self._model = loaded.model
         self._device = self._model.device
@@ -55,8 +73,10 @@ class Decoder:
         self._forward_pass: ForwardPass = DirectForward(self._model)
         vision = None if loaded.images is None else Vision(self._model, loaded.images)
         self._prefiller = Prefiller(self._model, len(loaded.layer_types), self._masks, vision)
-        self._slots = slots
-        self._cache = SlotCache(slots, loaded.layer_types, self._device)
+        self._kv_bytes = kv_bytes
+        # Until the model has run nobody knows what a token takes.
+        self._budget = self._allowed = Budget(slots * rounded(loaded.context), slots)
+        self._cache = SlotCache(_NO_ROOM, loaded.layer_types, self._device)
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
         self._is_end = np.zeros(self._vocabulary, np.bool_)
         self._is_end[[token for token in loaded.eos_ids if 0 <= token < self._vocabulary]] = True
@@ -70,33 +90,87 @@ class Decoder:
         """Pinned sequences that are running."""
         return sum(1 for running in self.table.running if running is not None and running.request.pinned)
 
+    @property
+    def kv_usage(self) -> float:
+        """Share of the budget for keys and values that running sequences take."""
+        table = self.table
+        return self._budget.usage(table.active, table.longest + 1) if table.active else 0.0
+
     def prefill(self, prompts: Sequence[Prompt]) -> None:
         """Computes the prefixes of prompts."""
         prefixes = self._prefiller.run([prompt.ids for prompt in prompts], [prompt.images for prompt in prompts])
         for prompt, prefix in zip(prompts, prefixes, strict=True):
             prompt.prefix = prefix
 
-    def step(self, starting: Sequence[Waiting]) -> Step:
-        """Draws one token for every running sequence and for those in `starting`, whose prompts are prefilled."""
+    def fits(self, starting: int, longest: int) -> bool:
+        """Whether so many more, the longest with `longest` tokens, have room in the next step; one alone does."""
+        rows = self.table.active + starting
+        return rows == 1 or self._budget.fits(rows, max(self.table.longest, longest) + 1)
+
+    def surplus(self) -> int:
+        """How many of the sequences that started last have no room in the next step."""
         table = self.table
+        if not table.active or self._budget.fits(table.active, table.longest + 1):
+            return 0
+        rows = table.by_start()
+        longest, keep = np.maximum.accumulate(table.position[rows]), len(rows)
+        while keep > 1 and not self._budget.fits(keep, int(longest[keep - 1]) + 1):
+            keep -= 1
+        return len(rows) - keep
+
+    def reserve(self, starting: Sequence[Waiting]) -> None:
+        """Makes room for the next step.
+
+        Raises:
+            RuntimeError, MemoryError: there is none; keys and values of running sequences are lost (`interrupt`).
+        """
         self._close_ranks(spare=len(starting))
-        new_rows = [self._open(waiting) for waiting in starting]
-        if not table.rows:
-            return Step()
-        logits = self._forward(new_rows, starting)
+        rows = max(self.table.rows, self.table.active + len(starting))
+        longest = max([self.table.longest, *(len(waiting.prompt.ids) for waiting in starting)])
+        if not rows:
+            return
+        have = self._cache.shape
+        shape = self._budget.shape(have, rows, longest + 1)
+        if shape != have:
+            try:
+                self._cache.resize(shape, self.table.rows)
+            except (RuntimeError, MemoryError):
+                self.release()
+                # More than there was cannot be had, until the next update of weights asks again.
+                self._budget = replace(self._budget, tokens=max(have.rows * have.columns, self._budget.tokens // 2))
+                raise
+
+    def step(self, starting: Sequence[Waiting]) -> Step:
+        """Draws one token for every running sequence and for those in `starting`, whose prompts are prefilled.
+
+        Room has been reserved.
+        """
+        table = self.table
+        new_rows: list[int] = []
+        try:
+            new_rows.extend(self._open(waiting) for waiting in starting)
+            if not table.rows:
+                return Step()
+            tokens, log_probs, generator = self._draw(new_rows, starting)
+        except Exception:
+            for row in new_rows:
+                table.vacate(row)
+            raise
         rows = table.rows
+        table.generator[:rows] = generator
         table.position[:rows] += 1
         if new_rows:
             # They took no part in the forward pass.
             table.position[new_rows] -= 1
-        uniform = torch.from_numpy(next_uniform(table.generator[:rows])).to(self._device)
-        ids, log_probs = draw(logits, uniform, table.sampling(self._device))
-        tokens = ids.cpu().numpy()
-        table.record(tokens, log_probs.cpu().numpy())
+        table.record(tokens, log_probs)
         self.tokens_generated += rows
         self.tokens_outside += table.outside()
         assert self.serving is not None
         return Step(table.events(self.serving), self._close_ended(tokens))
+
+    def check(self) -> None:
+        """Runs a few harmless tokens; what the model raises here is no request's fault."""
+        self._prefiller.run([HARMLESS])
 
     def abort(self, request_ids: set[str]) -> list[GenerationResult]:
         """Ends running sequences early."""
@@ -106,40 +180,67 @@ class Decoder:
             if running is not None and running.request.request_id in request_ids
         ]
 
-    def interrupt(self) -> list[Waiting]:
-        """Stops all running sequences without a result; they can go on from their tokens.
+    def interrupt(self, last: int | None = None) -> list[Waiting]:
+        """Stops running sequences without a result; they can go on from their tokens.
+
+        Args:
+            last: so many of those that started last; None: all.
 
         Returns:
             Them, in the order in which they started.
         """
-        rows = [(running.started, row) for row, running in enumerate(self.table.running) if running is not None]
-        return [self._interrupted(row) for _, row in sorted(rows)]
+        rows = self.table.by_start()
+        return [self._interrupted(row) for row in (rows if last is None else rows[len(rows) - last :])]
+
+    def stop(self, request_ids: Collection[str]) -> list[Waiting]:
+        """As `interrupt`, those with these ids."""
+        return [
+            self._interrupted(row)
+            for row, running in enumerate(self.table.running)
+            if running is not None and running.request.request_id in request_ids
+        ]
 
     def release(self) -> int:
-        """Frees the storage of keys and values, while nothing runs; returns its bytes."""
+        """Frees the storage of keys and values; returns its bytes. What runs has to be interrupted."""
         freed = self._cache.nbytes
-        self._cache = SlotCache(self._slots, self._loaded.layer_types, self._device)
+        self._cache = SlotCache(_NO_ROOM, self._loaded.layer_types, self._device)
         return freed
 
     def prepare(self) -> None:
-        """Settles how decode steps run the model; to be called once, when it holds its first weights."""
+        """Settles how decode steps run the model, and what they may keep; called once, with its first weights.
+
+        Raises:
+            EngineError: the longest sequence has no room.
+        """
+        per_token, context = self._prefiller.bytes_per_token, rounded(self._loaded.context)
+        allowed = self._kv_bytes
+        if allowed is None:
+            allowed = free_bytes(self._device, sum(weight.nbytes for weight in self._model.parameters()))
+        tokens = allowed // per_token
+        if tokens < context:
+            raise EngineError(
+                f"the keys and values of one sequence of {context} tokens take {context * per_token / 2**30:.2f} GiB; "
+                f"{allowed / 2**30:.2f} GiB are allowed for all",
+                hint="raise rollout.hf.kv_cache_gib, or lower rollout.max_prompt_tokens or max_response_tokens",
+            )
+        self._budget = self._allowed = replace(self._budget, tokens=min(tokens, self._budget.tokens))
         self._forward_pass = record(self._loaded, self._masks, self._prefiller)
 
     def served(self, version: PolicyVersion) -> None:
         """Notes that the model's weights are now those of `version`."""
         self.serving = version
+        self._budget = self._allowed
         self.table.served(version)
 
     def recompute(self) -> None:
         """Replaces the cached keys and values of all running sequences by those of the present weights."""
         table = self.table
         self._close_ranks(spare=0)
-        rows = list(range(table.rows))
-        sequences = [table.tokens[row, : table.position[row]].tolist() for row in rows]
+        sequences = [table.tokens[row, : table.position[row]].tolist() for row in range(table.rows)]
         # Rows that have ended are gone: ranks are closed.
         images = [running.request.images if running is not None else () for running in table.running[: table.rows]]
-        for batch, members in _by_batch(self._prefiller.run(sequences, images)):
-            self._store([rows[member] for member, _ in members], batch, [index for _, index in members])
+        for rows, batch in self._prefiller.batches(sequences, images):
+            self._store(rows, batch, list(range(len(rows))))
 
     def log_probs(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Of each next token, float32 [len(ids) - 1], nats."""
@@ -194,6 +295,18 @@ class Decoder:
             if move is not None:
                 self._cache.move(*move, columns=int(self.table.position[move[1]]))
 
+    def _draw(
+        self, new_rows: list[int], starting: Sequence[Waiting]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.uint64]]:
+        """Tokens, log-probs and the generators' next states of all rows."""
+        table, rows = self.table, self.table.rows
+        table.reserve(table.longest + 2)
+        logits = self._forward(new_rows, starting)
+        generator = table.generator[:rows].copy()
+        uniform = torch.from_numpy(next_uniform(generator)).to(self._device)
+        ids, log_probs = draw(logits, uniform, table.sampling(self._device))
+        return ids.cpu().numpy(), log_probs.cpu().numpy(), generator
+
     def _forward(self, new_rows: list[int], starting: Sequence[Waiting]) -> torch.Tensor:
         """Logits [rows, vocabulary] of every row's next token."""
         table = self.table
@@ -214,7 +327,7 @@ class Decoder:
     def _store(self, rows: list[int], batch: PrefixBatch, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         row_index = torch.tensor(rows, device=self._device)
         source = torch.tensor(indices, device=self._device)
-        self._cache.store(row_index, batch.cache, source, self.table.rows)
+        self._cache.store(row_index, batch.cache, source)
         return row_index, source
 
     def _decode(self) -> torch.Tensor:

@@ -56,7 +56,8 @@ class HfEngine(InferenceEngine):
         self._limits = loaded.limits
         self._images = loaded.images
         self._weights = ModelWeights(loaded.model)
-        self._decoder = Decoder(loaded, settings.slots, settings.seed)
+        gib = None if settings.hf is None else settings.hf.kv_cache_gib
+        self._decoder = Decoder(loaded, settings.slots, settings.seed, None if gib is None else int(gib * 2**30))
         self._inbox = Inbox()
         self._loop = DecodeLoop(self._decoder, self._weights, self._inbox, listener, settings.kv)
         self._thread = threading.Thread(target=self._loop.run, name="hf-engine", daemon=True)
@@ -137,6 +138,8 @@ class HfEngine(InferenceEngine):
             digest=loop.digest,
             failure=None if failure is None else str(failure),
             state=loop.state,
+            kv_usage=self._decoder.kv_usage,
+            preemptions=loop.preemptions,
         )
 
     def ping(self) -> Future[list[PartialResponse]]:

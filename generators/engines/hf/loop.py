@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from generators.engines import orders
@@ -20,7 +19,6 @@ from generators.engines.base import (
     EngineError,
     EngineListener,
     EngineState,
-    FinishReason,
     GenerationRequest,
     GenerationResult,
     KvPolicy,
@@ -30,12 +28,12 @@ from generators.engines.base import (
 from generators.engines.hf.commands import Abort, Command, Progress, Submit, Update, answer, refuse
 from generators.engines.hf.decoder import Decoder
 from generators.engines.hf.inbox import Inbox
-from generators.engines.hf.scheduling import WaitingLine
+from generators.engines.hf.scheduling import WaitingLine, unsampled
+from generators.engines.hf.stepper import Stepper
 from generators.engines.hf.swapping import Swapper
 from generators.engines.hf.weights import ModelWeights
 from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
 from mesh.errors import WeightsError
-from mesh.versions import VersionRuns
 
 
 class DecodeLoop:
@@ -62,6 +60,7 @@ class DecodeLoop:
         self._inbox = inbox
         self._listener = listener
         self._line = WaitingLine()
+        self._stepper = Stepper(decoder, self._line)
         self._swapper = Swapper(weights, decoder, self._line, kv)
         self._taken: deque[Command] = deque()
         self._updates: deque[Update] = deque()
@@ -69,6 +68,11 @@ class DecodeLoop:
         self.state: EngineState = "running"
         self.swaps = 0
         self.digest = ""
+
+    @property
+    def preemptions(self) -> int:
+        """Sequences that lost their keys and values for want of room."""
+        return self._stepper.preemptions
 
     def run(self) -> None:
         """Until the engine is stopped, or fails."""
@@ -94,10 +98,7 @@ class DecodeLoop:
             return
         if not self._can_decode():
             return
-        starting = self._line.take(self._decoder.table.free, pinned_only=bool(self._updates)) if self._line else []
-        if starting:
-            self._decoder.prefill(self._line.to_prefill(starting))
-        step = self._decoder.step(starting)
+        step = self._stepper.turn(pinned_only=bool(self._updates))
         if step.events:
             self._listener.on_tokens(step.events)
         self._deliver(step.results)
@@ -144,19 +145,21 @@ class DecodeLoop:
     def _queue(self, requests: Sequence[GenerationRequest]) -> None:
         """Puts requests in the line; those whose prefix leaves nothing to be sampled end here."""
         complete = [(request, self._decoder.completed(request)) for request in requests if request.prefix is not None]
-        results = [_unsampled(request, reason) for request, reason in complete if reason is not None]
+        results = [unsampled(request, reason) for request, reason in complete if reason is not None]
         ended = {result.request_id for result in results}
         self._line.add([request for request in requests if request.request_id not in ended] if ended else requests)
         self._deliver(results)
 
     def _withdraw(self, request_ids: set[str]) -> list[GenerationResult]:
-        waiting = [_unsampled(item.request, "aborted") for item in self._line.withdraw(request_ids)]
+        waiting = [unsampled(item.request, "aborted") for item in self._line.withdraw(request_ids)]
         return waiting + self._decoder.abort(request_ids)
 
     def _deliver(self, results: list[GenerationResult]) -> None:
         if results:
+            ended = [result.request_id for result in results]
+            self._stepper.gone(ended)
             self._listener.on_results(results)
-            self._inbox.ended([result.request_id for result in results])
+            self._inbox.ended(ended)
 
     # --- weights ---
 
@@ -265,16 +268,3 @@ class DecodeLoop:
                 refuse(command.done, error)
         self._updates.clear()
         self._taken.clear()
-
-
-def _unsampled(request: GenerationRequest, reason: FinishReason) -> GenerationResult:
-    """The result of a request for which nothing was sampled here: what it brought with it."""
-    prefix = request.prefix
-    return GenerationResult(
-        request_id=request.request_id,
-        response_ids=prefix.response_ids if prefix else np.zeros(0, np.int32),
-        log_probs=prefix.log_probs if prefix else np.zeros(0, np.float32),
-        versions=prefix.versions if prefix else VersionRuns(()),
-        finish_reason=reason,
-        mask=prefix.mask if prefix else None,
-    )

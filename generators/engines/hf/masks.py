@@ -36,10 +36,15 @@ class MaskBuilder:
         """For one query per row at `positions` (int64 [rows]) over `columns` columns: [rows, 1, 1, columns]."""
         return self._build(positions[:, None, None, None], columns)
 
-    def prefill(self, columns: int) -> AttentionMask:
-        """For whole right-padded prompts: [1, 1, columns, columns]. Padding is seen by padding alone."""
-        self._grow(columns)
-        return self._build(self._columns[:columns, None], columns)
+    def prefill(self, begin: int, end: int) -> AttentionMask | None:
+        """For tokens [begin, end) of right-padded prompts: [1, 1, end - begin, end]. Padding is seen by padding alone.
+
+        None from the start where each token sees all before it: attention then needs no mask, and less memory.
+        """
+        if begin == 0 and self._types == ("full_attention",):
+            return None
+        self._grow(end)
+        return self._build(self._columns[begin:end, None], end)
 
     def _build(self, positions: torch.Tensor, columns: int) -> AttentionMask:
         self._grow(columns)

@@ -1,11 +1,12 @@
 """The forward pass over whole prompts (or, at a swap with recomputation, over whole running sequences).
 
-Sequences are right-padded: under a causal mask padding changes nothing for what stands before it.
+Sequences are right-padded: under a causal mask padding changes nothing for what stands before it. A long one takes
+several passes, each over the keys and values of those before it, so that memory grows with its length alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,8 +17,11 @@ from generators.engines.hf.cache import PrefixCache
 from generators.engines.hf.masks import MaskBuilder
 from generators.engines.hf.vision import Vision
 
-# Padded tokens of one forward pass; bounds its memory.
+# Padded tokens of one forward pass, and those of one sequence in it; they bound its memory.
 _MAX_TOKENS = 8192
+CHUNK_TOKENS = 2048
+# Tokens that every model takes.
+HARMLESS = (1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,51 +65,77 @@ class Prefiller:
         self, sequences: Sequence[Sequence[int]], images: Sequence[tuple[bytes, ...]] | None = None
     ) -> list[Prefix]:
         """Prefixes of the given token sequences, in their order; `images` are those of each, None: they have none."""
-        prefixes: list[Prefix | None] = [None] * len(sequences)
+        prefixes: dict[int, Prefix] = {}
+        for members, batch in self.batches(sequences, images):
+            prefixes.update((member, Prefix(batch, index)) for index, member in enumerate(members))
+        return [prefixes[member] for member in range(len(sequences))]
+
+    def batches(
+        self, sequences: Sequence[Sequence[int]], images: Sequence[tuple[bytes, ...]] | None = None
+    ) -> Iterator[tuple[list[int], PrefixBatch]]:
+        """As `run`, but each forward pass as it comes: which sequences are in it, and what it gave."""
         for members in _batches([len(ids) for ids in sequences]):
             given = None if images is None else [images[member] for member in members]
-            batch = self._forward([sequences[member] for member in members], given)
-            for index, member in enumerate(members):
-                prefixes[member] = Prefix(batch, index)
-        return [prefix for prefix in prefixes if prefix is not None]
+            yield members, self._forward([sequences[member] for member in members], given)
 
     def log_probs(self, ids: Sequence[int]) -> torch.Tensor:
         """Float32 [len(ids) - 1], nats: of each next token."""
         row = torch.tensor([ids], device=self._device)
-        logits = self._model(
-            input_ids=row,
-            attention_mask=self._masks.prefill(len(ids)),
-            position_ids=torch.arange(len(ids), device=self._device)[None],
-            past_key_values=PrefixCache(self._layers),
-            use_cache=True,
-        ).logits[0, :-1]
-        return torch.log_softmax(logits.float(), -1).gather(1, row[0, 1:, None])[:, 0]
+        found = []
+        for begin, end, logits in self._passes({"input_ids": row}, len(ids), keep=0):
+            following = row[0, begin + 1 : end + 1, None]
+            every = torch.log_softmax(logits[0, : len(following)].float(), -1)
+            found.append(every.gather(1, following)[:, 0])
+        return torch.cat(found)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of keys and values, all layers together; runs a few tokens."""
+        [prefix] = self.run([HARMLESS])
+        return prefix.batch.cache.nbytes // len(HARMLESS)
 
     def _forward(self, sequences: Sequence[Sequence[int]], images: Sequence[tuple[bytes, ...]] | None) -> PrefixBatch:
         columns = max(len(ids) for ids in sequences)
         input_ids = torch.tensor([[*ids, *([0] * (columns - len(ids)))] for ids in sequences], device=self._device)
-        last = torch.tensor([[len(ids) - 1] for ids in sequences], device=self._device)
-        cache = PrefixCache(self._layers)
         inputs = {"input_ids": input_ids}
         if self._vision is not None and images is not None and any(images):
             inputs = {"inputs_embeds": self._vision.embedded(input_ids, images)}
-        output = self._model(
-            **inputs,
-            attention_mask=self._masks.prefill(columns),
-            position_ids=torch.arange(columns, device=self._device)[None],
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=last,
-        )
-        return PrefixBatch(cache, output.logits[:, 0])
+        cache = PrefixCache(self._layers, columns)
+        last = torch.tensor([[len(ids) - 1] for ids in sequences], device=self._device)
+        # Of several sequences there is one pass; of a single one the last pass has its last token.
+        keep: int | torch.Tensor = last if len(sequences) > 1 else 1
+        *_, (_, _, logits) = self._passes(inputs, columns, keep=keep, cache=cache)
+        return PrefixBatch(cache, logits[:, 0])
+
+    def _passes(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        columns: int,
+        *,
+        keep: int | torch.Tensor,
+        cache: PrefixCache | None = None,
+    ) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """(first token, end, logits of the tokens in `keep`) of each pass; `inputs` are [sequences, columns, ...]."""
+        cache = cache if cache is not None else PrefixCache(self._layers, columns)
+        for begin in range(0, columns, CHUNK_TOKENS):
+            end = min(begin + CHUNK_TOKENS, columns)
+            output = self._model(
+                **{name: tensor[:, begin:end] for name, tensor in inputs.items()},
+                attention_mask=self._masks.prefill(begin, end),
+                position_ids=torch.arange(begin, end, device=self._device)[None],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            )
+            yield begin, end, output.logits
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices in batches of similar length, each of at most `_MAX_TOKENS` padded tokens (or one sequence)."""
+    """Indices in batches of similar length, each of at most `_MAX_TOKENS` padded tokens and in one pass (or of one)."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     batch: list[int] = []
     for index in order:
-        if batch and (len(batch) + 1) * lengths[index] > _MAX_TOKENS:
+        if batch and ((len(batch) + 1) * lengths[index] > _MAX_TOKENS or lengths[index] > CHUNK_TOKENS):
             yield batch
             batch = []
         batch.append(index)

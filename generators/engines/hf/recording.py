@@ -21,10 +21,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from generators.engines.hf.cache import FIRST_CAPACITY, SlotCache
+from generators.engines.hf.budget import COLUMNS, Shape
+from generators.engines.hf.cache import SlotCache
 from generators.engines.hf.loading import LoadedModel
 from generators.engines.hf.masks import AttentionMask, MaskBuilder
-from generators.engines.hf.prefill import Prefiller
+from generators.engines.hf.prefill import HARMLESS, Prefiller
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _VALUE_WARNINGS = ("Python list", "NumPy array")
 _TRIAL_SLOTS = 5
 # (rows, first position) of the trials; the last one makes the storage grow.
 _RECORDED = (4, 3)
-_TRIALS = ((4, 4), (1, 7), (_TRIAL_SLOTS, 20), (2, FIRST_CAPACITY + 5))
+_TRIALS = ((4, 4), (1, 7), (_TRIAL_SLOTS, 20), (2, COLUMNS + 5))
 
 
 class ForwardPass(Protocol):
@@ -197,10 +198,10 @@ def _compare(expected: torch.Tensor, actual: torch.Tensor) -> None:
 
 def _trial_cache(loaded: LoadedModel, prefiller: Prefiller) -> SlotCache:
     device = loaded.model.device
-    cache = SlotCache(_TRIAL_SLOTS, loaded.layer_types, device)
-    [prefix] = prefiller.run([[1, 2, 3]])
+    cache = SlotCache(Shape(_TRIAL_SLOTS, COLUMNS), loaded.layer_types, device)
+    [prefix] = prefiller.run([HARMLESS])
     rows = torch.arange(_TRIAL_SLOTS, device=device)
-    cache.store(rows, prefix.batch.cache, torch.zeros_like(rows), 0)
+    cache.store(rows, prefix.batch.cache, torch.zeros_like(rows))
     return cache
 
 
@@ -212,6 +213,8 @@ def _trial(
     first = min(first, loaded.context - 1)
     positions = (first - torch.arange(rows, device=device)).clamp_(min=0)
     columns = first + 1
+    if columns > cache.shape.columns:
+        cache.resize(Shape(_TRIAL_SLOTS, 2 * cache.shape.columns), _TRIAL_SLOTS)
     cache.begin(positions, columns)
     return torch.arange(rows, device=device)[:, None] + 1, positions[:, None], masks.decode(positions, columns)
 

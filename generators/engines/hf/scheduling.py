@@ -1,25 +1,30 @@
 """Which request gets the next free slot, and which prompts are prefilled with it.
 
 Invariants: requests start in the order of their arrival, except that while a swap of weights waits for pinned
-requests only pinned ones start; what a swap interrupted stands before what never started, and comes back a bounded
-number of tokens per step. Requests of one submission with equal prompts (and images) share a `Prompt`, whose prefix is
-computed once and dropped with its last use, or at a swap: a prefix never meets other weights than those that made it.
+requests only pinned ones start; what was interrupted stands before what never started. A bounded number of tokens is
+prefilled per step, fewer where interrupted ones come back, so that what runs goes on. Requests of one submission with
+equal prompts (and images) share a `Prompt`, whose prefix is computed once and dropped with its last use, or at a swap:
+a prefix never meets other weights than those that made it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from generators.engines.base import GenerationRequest, PartialResponse
+import numpy as np
+
+from generators.engines.base import FinishReason, GenerationRequest, GenerationResult, PartialResponse
 from generators.engines.hf.prefill import Prefix
+from mesh.versions import VersionRuns
 
 # Prompts prefilled beyond those that are needed at once, so that later refills cost no forward pass of their own.
 _AHEAD_PROMPTS = 16
 _AHEAD_TOKENS = 512
-# Tokens of interrupted sequences that are prefilled in one step, if not by a single one.
+# Tokens that are prefilled in one step, if not by a single sequence: of new ones, and where one was interrupted.
+_STARTED_TOKENS = 8192
 _RESUMED_TOKENS = 1024
 
 
@@ -80,18 +85,36 @@ class WaitingLine:
         self._line.extendleft(reversed(interrupted))
         self.pinned += sum(waiting.request.pinned for waiting in interrupted)
 
-    def take(self, count: int, *, pinned_only: bool) -> list[Waiting]:
-        """Removes and returns the next `count` requests that may start."""
-        if not pinned_only:
-            taken = self._take_first(count)
-        else:
-            taken = []
-            for waiting in self._line:
-                if len(taken) == count:
-                    break
-                if waiting.request.pinned:
-                    taken.append(waiting)
+    def take(self, count: int, *, pinned_only: bool, fits: Callable[[int, int], bool]) -> list[Waiting]:
+        """Removes and returns the next requests that may start.
+
+        Args:
+            count: most of them.
+            pinned_only: pass over all others.
+            fits: whether there is room for so many, the longest of which has so many tokens.
+        """
+        taken: list[Waiting] = []
+        prompts: set[int] = set()
+        tokens = longest = 0
+        for waiting in self._line:
+            if len(taken) == count:
+                break
+            if pinned_only and not waiting.request.pinned:
+                continue
+            prompt = waiting.prompt
+            longest = max(longest, len(prompt.ids))
+            if prompt.prefix is None and id(prompt) not in prompts:
+                prompts.add(id(prompt))
+                tokens += len(prompt.ids)
+            limit = _STARTED_TOKENS if waiting.started is None else _RESUMED_TOKENS
+            if (taken and tokens > limit) or not fits(len(taken) + 1, longest):
+                break
+            taken.append(waiting)
+        if pinned_only:
             self._remove(taken)
+        else:
+            for _ in taken:
+                self._line.popleft()
         self.pinned -= sum(waiting.request.pinned for waiting in taken)
         return taken
 
@@ -117,13 +140,17 @@ class WaitingLine:
         """Of the pinned requests."""
         return {waiting.request.request_id for waiting in self._line if waiting.request.pinned}
 
-    def to_prefill(self, starting: Iterable[Waiting]) -> list[Prompt]:
-        """Prompts to prefill so that `starting` can start: theirs, and some of the next in line if any are needed."""
+    def sharing(self, prompt: Prompt) -> set[str]:
+        """Ids of the requests with this very prompt."""
+        return {waiting.request.request_id for waiting in self._line if waiting.prompt is prompt}
+
+    def to_prefill(self, starting: Iterable[Waiting], *, ahead: bool) -> list[Prompt]:
+        """Prompts to prefill so that `starting` can start: theirs, and `ahead` some of the next if any are needed."""
         needed: dict[int, Prompt] = {
             id(waiting.prompt): waiting.prompt for waiting in starting if waiting.prompt.prefix is None
         }
-        if not needed:
-            return []
+        if not needed or not ahead:
+            return list(needed.values())
         tokens = sum(len(prompt.ids) for prompt in needed.values())
         limit = len(needed) + _AHEAD_PROMPTS
         for waiting in self._line:
@@ -141,18 +168,6 @@ class WaitingLine:
         for waiting in self._line:
             waiting.prompt.prefix = None
 
-    def _take_first(self, count: int) -> list[Waiting]:
-        taken: list[Waiting] = []
-        resumed = 0
-        while self._line and len(taken) < count:
-            waiting = self._line[0]
-            if waiting.started is not None and waiting.prompt.prefix is None:
-                resumed += len(waiting.prompt.ids)
-                if taken and resumed > _RESUMED_TOKENS:
-                    break
-            taken.append(self._line.popleft())
-        return taken
-
     def _remove(self, gone: Sequence[Waiting]) -> None:
         if gone:
             ids = {id(waiting) for waiting in gone}
@@ -162,6 +177,20 @@ class WaitingLine:
 def interrupted(request: GenerationRequest, started: float) -> Waiting:
     """A request that was running since `started`; its tokens so far are its prefix."""
     return Waiting(request, Prompt(_ids(request), request.images), started)
+
+
+def unsampled(request: GenerationRequest, reason: FinishReason, refusal: str = "") -> GenerationResult:
+    """The result of a request for which nothing was sampled here: what it brought with it."""
+    prefix = request.prefix
+    return GenerationResult(
+        request_id=request.request_id,
+        response_ids=prefix.response_ids if prefix else np.zeros(0, np.int32),
+        log_probs=prefix.log_probs if prefix else np.zeros(0, np.float32),
+        versions=prefix.versions if prefix else VersionRuns(()),
+        finish_reason=reason,
+        mask=prefix.mask if prefix else None,
+        refusal=refusal,
+    )
 
 
 def _ids(request: GenerationRequest) -> tuple[int, ...]:

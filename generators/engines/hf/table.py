@@ -1,7 +1,7 @@
 """The book of the running sequences: one row per slot, in arrays on the host.
 
 Invariants: rows [0, rows) are in use, apart from `holes`, whose sequences have ended. For a row in use `position` is
-the number of tokens whose keys and values are cached; `tokens[row, :position]` are those tokens and
+the number of tokens whose keys and values are cached (0 for a hole); `tokens[row, :position]` are those tokens and
 `tokens[row, position]` is the last sampled one, which is fed next (a new row, before its first sample, has none).
 Per-step work is a handful of vectorized operations, whatever the number of rows.
 """
@@ -79,6 +79,16 @@ class SlotTable:
         return self.rows - len(self.holes)
 
     @property
+    def longest(self) -> int:
+        """Cached tokens of the longest sequence."""
+        return int(self.position[: self.rows].max()) if self.rows else 0
+
+    def by_start(self) -> list[int]:
+        """Rows of the sequences, in the order in which they started."""
+        started = [(running.started, row) for row, running in enumerate(self.running) if running is not None]
+        return [row for _, row in sorted(started)]
+
+    @property
     def free(self) -> int:
         """Slots that can be given out."""
         return self.slots - self.active
@@ -129,9 +139,7 @@ class SlotTable:
         running = self.running[row]
         assert running is not None
         sampled = self._sampled(row, running)
-        self.running[row] = None
-        self.holes.append(row)
-        self._membership_changed()
+        self.vacate(row)
         return GenerationResult(
             request_id=running.request.request_id,
             response_ids=sampled.response_ids,
@@ -140,6 +148,13 @@ class SlotTable:
             finish_reason=reason,
             mask=sampled.mask,
         )
+
+    def vacate(self, row: int) -> None:
+        """Makes a hole of a row, whatever it has."""
+        self.running[row] = None
+        self.position[row] = 0
+        self.holes.append(row)
+        self._membership_changed()
 
     def progress(self, at_least: Mapping[str, int]) -> list[PartialResponse]:
         """Copies of the running responses that have as many tokens as `at_least` says of their request."""

@@ -39,6 +39,8 @@ class ModelWeights:
         self._shapes = {name: target.shape for name, target in self._targets.items()}
         self._home = next(iter(self._targets.values())).device
         self._place = self._home
+        # One for ever: the allocator gives memory of one stream to no other, so that each would keep a model of its own.
+        self._stream = torch.cuda.Stream(self._home) if self._home.type == "cuda" else None
         self._names: dict[int, list[str]] = {}
         for name, target in self._targets.items():
             self._names.setdefault(id(target), []).append(name)
@@ -127,14 +129,12 @@ class ModelWeights:
     @contextmanager
     def _beside_decoding(self) -> Iterator[None]:
         """On a GPU, copies run on a stream of their own and are complete at the end."""
-        device = self._place
-        if device.type != "cuda":
+        if self._stream is None or self._place != self._home:
             yield
             return
-        stream = torch.cuda.Stream(device)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self._stream):
             yield
-        stream.synchronize()
+        self._stream.synchronize()
 
 
 def _usable(source: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from generators.engines import create_engine
 from generators.engines.base import EngineListener, EngineSettings, InferenceEngine, KvPolicy
+from mesh.config.rollout import HfSection
 from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel
 
@@ -13,9 +16,20 @@ class HfHarness(ModelHarness):
 
     tolerance = 1e-4
 
-    def __init__(self, model: ContractModel, kv: KvPolicy, device: str = "cpu") -> None:
-        self._settings = EngineSettings(slots=self.slots, kv=kv, device=device)
+    def __init__(self, model: ContractModel, kv: KvPolicy, device: str = "cpu", kv_gib: float | None = None) -> None:
+        self._settings = EngineSettings(slots=self.slots, kv=kv, device=device, hf=HfSection(kv_cache_gib=kv_gib))
         super().__init__(model)
+
+    def fail_at(self, token: int) -> None:
+        model = self.engine._decoder._model  # type: ignore[attr-defined]  # what runs the tokens
+        forward = model.forward
+
+        def broken(*arguments: Any, **named: Any) -> Any:
+            if (named["input_ids"] == token).any():
+                raise RuntimeError("illegal instruction")
+            return forward(*arguments, **named)
+
+        model.forward = broken
 
     def build(self, listener: EngineListener) -> InferenceEngine:
         return create_engine("hf", self.model.folder, self._settings, listener)

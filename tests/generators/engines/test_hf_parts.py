@@ -77,18 +77,20 @@ def test_uniforms_depend_on_the_row_alone(seed: int, steps: int) -> None:
         assert one[0] == three[1]
 
 
-@given(st.integers(1, 12), st.integers(1, 12))
-def test_masks(window: int, columns: int) -> None:
+@given(st.integers(1, 12), st.integers(1, 12), st.data())
+def test_masks(window: int, columns: int, data: st.DataObject) -> None:
     """Every query sees itself and what stands before it, a sliding layer no further back than its window."""
+    begin = data.draw(st.integers(0, columns - 1))
     builder = MaskBuilder(("sliding_attention", "full_attention"), window, torch.float32, torch.device("cpu"))
-    prefill = builder.prefill(columns)
+    prefill = builder.prefill(begin, columns)
     decode = builder.decode(torch.arange(columns), columns)
     assert isinstance(prefill, dict)
     assert isinstance(decode, dict)
     for kind, reach in (("full_attention", columns), ("sliding_attention", window)):
         for query in range(columns):
             visible = [column <= query and query - column < reach for column in range(columns)]
-            assert (prefill[kind][0, 0, query] == 0).tolist() == visible
+            if query >= begin:
+                assert (prefill[kind][0, 0, query - begin] == 0).tolist() == visible
             assert (decode[kind][query, 0, 0] == 0).tolist() == visible
 
 
@@ -138,20 +140,24 @@ def waiting_requests(*names: str, pinned: bool = False, prompt: tuple[int, ...] 
     return [GenerationRequest(name, prompt, SamplingParams(), pinned) for name in names]
 
 
+def roomy(count: int, longest: int) -> bool:
+    return True
+
+
 def test_line_starts_in_order_and_pinned_first_while_a_swap_waits() -> None:
     line = WaitingLine()
     line.add(waiting_requests("a", "b"))
     line.add(waiting_requests("p", "q", pinned=True))
     line.add(waiting_requests("c"))
-    assert [item.request.request_id for item in line.take(1, pinned_only=False)] == ["a"]
-    assert [item.request.request_id for item in line.take(5, pinned_only=True)] == ["p", "q"]
+    assert [item.request.request_id for item in line.take(1, pinned_only=False, fits=roomy)] == ["a"]
+    assert [item.request.request_id for item in line.take(5, pinned_only=True, fits=roomy)] == ["p", "q"]
     assert line.pinned == 0
-    assert [item.request.request_id for item in line.take(5, pinned_only=False)] == ["b", "c"]
+    assert [item.request.request_id for item in line.take(5, pinned_only=False, fits=roomy)] == ["b", "c"]
 
 
 def test_equal_prompts_are_prefilled_once_and_ahead() -> None:
     line = WaitingLine()
     line.add(waiting_requests("a", "b", "c") + waiting_requests("d", prompt=(7,)))
-    taken = line.take(2, pinned_only=False)
+    taken = line.take(2, pinned_only=False, fits=roomy)
     assert taken[0].prompt is taken[1].prompt
-    assert [prompt.ids for prompt in line.to_prefill(taken)] == [(1, 2), (7,)]
+    assert [prompt.ids for prompt in line.to_prefill(taken, ahead=True)] == [(1, 2), (7,)]

@@ -14,8 +14,8 @@ from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.hf_harness import HfHarness
 from tests.generators.engines.tiny import ContractModel
 
-# Two layers of two heads of 32 numbers, keys and values, for the slots and columns of the first allocation.
-_KV_BYTES = 2 * 2 * 2 * 32 * 4 * HfHarness.slots * 64
+# Two layers of two heads of 32 numbers, keys and values, for one sequence and the columns of the first allocation.
+_KV_BYTES = 2 * 2 * 2 * 32 * 4 * 64
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def _stopped(name: str, tokens: int, started: float) -> Waiting:
 
 
 def _names(line: WaitingLine, count: int) -> list[str]:
-    return [waiting.request.request_id for waiting in line.take(count, pinned_only=False)]
+    return [waiting.request.request_id for waiting in line.take(count, pinned_only=False, fits=lambda *_: True)]
 
 
 def test_what_was_interrupted_starts_first_and_in_order() -> None:

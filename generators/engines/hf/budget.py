@@ -1,0 +1,108 @@
+"""How much of the cache of keys and values is allocated, and what fits into it: pure decisions, and one default.
+
+The storage of every layer is one rectangle, rows by columns of tokens, so that a decode step reads it without a copy.
+Invariants: rows x columns never exceed the budget; storage grows by doubling while the budget allows that, then to
+what is needed; it is halved where a quarter would do, so that its cost stays constant per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+# Columns come in such steps.
+COLUMNS = 64
+_CPU_SHARE = 0.5
+_GPU_SHARE = 0.8
+# Limit and use of a container's memory, and what of that is files that can be dropped: control groups 2 and 1.
+_GROUP = Path("/sys/fs/cgroup")
+_GROUPS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Storage for `rows` sequences of `columns` tokens."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What may be allocated.
+
+    Attributes:
+        tokens: whose keys and values may be stored, padding included.
+        slots: most rows.
+    """
+
+    tokens: int
+    slots: int
+
+    def fits(self, rows: int, columns: int) -> bool:
+        """Whether so many sequences can be stored whose longest has `columns` tokens."""
+        return rows <= self.slots and rows * rounded(columns) <= self.tokens
+
+    def usage(self, rows: int, columns: int) -> float:
+        """Share that they take."""
+        return min(1.0, rows * rounded(columns) / self.tokens)
+
+    def shape(self, have: Shape, rows: int, columns: int) -> Shape:
+        """The storage for `rows` sequences of at most `columns` tokens, which fit, where there is `have`."""
+        if rows <= have.rows and columns <= have.columns:
+            return Shape(_less(have.rows, rows, 1), _less(have.columns, columns, COLUMNS))
+        wide = Shape(min(self.slots, _doubled(rows, 1)), _doubled(columns, COLUMNS))
+        for count in (wide.rows, rows):
+            longest = min(wide.columns, self.tokens // count // COLUMNS * COLUMNS)
+            if longest >= columns:
+                return Shape(count, longest)
+        return Shape(rows, rounded(columns))
+
+
+def rounded(columns: int) -> int:
+    """The next multiple of `COLUMNS`."""
+    return -(-columns // COLUMNS) * COLUMNS
+
+
+def free_bytes(device: torch.device, weights: int) -> int:
+    """What keys and values may take by default on a device that holds its weights.
+
+    Args:
+        device: of the model.
+        weights: bytes of a second set, which every update brings beside the one in service.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return max(0, int(_GPU_SHARE * (free - weights)))
+    return max(0, int(_CPU_SHARE * (_host_bytes() - weights)))
+
+
+def _host_bytes() -> int:
+    """Free memory of this host, or of the container if that is less."""
+    free = psutil.virtual_memory().available
+    for limit, used, cached in _GROUPS:
+        try:
+            most, now = int((_GROUP / limit).read_text()), int((_GROUP / used).read_text())
+            stat = dict(line.split() for line in (_GROUP / used).with_name("memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            # No such group, or one without a limit ("max").
+            continue
+        free = min(free, most - now + int(stat.get(cached, 0)))
+    return free
+
+
+def _doubled(count: int, start: int) -> int:
+    while start < count:
+        start *= 2
+    return start
+
+
+def _less(have: int, needed: int, least: int) -> int:
+    return max(least, have // 2) if 4 * needed <= have else have

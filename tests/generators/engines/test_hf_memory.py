@@ -1,0 +1,255 @@
+"""The `hf` engine where memory is short, and where the model fails at one request: nothing else is disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from generators.engines.base import EngineError, GenerationRequest
+from generators.engines.hf import prefill
+from generators.engines.hf.budget import COLUMNS, Budget, Shape, rounded
+from generators.engines.hf.cache import SlotCache
+from generators.engines.hf.caution import Caution, out_of_memory
+from generators.engines.hf.decoder import Decoder
+from generators.engines.hf.loading import load_model
+from generators.engines.hf.masks import MaskBuilder
+from generators.engines.hf.prefill import Prefiller
+from tests.generators.engines import tiny
+from tests.generators.engines.harness import PROMPT, V1, V2, request
+from tests.generators.engines.hf_harness import HfHarness
+from tests.generators.engines.tiny import ContractModel
+
+# Of the contract's model: two layers of two heads of 32 numbers, keys and values.
+TOKEN_BYTES = 2 * 2 * 2 * 32 * 4
+
+
+@contextmanager
+def serving(model: ContractModel, kv_tokens: int | None = None) -> Iterator[HfHarness]:
+    """An engine with random weights and room for so many tokens."""
+    harness = HfHarness(model, "keep", kv_gib=None if kv_tokens is None else kv_tokens * TOKEN_BYTES / 2**30)
+    harness.update(V1, harness.random_weights(0))
+    try:
+        yield harness
+    finally:
+        harness.close()
+
+
+def renamed(asked: list[GenerationRequest], word: str) -> list[GenerationRequest]:
+    """The same requests under other ids."""
+    return [replace(item, request_id=f"{word} {item.request_id}") for item in asked]
+
+
+def no_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.lists(st.tuples(st.integers(1, 9), st.integers(1, 2000)), max_size=20))
+def test_storage_has_room_and_keeps_to_its_budget(slots: int, sixty_fours: int, wanted: list[tuple[int, int]]) -> None:
+    budget, have = Budget(sixty_fours * COLUMNS + 17, slots), Shape(1, 1)
+    for rows, columns in wanted:
+        if not budget.fits(rows, columns):
+            continue
+        again = budget.shape(have, rows, columns)
+        assert again.rows >= rows
+        assert again.columns >= columns
+        assert again.rows <= slots
+        assert again.rows * again.columns <= budget.tokens
+        have = again
+        assert 0 < budget.usage(rows, columns) <= 1
+    # What is needed no more is given back step by step.
+    for _ in range(20):
+        have = budget.shape(have, 1, 1)
+    assert have.rows <= 3
+    assert have.columns <= 4 * COLUMNS
+
+
+def test_with_little_room_fewer_are_decoded_and_none_is_lost(contract_model: ContractModel) -> None:
+    """The last to start make room, with their tokens; seeded draws and log-probs are those of an engine with room."""
+    asked = [
+        request(f"{index}", PROMPT[: 1 + index % 4], max_tokens=150 + 9 * (index % 5), seed=index + 1)
+        for index in range(2 * HfHarness.slots)
+    ]
+    with serving(contract_model) as harness:
+        expected = harness.run(asked)
+        assert harness.engine.status().preemptions == 0
+    with serving(contract_model, 2 * rounded(harness.context)) as harness:
+        found = harness.run(asked)
+        status = harness.engine.status()
+        assert status.preemptions > 0
+        assert status.kv_usage == 0
+        harness.freeze([request("one", max_tokens=harness.long)])
+        assert 0 < (harness.engine.status().kv_usage or 0) <= 0.5
+        decoder: Decoder = harness.engine._decoder  # type: ignore[attr-defined]  # a look inside
+        assert decoder.release() <= 2 * rounded(harness.context) * TOKEN_BYTES
+    for one, other in zip(expected, found, strict=True):
+        assert other.response_ids.tolist() == one.response_ids.tolist()
+        np.testing.assert_allclose(other.log_probs, one.log_probs, atol=1e-4)
+
+
+def test_a_budget_below_the_longest_sequence_is_refused_with_the_first_weights(contract_model: ContractModel) -> None:
+    with pytest.raises(EngineError, match=r"rollout\.hf\.kv_cache_gib"), serving(contract_model, 100):
+        pass
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_a_long_prompt_is_prefilled_in_parts(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the same keys, values, logits and log-probs as in one pass."""
+    torch.set_num_threads(1)
+    model = tiny.build_model(tiny.configs()[name])
+    folder = tiny.save_folder(tmp_path, model, None)
+    loaded = load_model(folder, dtype="float32", device="cpu")
+    loaded.model.load_state_dict(model.state_dict())
+    masks = MaskBuilder(loaded.layer_types, loaded.window, torch.float32, torch.device("cpu"))
+    prefiller = Prefiller(loaded.model, len(loaded.layer_types), masks)
+    prompts = [list(range(3, 3 + length)) for length in (40, 7, 9, 64)]
+    with torch.inference_mode():
+        whole, log_probs = prefiller.run(prompts), prefiller.log_probs(prompts[3])
+        monkeypatch.setattr(prefill, "CHUNK_TOKENS", 16)
+        parts, again = prefiller.run(prompts), prefiller.log_probs(prompts[3])
+    torch.testing.assert_close(again, log_probs)
+    assert len({id(part.batch) for part in parts}) == 3
+    for prompt, one, other in zip(prompts, whole, parts, strict=True):
+        torch.testing.assert_close(other.batch.logits[other.member], one.batch.logits[one.member])
+        for mine, theirs in zip(one.batch.cache.prefix_layers, other.batch.cache.prefix_layers, strict=True):
+            for kind in ("keys", "values"):
+                expected = getattr(mine, kind)[one.member, :, : len(prompt)]
+                torch.testing.assert_close(getattr(theirs, kind)[other.member, :, : len(prompt)], expected)
+
+
+def _fail_prefill(monkeypatch: pytest.MonkeyPatch, when: Callable[[list[int]], bool]) -> None:
+    forward = Prefiller._forward
+
+    def failing(self: Prefiller, sequences: Any, images: Any) -> Any:
+        if when([len(ids) for ids in sequences]):
+            no_memory()
+        return forward(self, sequences, images)
+
+    monkeypatch.setattr(Prefiller, "_forward", failing)
+
+
+def test_a_prompt_that_finds_no_memory_alone_is_refused(
+    contract_model: ContractModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(contract_model) as harness:
+        _fail_prefill(monkeypatch, lambda lengths: max(lengths) > 40)
+        harness.freeze([request("running", max_tokens=60)])
+        harness.engine.submit([request("long", [5] * 50, max_tokens=4), request("short", max_tokens=4)])
+        harness.resume()
+        long, running, short = harness.collector.wait(["long", "running", "short"])
+        assert "no memory for it, alone" in long.refusal
+        assert (len(running.response_ids), len(short.response_ids)) == (60, 4)
+        assert harness.collector.failure is None
+
+
+@pytest.mark.parametrize("where", ["prefill", "step", "storage"])
+def test_what_finds_no_memory_together_is_decoded_apart(
+    where: str, contract_model: ContractModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every response is the one of an engine with memory enough."""
+    asked = [request(f"{index}", [3 + index], max_tokens=80 + index, seed=index + 1) for index in range(12)]
+    with serving(contract_model) as harness:
+        expected = harness.run(asked)
+        if where == "prefill":
+            _fail_prefill(monkeypatch, lambda lengths: len(lengths) > 2)
+        elif where == "step":
+            decode = Decoder._decode
+
+            def few(self: Decoder) -> torch.Tensor:
+                if self.table.rows > 3:
+                    no_memory()
+                return decode(self)
+
+            monkeypatch.setattr(Decoder, "_decode", few)
+        else:
+            _limit_storage(monkeypatch, 3 * 128)
+        found = harness.run(renamed(asked, "again"))
+        if where == "storage":
+            # The next update asks for all of it again.
+            monkeypatch.undo()
+            harness.update(V2, harness.random_weights(0))
+            before = harness.engine.status().preemptions
+            harness.run(renamed(asked, "later"))
+            assert before > 0
+            assert harness.engine.status().preemptions == before
+    for one, other in zip(expected, found, strict=True):
+        assert other.response_ids.tolist() == one.response_ids.tolist()
+
+
+def _limit_storage(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    resize = SlotCache.resize
+
+    def limited(self: SlotCache, shape: Shape, used_rows: int) -> None:
+        if shape.rows * shape.columns > tokens:
+            no_memory()
+        resize(self, shape, used_rows)
+
+    monkeypatch.setattr(SlotCache, "resize", limited)
+
+
+def test_a_sequence_at_which_steps_fail_is_found_among_others(
+    contract_model: ContractModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has tokens by then, which its result keeps; all others are answered as if it had not been there."""
+    asked = [request(f"{index}", [3 + index], max_tokens=30, seed=index + 1) for index in range(9)]
+    with serving(contract_model) as harness:
+        expected = harness.run(asked)
+        decode = Decoder._decode
+
+        def failing(self: Decoder) -> torch.Tensor:
+            for running in self.table.running:
+                if running is not None and running.request.request_id == "again 3":
+                    raise ValueError("odd")
+            return decode(self)
+
+        monkeypatch.setattr(Decoder, "_decode", failing)
+        for one, other in zip(expected, harness.run(renamed(asked, "again")), strict=True):
+            if other.request_id == "again 3":
+                assert "the model failed at it 2 times: ValueError: odd" in other.refusal
+                assert 0 < len(other.response_ids) < 30
+            else:
+                assert (other.refusal, other.response_ids.tolist()) == ("", one.response_ids.tolist())
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("x"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes."), True),
+        (RuntimeError("shapes cannot be multiplied"), False),
+    ],
+)
+def test_what_is_want_of_memory(error: Exception, memory: bool) -> None:
+    assert out_of_memory(error) == memory
+
+
+def test_who_goes_in_after_a_failure() -> None:
+    caution = Caution()
+    assert caution.most(3, 5) == 5
+    caution.wait_for_room(2)
+    assert [caution.most(active, 5) for active in (3, 2, 3)] == [0, 5, 5]
+    caution.separate(2)
+    for name in ("a", "b"):
+        assert caution.one_at_a_time
+        assert caution.most(0, 5) == 1
+        caution.enters([name])
+        caution.passed([name], [])
+        assert caution.most(1, 5) == 0, f"{name} has not decoded"
+        caution.passed([], [])
+    assert not caution.one_at_a_time
+    assert not caution.blame("c")
+    caution.enters(["c"])
+    caution.passed(["c"], ["c"])
+    assert not caution.blame("c"), "it has passed in between"
+    assert caution.blame("c")
+    caution.gone(["c"])
+    assert not caution.blame("c")
