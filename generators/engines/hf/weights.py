@@ -39,7 +39,7 @@ class ModelWeights:
         self._shapes = {name: target.shape for name, target in self._targets.items()}
         self._home = next(iter(self._targets.values())).device
         self._place = self._home
-        # One for ever: the allocator gives memory of one stream to no other, so that each would keep a model of its own.
+        # One for all: the allocator gives no memory of one stream to another, each would keep a model of its own.
         self._stream = torch.cuda.Stream(self._home) if self._home.type == "cuda" else None
         self._names: dict[int, list[str]] = {}
         for name, target in self._targets.items():
@@ -95,7 +95,8 @@ class ModelWeights:
 
     def drop(self) -> int:
         """Lets go of all of them; returns the bytes. Before the model runs again, a complete set is swapped in."""
-        self._place = self._home
+        # One that comes before `to_device` waits for it on the host.
+        self._place = torch.device("cpu")
         freed = 0
         for target in self._distinct():
             freed += target.data.nbytes if target.device == self._home else 0

@@ -20,7 +20,7 @@ from generators.engines.hf.loading import load_model
 from generators.engines.hf.scheduling import Waiting, WaitingLine, interrupted
 from generators.engines.hf.weights import ModelWeights
 from mesh.errors import WeightsError
-from mesh.versions import VersionRuns
+from mesh.versions import PolicyVersion, VersionRuns
 from tests.generators.engines import tiny
 from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.harness import PROMPT, V1, V2, V3, request
@@ -53,6 +53,19 @@ def _crossing(harness: HfHarness, bad: dict[str, torch.Tensor]) -> tuple[Weights
     assert isinstance(error, WeightsError)
     assert result.versions.runs == ((60, V1),)
     return error, result.response_ids.tolist()
+
+
+@pytest.mark.gpu
+def test_swaps_take_no_more_of_a_device_than_two_sets_of_weights(contract_model: tiny.ContractModel) -> None:
+    """What the former version leaves is what the next one is staged in."""
+    harness = HfHarness(contract_model, "keep", device="cuda")
+    reserved = []
+    for number in range(1, 9):
+        harness.update(PolicyVersion(1, number), harness.random_weights(number))
+        harness.run([request(f"{number}", max_tokens=4)])
+        reserved.append(torch.cuda.memory_reserved())
+    harness.close()
+    assert len(set(reserved[2:])) == 1, reserved
 
 
 @pytest.mark.parametrize("after", [0, 7])
