@@ -1,7 +1,8 @@
 """The batch as an algorithm sees it (`learner.algorithms.base.Batch`): all rollouts on every rank, and the models.
 
 Invariants: every method is collective; after it all ranks hold the same values, in the order of the plan's members,
-whatever rank has computed them. With one rank nothing is communicated.
+whatever rank has computed them; what the algorithm fills in is rank 0's before it is trained on. With one rank nothing
+is communicated.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learner.agreement import agree
 from learner.algorithms.base import Algorithm, Loss
 from learner.algorithms.types import ModelOutput, Rollouts, StepView
 from learner.batching.pack import response_lengths, sampled_values, trained_mask
@@ -21,6 +23,8 @@ from learner.plan import TrainPlan
 from mesh.errors import ConfigError
 
 ACTOR = "actor"
+_EXTRA = "extra."
+_PER_SEQUENCE = ("rewards", "repeats")
 # Spreads the versions of a run over the seeds of torch's generators.
 _VERSION_STRIDE = 0x9E3779B97F4A7C15
 
@@ -88,6 +92,7 @@ class RolloutBatch:
             ConfigError: the algorithm left a field of the wrong size, or names a role that it does not need.
         """
         self._engine(role)
+        self._agree()
         _check_shapes(self._rollouts)
         return self._share.steps(self._rollouts, leave_out_silent=leave_out_silent)
 
@@ -107,8 +112,24 @@ class RolloutBatch:
         selected = algorithm.select(
             StepView(log_probs[places], entropy[places], anchor[places], advantages[places], self._generator)
         )
+        replaced = agree(self._engines[ACTOR], {"selected": selected})
+        selected = selected if (theirs := replaced.get("selected")) is None else theirs
         for batch, own in zip(step.batches, view.own, strict=True):
             batch.tokens.selected = selected[own]
+
+    def _agree(self) -> None:
+        """Replaces what came out differently on some rank by what rank 0 has."""
+        rollouts = self._rollouts
+        replaced = agree(self._engines[ACTOR], {name: values for name, values, _ in _filled_in(rollouts)})
+        for name, values in replaced.items():
+            if not name.startswith(_EXTRA):
+                setattr(rollouts, name, values)
+            elif values is None:
+                rollouts.extra.pop(name.removeprefix(_EXTRA), None)
+            else:
+                rollouts.extra[name.removeprefix(_EXTRA)] = values
+        if replaced:
+            self.report({"ranks/differing": float(len(replaced))})
 
     def _engine(self, role: str) -> Engine:
         engine = self._engines.get(role)
@@ -189,14 +210,10 @@ class RolloutBatch:
         return result
 
 
-def _check_shapes(rollouts: Rollouts) -> None:
-    """Checks the sizes of what a batch stage has filled in against those that `Rollouts` declares.
-
-    Raises:
-        ConfigError: names the field.
-    """
+def _filled_in(rollouts: Rollouts) -> list[tuple[str, Tensor | None, tuple[int]]]:
+    """Name, value and declared shape of what a batch stage may fill in."""
     tokens, sequences = (rollouts.num_tokens,), (rollouts.num_sequences,)
-    for name, values, size in (
+    return [
         ("advantages", rollouts.advantages, tokens),
         ("returns", rollouts.returns, tokens),
         ("values", rollouts.values, tokens),
@@ -206,12 +223,21 @@ def _check_shapes(rollouts: Rollouts) -> None:
         ("keep", rollouts.keep, tokens),
         ("rewards", rollouts.rewards, sequences),
         ("repeats", rollouts.repeats, sequences),
-        *((f"extra[{name!r}]", values, tokens) for name, values in rollouts.extra.items()),
-    ):
+        *((f"{_EXTRA}{name}", values, tokens) for name, values in rollouts.extra.items()),
+    ]
+
+
+def _check_shapes(rollouts: Rollouts) -> None:
+    """Checks the sizes of what a batch stage has filled in against those that `Rollouts` declares.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    for name, values, size in _filled_in(rollouts):
         if values is not None and values.shape != size:
             raise ConfigError(
                 f"the algorithm's batch stage left `{name}` with the shape {tuple(values.shape)}, expected {size}: one "
-                f"value per {'trained token' if size == tokens else 'sequence'}",
+                f"value per {'sequence' if name in _PER_SEQUENCE else 'trained token'}",
                 hint="`rollouts.per_token(values)` makes values per token of values per sequence",
             )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from learner.agreement import agree_on_state
 from learner.algorithms.base import Algorithm
 from learner.batching.pack import check
 from learner.batching.types import TrainSequence
@@ -128,6 +129,8 @@ class Worker:
         try:
             batch = RolloutBatch(plan, share, self._engines, self._kinds, gate, seed=self._seed)
             self._algorithm.batch_stage(batch)
+            if (state := agree_on_state(self._actor, self._algorithm.state())) is not None:
+                self._algorithm.restore(state)
             self._update(batch, share.minibatches)
             # An algorithm may train nothing on a batch; it is claimed like any other.
             gate()

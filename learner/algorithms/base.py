@@ -9,9 +9,9 @@ The learner calls, for every batch::
         for role, loss in algorithm.losses().items():
             output = loss(model_output, tokens, counts)  # per micro-batch, inside forward/backward
 
-Invariants: the batch stage runs on every rank with the same data and comes to the same result; what it changes in the
-algorithm itself is in `state`, which is taken back where the batch is refused. Nothing here knows of RPC, storage or
-engines; torch is the only dependency.
+Invariants: the batch stage runs on every rank with the same data; where ranks come to different results, rank 0's is
+trained. What the stage changes in the algorithm itself is in `state`, which is taken back where the batch is refused.
+Nothing here knows of RPC, storage or engines; torch is the only dependency.
 """
 
 from __future__ import annotations

@@ -290,8 +290,10 @@ class PolicyGradient(Algorithm):
             SettingsError: it gave a tensor of another size than it declares by its kind.
         """
         found = self._advantage(rollouts)
-        per_token = isinstance(found, Estimate)
-        values, size = (found.advantages, rollouts.num_tokens) if per_token else (found, rollouts.num_sequences)
+        if isinstance(found, Estimate):
+            values, size = found.advantages, rollouts.num_tokens
+        else:
+            values, size = found, rollouts.num_sequences
         if values.shape != (size,):
             raise SettingsError(
                 "advantage",
@@ -299,7 +301,7 @@ class PolicyGradient(Algorithm):
                 f"responses with {rollouts.num_tokens} trained tokens",
                 hint="an estimator returns a tensor with one value per response, or an Estimate with one per token",
             )
-        return found if per_token else Estimate(rollouts.per_token(found))
+        return found if isinstance(found, Estimate) else Estimate(rollouts.per_token(found))
 
     def _leave_out(self, batch: Batch) -> None:
         """Tokens that are not trained for their advantage."""

@@ -120,6 +120,14 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def broadcast(self, values: Tensor) -> Tensor:
+        """Rank 0's values, on every rank's device.
+
+        Args:
+            values: of one shape and dtype on all ranks; what they are matters on rank 0 alone.
+        """
+
+    @abstractmethod
     def export_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under their Hugging Face names, on the CPU, in the order of the model, tied ones once.
 

@@ -144,6 +144,11 @@ ACTOR = [
     ),
     Metric("vespo/phi", "Mean weight of `vespo`."),
     Metric("masked/<reason>", "Tokens that are not trained, by reason (`truncated`, `off_policy`, ...).", "share"),
+    Metric(
+        "ranks/differing",
+        "Values of the batch stage (advantages, kept tokens, ...) that some rank got differently: rank 0's were "
+        "trained. Reported where there are any.",
+    ),
     Metric("skipped_updates", "Optimizer steps left out because their gradient was not finite."),
 ]
 

@@ -1,10 +1,14 @@
 """Groups, a worker, and an algorithm that uses everything the learner provides; also one of two ranks of it.
 
+Rank 1 comes to other results in its stages, as sums on a GPU or a user's code may: what it trains must be rank 0's.
+
 As a program (arguments: model folder, output folder) it trains as `train_probe` does and writes what the tests compare.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -210,6 +214,11 @@ class Probe(Algorithm):
         )
         self.batches += 1
         self.history.append(float(rollouts.rewards.sum()))
+        if _differs():
+            rollouts.advantages, rollouts.keep = rollouts.advantages + 1.0, None
+            rollouts.repeats = rollouts.repeats.roll(1)
+            rollouts.extra = {"scores": -rollouts.extra["scores"], "more": rollouts.values}
+            self.history.append(0.0)
         batch.report(
             {"probe/advantage": float(advantages.double().mean()), "probe/repeated": float(rollouts.repeats.max())}
         )
@@ -217,7 +226,7 @@ class Probe(Algorithm):
     def select(self, view: StepView) -> Tensor:
         covariance = (view.log_probs - view.log_probs.mean()) * (view.advantages - view.advantages.mean())
         noise = torch.rand(covariance.shape, generator=view.generator)
-        return torch.sigmoid(covariance - covariance.mean()) + noise + view.entropy - view.anchor_log_probs
+        return torch.sigmoid(covariance - covariance.mean()) + noise + view.entropy - view.anchor_log_probs + _differs()
 
     def losses(self, version: int) -> Mapping[str, Loss]:
         return {"critic": self.value_loss, "actor": self.loss} if version >= VERSION else {"critic": self.value_loss}
@@ -252,9 +261,13 @@ class Probe(Algorithm):
         self.batches, self.history = int(state["batches"]), list(state["history"])
 
 
+def _differs() -> bool:
+    return os.environ.get("RANK") == "1"
+
+
 def train_probe(
     model: Path, folder: Path, *, token_budget: int, ranks: int = 1
-) -> tuple[dict[str, dict[str, Tensor]], TrainResult, Worker, dict[str, Engine]]:
+) -> tuple[dict[str, dict[str, Tensor]], TrainResult, Worker, dict[str, Engine], Probe]:
     """Trains the probe on two minibatches, twice; gives the weights of what is trained."""
     algorithm, groups = Probe(), make_groups()
     engines = make_engines(model, algorithm)
@@ -262,15 +275,16 @@ def train_probe(
     worker.prepare(make_plan(groups, token_budget=token_budget, minibatches=2, ranks=ranks))
     result = worker.train(lambda: None)
     seen = {role: weights(engine) for role, engine in engines.items() if engine.trained}
-    return seen, result, worker, engines
+    return seen, result, worker, engines, algorithm
 
 
 def main(model: Path, out: Path) -> None:
     torch.set_num_threads(1)
-    seen, result, worker, engines = train_probe(model, out / "checkpoints", token_budget=40, ranks=2)
+    seen, result, worker, engines, algorithm = train_probe(model, out / "checkpoints", token_budget=40, ranks=2)
     path = worker.save(PolicyVersion(1, VERSION + 1), {})
     if engines["actor"].rank == 0:
         torch.save({"weights": seen, "metrics": result.metrics, "checkpoint": str(path)}, out / "seen.pt")
+    (out / f"state-{engines['actor'].rank}.json").write_text(json.dumps(algorithm.state()))
     worker.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_rank(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    seen, result, worker, _ = train_probe(model, tmp_path_factory.mktemp("one"), token_budget=1 << 20)
+    seen, result, worker, *_ = train_probe(model, tmp_path_factory.mktemp("one"), token_budget=1 << 20)
     worker.close()
     return seen, result
 
@@ -54,7 +55,8 @@ def one_rank(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any
 def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("two")
     run_two_ranks("tests.learner.dataflow", model, out)
-    return torch.load(out / "seen.pt", weights_only=False)
+    states = [json.loads((out / f"state-{rank}.json").read_text()) for rank in range(2)]
+    return torch.load(out / "seen.pt", weights_only=False) | {"states": states}
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -70,15 +72,20 @@ def assert_all_same(found: dict[str, dict[str, Tensor]], expected: dict[str, dic
 
 
 def test_micro_batches_change_nothing(model: Path, tmp_path: Path, one_rank: Any) -> None:
-    seen, result, worker, _ = train_probe(model, tmp_path, token_budget=20)
+    seen, result, worker, *_ = train_probe(model, tmp_path, token_budget=20)
     worker.close()
     assert_all_same(seen, one_rank[0])
     assert result.metrics == pytest.approx(one_rank[1].metrics, rel=1e-3, abs=1e-5)
 
 
-def test_ranks_change_nothing(two_ranks: Any, one_rank: Any) -> None:
+def test_ranks_change_nothing_also_where_one_comes_to_other_results(two_ranks: Any, one_rank: Any) -> None:
     assert_all_same(two_ranks["weights"], one_rank[0])
+    differing = two_ranks["metrics"].pop("ranks/differing")
+    assert differing == 5, "advantages, keep, repeats, and both extra values"
     assert two_ranks["metrics"] == pytest.approx(one_rank[1].metrics, rel=1e-3, abs=1e-5)
+    first, second = two_ranks["states"]
+    assert first == second
+    assert len(first["history"]) == 1
 
 
 def test_metrics_of_all_roles_have_their_names(one_rank: Any) -> None:
@@ -257,7 +264,7 @@ def test_rollouts_are_those_of_the_plan(trainer: Trainer) -> None:
     [
         (lambda r: setattr(r, "advantages", torch.zeros(r.num_sequences)), "left `advantages` with the shape"),
         (lambda r: setattr(r, "repeats", torch.ones(r.num_tokens + 1, dtype=torch.int64)), "left `repeats`"),
-        (lambda r: r.extra.update(mine=torch.zeros(2, 2)), r"extra\['mine'\]"),
+        (lambda r: r.extra.update(mine=torch.zeros(2, 2)), "extra.mine"),
     ],
 )
 def test_fields_of_a_wrong_size_are_named(trainer: Trainer, change: Callable[[Rollouts], None], words: str) -> None:

@@ -147,6 +147,9 @@ class Fsdp2Engine(Engine):
         counts = sum((batch.counts for batch in batches), GlobalCounts(0, 0))
         return GlobalCounts(*self._world.sum_ints((counts.tokens, counts.sequences)))
 
+    def broadcast(self, values: Tensor) -> Tensor:
+        return self._world.broadcast(values)
+
     def all_gather(self, values: Tensor) -> list[Tensor]:
         return self._world.gather(values)
 

@@ -84,6 +84,14 @@ class World:
         dist.all_gather(parts, padded)
         return [part.view(values.dtype)[:size] for part, size in zip(parts, sizes, strict=True)]
 
+    def broadcast(self, values: Tensor) -> Tensor:
+        """Rank 0's values on this rank's device; shape and dtype are the same on all ranks."""
+        values = values.to(self.device)
+        if self.size > 1 and values.numel():
+            values = values.contiguous()
+            dist.broadcast(values.view(torch.uint8), src=0)
+        return values
+
     def gather_bytes(self, message: bytes) -> list[bytes]:
         """Every rank's message, in the order of the ranks."""
         sent = torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.zeros(0, dtype=torch.uint8)

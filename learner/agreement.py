@@ -1,0 +1,96 @@
+"""One result of the batch stage for all ranks: rank 0's.
+
+Every rank runs the stage on the same data, and mostly comes to the same result. But sums on a GPU depend on the order
+of their terms, and a user's code may draw or iterate as it likes; a threshold then falls differently, and ranks that
+keep different tokens count a different batch. So ranks compare checksums, and only what differs travels.
+
+Invariants: afterwards every rank holds the same values to the bit, with the names and shapes of rank 0; where all
+agree, a few hundred bytes have travelled and no value has left its device.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learner.engines.base import Engine
+
+# Elements that are summed up at once; their weights are as many.
+_CHUNK = 1 << 20
+# An odd multiplier that spreads over 64 bits.
+_STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def agree(engine: Engine, values: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """What has to be replaced on this rank, so that all hold what rank 0 does; collective.
+
+    Args:
+        engine: of the ranks.
+        values: this rank's, by name; None: there is none.
+
+    Returns:
+        Rank 0's values of every name of which some rank had another value; the same names on all ranks.
+    """
+    if engine.world_size == 1:
+        return {}
+    everyone = [json.loads(said) for said in _gather_bytes(engine, _described(values))]
+    first: dict[str, list[Any] | None] = everyone[0]
+    names = [*first, *sorted({name for said in everyone for name in said} - set(first))]
+    replaced: dict[str, Tensor | None] = {}
+    for name in names:
+        described = first.get(name)
+        if any(said.get(name) != described for said in everyone):
+            replaced[name] = None if described is None else _sent(engine, values.get(name), described)
+    return replaced
+
+
+def agree_on_state(engine: Engine, state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Rank 0's state (JSON) where some rank's differs, else None; collective."""
+    if engine.world_size == 1:
+        return None
+    everyone = _gather_bytes(engine, json.dumps(state, sort_keys=True).encode())
+    if all(said == everyone[0] for said in everyone):
+        return None
+    found: dict[str, Any] = json.loads(everyone[0])
+    return found
+
+
+def checksum(values: Tensor) -> Tensor:
+    """A sum over the bits of all elements and their places, int64, 0-d, on the values' device.
+
+    Exact whatever the order of the additions, as integers are: equal values have equal checksums on every device.
+    """
+    words = values.detach().contiguous().flatten().view(_WORDS[values.element_size()])
+    weights = torch.arange(min(_CHUNK, words.numel()), device=values.device) * _STRIDE | 1
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    for chunk in words.split(_CHUNK):
+        total = total * _STRIDE + ((chunk.to(torch.int64) + 1) * weights[: chunk.numel()]).sum()
+    return total
+
+
+def _described(values: Mapping[str, Tensor | None]) -> bytes:
+    """Dtype, shape and checksum by name, as JSON."""
+    there = {name: found for name, found in values.items() if found is not None}
+    sums = torch.stack([checksum(found) for found in there.values()]).tolist() if there else []
+    described: dict[str, list[Any] | None] = dict.fromkeys(values)
+    for (name, found), total in zip(there.items(), sums, strict=True):
+        described[name] = [str(found.dtype).removeprefix("torch."), list(found.shape), total]
+    return json.dumps(described).encode()
+
+
+def _sent(engine: Engine, own: Tensor | None, described: list[Any]) -> Tensor:
+    """Rank 0's tensor."""
+    dtype, shape, _ = described
+    if engine.rank > 0 or own is None:
+        own = torch.empty(shape, dtype=getattr(torch, dtype), device=engine.device)
+    return engine.broadcast(own.detach())
+
+
+def _gather_bytes(engine: Engine, message: bytes) -> list[bytes]:
+    sent = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+    return [part.cpu().numpy().tobytes() for part in engine.all_gather(sent)]
