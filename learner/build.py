@@ -51,7 +51,7 @@ def build_algorithm(config: Config) -> Algorithm:
 
 
 def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
-    """The engines of this rank by role, the actor first; collective under torchrun.
+    """The engines of this rank by role, the actor first, each proven right; collective under torchrun.
 
     A role without a model of its own starts from the actor's initial weights, also where the actor goes on from a
     checkpoint: that is what a reference policy is.
@@ -62,7 +62,7 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
 
     Raises:
         ConfigError: no such engine, or CUDA was asked for and is absent.
-        DataError: a model cannot be loaded.
+        DataError: a model cannot be loaded, or is not computed as transformers computes it.
     """
     needs = algorithm.needs
     models = {role.name: _model(config, role) for role in needs.roles}
@@ -73,6 +73,8 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
             optimizer = _section(config, role).optimizer or config.learner.optimizer
         offload = _section(config, role).offload
         engines[role.name] = _engine(config, models[role.name], optimizer, _model_type(role), offload=offload)
+    for engine in engines.values():
+        engine.probe()
     return engines
 
 
@@ -110,6 +112,7 @@ def _engine(
         seed=config.run.seed,
         entropy_gradient=entropy_gradient,
         offload=offload,
+        longest=config.rollout.max_prompt_tokens + config.rollout.max_response_tokens,
     )
     return create_engine(spec, model_type=model_type, backend=config.learner.engine)
 

@@ -212,6 +212,7 @@ class TrainingLoop:
             token_budget=self._batch.tokens_per_micro_batch,
             minibatches=self._batch.minibatches,
             ranks=self._team.ranks,
+            packing=self._team.packing,
         )
 
     def _finish(self, batch: Candidate, result: TrainResult) -> None:

@@ -221,7 +221,7 @@ class Share:
             )
             for member in members
         ]
-        division = plan_batch(items, token_budget=self._token_budget).minibatches[0][0]
+        division = plan_batch(items, token_budget=self._token_budget, packing=self._plan.packing).minibatches[0][0]
         return [tuple(members[index] for index in micro) for micro in division]
 
     def _lay_out(self, members: Sequence[int], kept: NDArray[np.bool_] | None) -> MicroBatch:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.batching.plan import BatchPlan, Item, plan_batch
+from learner.batching.types import Packing
 from learner.groups import SampledGroup
 from learner.lineage import Lineage
 from learner.screening import is_truncated
@@ -73,6 +74,7 @@ class TrainPlan:
         members: all responses that are trained, those of a group side by side.
         components: names of the reward components.
         division: minibatches, ranks and micro-batches, as indices of `members`.
+        packing: how micro-batches are computed.
     """
 
     version: int
@@ -81,6 +83,7 @@ class TrainPlan:
     members: Sequence[PlannedMember]
     components: Sequence[str]
     division: BatchPlan
+    packing: Packing = Packing.SHARED
 
     def to_bytes(self) -> bytes:
         """For the other ranks."""
@@ -95,6 +98,7 @@ class TrainPlan:
                 ],
                 "components": self.components,
                 "division": self.division.minibatches,
+                "packing": self.packing.value,
             }
         )
         return packed
@@ -114,6 +118,7 @@ class TrainPlan:
                     tuple(tuple(tuple(micro) for micro in rank) for rank in minibatch) for minibatch in wire["division"]
                 )
             ),
+            packing=Packing(wire["packing"]),
         )
 
 
@@ -125,6 +130,7 @@ def plan_training(
     token_budget: int,
     minibatches: int,
     ranks: int,
+    packing: Packing = Packing.SHARED,
 ) -> TrainPlan:
     """Plans a batch.
 
@@ -135,6 +141,7 @@ def plan_training(
         token_budget: tokens per micro-batch.
         minibatches: optimizer steps per pass.
         ranks: data-parallel ranks.
+        packing: that all models of the run can take.
     """
     names = sorted({name for group in groups for member in group.members for name in member.components})
     prompts, members, items = [], [], []
@@ -158,5 +165,5 @@ def plan_training(
                     )
                 )
                 items.append(Item(index, len(group.prompt_ids), meta.response_tokens))
-    division = plan_batch(items, token_budget=token_budget, ranks=ranks, minibatches=minibatches)
-    return TrainPlan(version, lineage, prompts, members, names, division)
+    division = plan_batch(items, token_budget=token_budget, ranks=ranks, minibatches=minibatches, packing=packing)
+    return TrainPlan(version, lineage, prompts, members, names, division, packing)

@@ -75,12 +75,13 @@ def warm_start(
     spec = EngineSpec(ModelSection(path=str(model_folder)), optimizer, total_steps=steps, device=device, seed=seed)
     engine = create_engine(spec)
     try:
+        engine.probe()
         order = _Order(len(sequences), seed)
         losses = []
         for _ in range(steps):
             chosen = [sequences[index] for index in order.take(min(batch, len(sequences)))]
             items = [Item(i, len(s.prompt_ids), len(s.response_ids)) for i, s in enumerate(chosen)]
-            plan = plan_batch(items, token_budget=token_budget)
+            plan = plan_batch(items, token_budget=token_budget, packing=engine.packing)
             packed = [pack(chosen, indices, engine.device) for indices in plan.minibatches[0][0]]
             result = engine.train_batch(packed, cross_entropy, engine.global_counts(packed))
             losses.append(result.metrics["loss"])

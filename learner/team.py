@@ -16,6 +16,7 @@ import msgpack
 import torch
 import torch.distributed as dist
 
+from learner.batching.types import Packing
 from learner.plan import TrainPlan
 from learner.worker import TrainResult, UpdateRefused, Worker
 from mesh.errors import RollmeshError, StoreError, UnreachableError
@@ -66,6 +67,11 @@ class Team:
     def ranks(self) -> int:
         """Data-parallel ranks."""
         return 1 if self._link is None else self._link.size
+
+    @property
+    def packing(self) -> Packing:
+        """That all models of the run can take."""
+        return self._worker.packing
 
     def prepare(self, plan: TrainPlan) -> None:
         """Every rank gets its share."""

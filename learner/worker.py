@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from learner.agreement import agree_on_state
 from learner.algorithms.base import Algorithm
 from learner.batching.pack import check
-from learner.batching.types import TrainSequence
+from learner.batching.types import Packing, TrainSequence
 from learner.checkpoint.store import CheckpointStore, load_checkpoint
 from learner.engines.base import Engine
 from learner.micro_batches import Share
@@ -86,6 +86,12 @@ class Worker:
         self._needs = algorithm.needs
         self._kinds = {ACTOR: "language_model"} | {role.name: role.kind for role in self._needs.roles}
         self._prepared: tuple[TrainPlan, Share] | None = None
+
+    @property
+    def packing(self) -> Packing:
+        """Rows where any model needs them: all see the same micro-batches."""
+        shared = all(engine.packing is Packing.SHARED for engine in self._engines.values())
+        return Packing.SHARED if shared else Packing.ROWS
 
     def prepare(self, plan: TrainPlan) -> None:
         """Gets this rank's share; a plan that was not trained is replaced.

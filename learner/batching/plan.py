@@ -1,8 +1,9 @@
 """Which sequence is computed where: token-budget micro-batches, balanced over ranks.
 
 Pure planning on lengths. Invariants: every item appears exactly once; a micro-batch holds at most `token_budget`
-tokens unless it is a single item over it; neighbours of one group stay together where the budget allows, so that
-their prompt is computed once; minibatches hold whole groups, in order.
+tokens, padding included, unless it is a single item over it; minibatches hold whole groups, in order. Where prompts are
+shared, neighbours of one group stay together where the budget allows, so that their prompt is computed once; in rows,
+sequences of similar length stand together, so that little is padded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from learner.batching.partition import partition, sequence_cost
+from learner.batching.types import Packing
 
 MicroBatchPlan = tuple[int, ...]
 """Indices of items, groups side by side."""
@@ -48,7 +50,14 @@ class _Unit:
     cost: int
 
 
-def plan_batch(items: Sequence[Item], *, token_budget: int, ranks: int = 1, minibatches: int = 1) -> BatchPlan:
+def plan_batch(
+    items: Sequence[Item],
+    *,
+    token_budget: int,
+    ranks: int = 1,
+    minibatches: int = 1,
+    packing: Packing = Packing.SHARED,
+) -> BatchPlan:
     """Divides a batch into minibatches, ranks and micro-batches.
 
     Args:
@@ -56,15 +65,20 @@ def plan_batch(items: Sequence[Item], *, token_budget: int, ranks: int = 1, mini
         token_budget: tokens per micro-batch.
         ranks: data-parallel ranks.
         minibatches: optimizer steps per pass; at most one per group is made.
+        packing: how the models compute a micro-batch.
     """
     groups = [list(members) for _, members in itertools.groupby(range(len(items)), key=lambda i: items[i].group)]
     count = min(minibatches, max(len(groups), 1))
     steps = []
     for m in range(count):
         share = groups[m * len(groups) // count : (m + 1) * len(groups) // count]
-        units = [unit for group in share for unit in _units(items, group, token_budget)]
+        if packing is Packing.ROWS:
+            units = [_unit(items, [index]) for group in share for index in group]
+        else:
+            units = [unit for group in share for unit in _units(items, group, token_budget)]
+        divide = _rows if packing is Packing.ROWS else _micro_batches
         by_rank = partition([unit.cost for unit in units], ranks)
-        steps.append(tuple(_micro_batches([units[i] for i in chosen], token_budget) for chosen in by_rank))
+        steps.append(tuple(divide([units[i] for i in chosen], token_budget) for chosen in by_rank))
     return BatchPlan(tuple(steps))
 
 
@@ -99,3 +113,15 @@ def _micro_batches(units: Sequence[_Unit], budget: int) -> tuple[MicroBatchPlan,
         if all(len(part) == 1 or sum(costs[i] for i in part) <= budget for part in division):
             return tuple(tuple(index for i in part for index in units[i].indices) for part in division)
         parts += 1
+
+
+def _rows(units: Sequence[_Unit], budget: int) -> tuple[MicroBatchPlan, ...]:
+    """The longest first: all rows of a micro-batch are as long as its first."""
+    micro_batches: list[list[int]] = []
+    longest = 0
+    for unit in sorted(units, key=lambda unit: unit.tokens, reverse=True):
+        if not micro_batches or (len(micro_batches[-1]) + 1) * longest > budget:
+            micro_batches.append([])
+            longest = unit.tokens
+        micro_batches[-1].extend(unit.indices)
+    return tuple(tuple(members) for members in micro_batches)

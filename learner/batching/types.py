@@ -12,12 +12,23 @@ sequence is never divided between micro-batches.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithms.types import GlobalCounts, TokenBatch
+
+
+class Packing(Enum):
+    """How a model can compute the sequences of a micro-batch."""
+
+    SHARED = "shared"
+    """All in one row, each prompt once: only attention passes anything from token to token, and it sees segments."""
+
+    ROWS = "rows"
+    """Each in a row of its own with its prompt, padded on the right: right for every model that only looks back."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from learner.algorithms.base import Loss
 from learner.algorithms.types import GlobalCounts, ModelOutput
-from learner.batching.types import PackedBatch
+from learner.batching.types import PackedBatch, Packing
 from mesh.config.models import ModelSection, OptimizerSection
 
 
@@ -39,6 +39,7 @@ class EngineSpec:
             process with it too.
         entropy_gradient: the loss differentiates the entropy (language models).
         offload: between calls the weights rest in host memory (models that are not trained).
+        longest: tokens of the longest sequence, prompt and response, that can come; None: not known.
     """
 
     model: ModelSection
@@ -50,6 +51,7 @@ class EngineSpec:
     seed: int = 0
     entropy_gradient: bool = False
     offload: bool = False
+    longest: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,25 @@ class Engine(ABC):
         rank, world_size: this process among the data-parallel ranks.
         device: where batches must be and results are.
         trained: it has an optimizer.
+        packing: how it computes the sequences of a micro-batch, which are to be planned accordingly.
     """
 
     rank: int
     world_size: int
     device: torch.device
     trained: bool
+    packing: Packing
+
+    @abstractmethod
+    def probe(self) -> None:
+        """Proves on a few random sequences that the model is computed right; to be called before anything is trained.
+
+        Log-probs or values, and for a trained model the gradient, are compared with those of transformers' own code.
+        It costs less than a training step and changes nothing.
+
+        Raises:
+            DataError: they differ, on every rank.
+        """
 
     @abstractmethod
     def train_batch(

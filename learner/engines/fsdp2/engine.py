@@ -10,8 +10,9 @@ from __future__ import annotations
 import gc
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,16 +25,20 @@ from learner.algorithms.base import Loss
 from learner.algorithms.metrics import Metrics
 from learner.algorithms.types import GlobalCounts, ModelOutput
 from learner.batching.pack import pack
-from learner.batching.types import PackedBatch, TrainSequence
+from learner.batching.types import PackedBatch, Packing, TrainSequence
 from learner.engines.base import Engine, EngineSpec, StepResult
+from learner.engines.fsdp2.attention import ATTENTION
 from learner.engines.fsdp2.export import full_tensors
 from learner.engines.fsdp2.figures import step_figures
-from learner.engines.fsdp2.layout import AttentionLayout, build_layout
-from learner.engines.fsdp2.loading import load_model, load_tokenizer
+from learner.engines.fsdp2.layout import build_layout
+from learner.engines.fsdp2.loading import load_model, load_tokenizer, quiet_transformers
+from learner.engines.fsdp2.packing import choose_packing
+from learner.engines.fsdp2.probe import Reading, read, settle
+from learner.engines.fsdp2.rows import build_rows
 from learner.engines.fsdp2.schedule import learning_rate
 from learner.engines.fsdp2.sharding import plain_name, prepare
 from learner.engines.fsdp2.state import load_state, save_state
-from learner.engines.fsdp2.varlen import VarlenLayout, build_varlen_layout, has_varlen
+from learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen
 from learner.engines.fsdp2.world import World
 from mesh.config.models import OptimizerSection
 from mesh.errors import ConfigError
@@ -57,7 +62,11 @@ class Fsdp2Engine(Engine):
             # On the CPU, where models are built; nothing draws from the device's generator.
             torch.default_generator.manual_seed(spec.seed)
             # Configuration and conversions for `export_hf`; its weights are those of `_model`.
-            self._shell = load_model(spec.model, backbone_only=self._backbone_only)
+            self._shell = load_model(spec.model, backbone_only=self._backbone_only, longest=spec.longest)
+            choice = choose_packing(self._shell)
+            self._own_attention: str = self._shell.config._attn_implementation
+            self.why_rows = choice.reason
+            self._use(choice.packing)
             self._model = self._build(self._shell)
         nn.Module.to(self._model, self.device)
         prepare(
@@ -85,6 +94,43 @@ class Fsdp2Engine(Engine):
     @abstractmethod
     def _nothing(self, *, sum_pi_squared: bool) -> ModelOutput:
         """The output for no tokens."""
+
+    def probe(self) -> None:
+        if self._spec.offload:
+            self.onload()
+        config = self._shell.config
+        name = f"model {self._spec.model.path!r} ({config.model_type})"
+        settle(self, name, config.get_text_config().vocab_size, self._world, self._spec.param_dtype)
+        if self._spec.offload:
+            self.offload()
+
+    def read(self, batches: Sequence[PackedBatch]) -> Reading:
+        """For the probe: what is computed now."""
+        return read(batches, lambda batch: self._forward(batch)[1], self._parameters)
+
+    @contextmanager
+    def plainly(self) -> Iterator[None]:
+        """For the probe: a row for every sequence, and transformers' eager attention."""
+        packing = self.packing
+        self._use(Packing.ROWS, "eager")
+        yield
+        self._use(packing)
+
+    def repack(self, reason: str) -> None:
+        """For the probe: a row for every sequence from now on."""
+        self.why_rows = reason
+        self._use(Packing.ROWS)
+
+    def embedding(self) -> nn.Module:
+        """For the probe: the embedding of the tokens."""
+        return self._shell.get_input_embeddings()
+
+    def _use(self, packing: Packing, attention: str | None = None) -> None:
+        """Computes in this way from now on."""
+        self.packing = packing
+        wanted = attention or (ATTENTION if packing is Packing.SHARED else self._own_attention)
+        with quiet_transformers():
+            self._shell.set_attn_implementation(wanted)
 
     def train_batch(
         self,
@@ -190,9 +236,15 @@ class Fsdp2Engine(Engine):
         gc.collect()
         self._world.close()
 
-    def _layout(self, batch: PackedBatch) -> AttentionLayout | VarlenLayout:
+    def _inputs(self, batch: PackedBatch) -> tuple[dict[str, Any], Tensor]:
+        """What the model takes, and where in its tokens, row after row, the predictors stand: int64 [R]."""
+        if self.packing is Packing.ROWS:
+            rows = build_rows(batch.segments, self.device)
+            return {"input_ids": batch.input_ids[0, rows.tokens]}, rows.places[batch.predictors]
         build = build_varlen_layout if self._varlen else build_layout
-        return build(batch.segments, self.device)
+        layout = build(batch.segments, self.device)
+        inputs = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "layout": layout}
+        return inputs, batch.predictors
 
     def _training(self) -> tuple[OptimizerSection, Optimizer]:
         if self._spec.optimizer is None or self._optimizer is None:

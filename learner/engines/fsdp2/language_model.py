@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -16,16 +18,14 @@ class LanguageModelEngine(Fsdp2Engine):
     """Any Hugging Face causal language model whose attention can run packed."""
 
     def _build(self, shell: PreTrainedModel) -> nn.Module:
+        for child in shell.children():
+            if isinstance(child, PreTrainedModel):
+                child.register_forward_hook(_in_one_row)
         return shell
 
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
-        logits = self._model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.predictors,
-            layout=self._layout(batch),
-        ).logits.squeeze(0)
+        inputs, predictors = self._inputs(batch)
+        logits = self._model(**inputs, use_cache=False, logits_to_keep=predictors).logits.squeeze(0)
         output = token_log_probs(
             logits,
             batch.labels,
@@ -38,3 +38,9 @@ class LanguageModelEngine(Fsdp2Engine):
     def _nothing(self, *, sum_pi_squared: bool) -> ModelOutput:
         none = torch.zeros(0, device=self.device)
         return ModelOutput(log_probs=none, entropy=none, sum_pi_squared=none if sum_pi_squared else None)
+
+
+def _in_one_row(_module: nn.Module, _args: Any, output: Any) -> Any:
+    """Hidden states row after row, [1, S * L, H]: so `logits_to_keep` picks tokens of all rows."""
+    output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[None]
+    return output

@@ -7,7 +7,7 @@ in any dtype, tied embeddings. Master weights are float32.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +16,37 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from learner.engines.fsdp2.attention import ATTENTION
+from learner.engines.fsdp2.packing import refuse_mixed_rotary
 from mesh.config.models import ModelSection
 from mesh.errors import DataError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
-def load_model(section: ModelSection, *, backbone_only: bool = False) -> PreTrainedModel:
-    """Loads the model in float32 on the CPU, with packed attention and without dropout.
+def load_model(section: ModelSection, *, backbone_only: bool = False, longest: int | None = None) -> PreTrainedModel:
+    """Loads the model in float32 on the CPU, with the attention that transformers chooses and without dropout.
 
     Args:
         section: folder or hub id.
         backbone_only: the output layer is not used: it may be absent, and other heads may be there.
+        longest: tokens of the longest sequence, where it is known.
 
     Raises:
-        DataError: missing folder or hub id, a folder that is no model or lacks weights, an architecture that cannot
-            run packed.
+        DataError: missing folder or hub id, a folder that is no model or lacks weights, or sequences that are too long
+            for the model to be computed side by side.
     """
     source = _source(section)
     # Bars of a fraction of a second would only disturb the service's log.
     transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source, revision=section.revision)
-        with _reports(shown=not backbone_only):
+        refuse_mixed_rotary(config, section.path, longest)
+        with quiet_transformers() if backbone_only else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
                 revision=section.revision,
                 config=config,
                 dtype=torch.float32,
-                attn_implementation=ATTENTION,
                 output_loading_info=True,
             )
     except (OSError, ValueError, KeyError) as error:
@@ -85,11 +86,11 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase | None:
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers: the elements of the largest module list whose elements share one class."""
+    """The layers: the elements of the largest module list. Those of a hybrid model are of several classes."""
     best: nn.ModuleList | None = None
     size = 0
     for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len({type(element) for element in module}) == 1:
+        if isinstance(module, nn.ModuleList):
             weight = sum(parameter.numel() for parameter in module.parameters())
             if weight > size:
                 best, size = module, weight
@@ -97,11 +98,10 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _reports(*, shown: bool) -> Iterator[None]:
-    """What transformers has to say of weights that do not fit, or silence."""
+def quiet_transformers() -> Iterator[None]:
+    """Silences what transformers has to say, of weights that do not fit or of settings that do not exist."""
     before = transformers_logging.get_verbosity()
-    if not shown:
-        transformers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:

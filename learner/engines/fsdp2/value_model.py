@@ -8,6 +8,7 @@ backbone's dtype: values are compared with returns, and bfloat16 would round the
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -18,8 +19,6 @@ from transformers import PreTrainedModel
 from learner.algorithms.types import ModelOutput
 from learner.batching.types import PackedBatch
 from learner.engines.fsdp2.engine import Fsdp2Engine
-from learner.engines.fsdp2.layout import AttentionLayout
-from learner.engines.fsdp2.varlen import VarlenLayout
 from mesh.errors import DataError
 
 HEAD = "value_head"
@@ -56,25 +55,20 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 
-    def forward(
-        self, input_ids: Tensor, position_ids: Tensor, predictors: Tensor, layout: AttentionLayout | VarlenLayout
-    ) -> Tensor:
+    def forward(self, predictors: Tensor, **inputs: Any) -> Tensor:
         """Values at the given places.
 
         Args:
-            input_ids, position_ids: int64 [1, N].
-            predictors: int64 [R], places among the N tokens.
-            layout: of the packed tokens.
+            predictors: int64 [R], places among the tokens, row after row.
+            inputs: of the backbone.
 
         Returns:
             float32 [R, 1].
         """
         backbone = self.get_submodule(self._backbone_name)
-        hidden: Tensor = backbone(
-            input_ids=input_ids, position_ids=position_ids, use_cache=False, layout=layout
-        ).last_hidden_state
+        hidden: Tensor = backbone(**inputs, use_cache=False).last_hidden_state
         # An embedding look-up is a gather with a fast backward; see `attention`.
-        chosen = functional.embedding(predictors, hidden.squeeze(0))
+        chosen = functional.embedding(predictors, hidden.flatten(0, 1))
         values: Tensor = self.value_head(chosen.float())
         return values
 
@@ -98,8 +92,8 @@ class ValueModelEngine(Fsdp2Engine):
 
     def _forward(self, batch: PackedBatch, *, sum_pi_squared: bool = False) -> tuple[ModelOutput, Tensor]:
         del sum_pi_squared
-        layout = self._layout(batch)
-        values = self._model(batch.input_ids, batch.position_ids, batch.predictors, layout).squeeze(-1)
+        inputs, predictors = self._inputs(batch)
+        values = self._model(predictors, **inputs).squeeze(-1)
         return ModelOutput(values=values), values
 
     def _nothing(self, *, sum_pi_squared: bool) -> ModelOutput:

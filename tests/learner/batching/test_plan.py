@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from learner.batching.partition import sequence_cost
 from learner.batching.plan import Item, plan_batch
+from learner.batching.types import Packing
 
 
 @given(
@@ -16,10 +17,12 @@ from learner.batching.plan import Item, plan_batch
     budget=st.integers(1, 120),
     ranks=st.integers(1, 4),
     minibatches=st.integers(1, 4),
+    packing=st.sampled_from(Packing),
 )
-def test_plans_keep_their_promises(groups, budget, ranks, minibatches):
+def test_plans_keep_their_promises(groups, budget, ranks, minibatches, packing):
     items = [Item(g, prompt, response) for g, (prompt, responses) in enumerate(groups) for response in responses]
-    plan = plan_batch(items, token_budget=budget, ranks=ranks, minibatches=minibatches)
+    plan = plan_batch(items, token_budget=budget, ranks=ranks, minibatches=minibatches, packing=packing)
+    tokens = {Packing.SHARED: _tokens, Packing.ROWS: _padded}[packing]
     seen = [i for step in plan.minibatches for rank in step for micro in rank for i in micro]
     assert sorted(seen) == list(range(len(items)))
     assert len(plan.minibatches) == min(minibatches, max(1, len(groups)))
@@ -27,7 +30,7 @@ def test_plans_keep_their_promises(groups, budget, ranks, minibatches):
         assert len(step) == ranks
         for rank in step:
             for micro in rank:
-                assert len(micro) == 1 or _tokens(items, micro) <= budget
+                assert len(micro) == 1 or tokens(items, micro) <= budget
     # Minibatches hold whole groups, in order.
     owners = [sorted({items[i].group for rank in step for micro in rank for i in micro}) for step in plan.minibatches]
     flat = [group for owner in owners for group in owner]
@@ -56,3 +59,7 @@ def test_a_group_stays_together_where_the_budget_allows():
 def _tokens(items: list[Item], micro: tuple[int, ...]) -> int:
     prompts = {items[i].group: items[i].prompt_tokens for i in micro}
     return sum(prompts.values()) + sum(items[i].response_tokens for i in micro)
+
+
+def _padded(items: list[Item], micro: tuple[int, ...]) -> int:
+    return len(micro) * max(items[i].prompt_tokens + items[i].response_tokens for i in micro)

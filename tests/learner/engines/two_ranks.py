@@ -15,6 +15,7 @@ import torch
 from learner.checkpoint.store import CheckpointStore
 from learner.engines.base import Engine
 from learner.engines.fsdp2.export import full_tensors
+from mesh.errors import DataError
 from mesh.versions import PolicyVersion
 from tests.learner.engines.models import EXPORT_BUCKET_BYTES, make_critic, make_engine
 from tests.learner.engines.training import critic_loss, gradients, train_step, weights
@@ -24,6 +25,7 @@ torch.set_num_threads(1)
 
 def main(model: Path, checkpoint: Path, out: Path) -> None:
     engine = make_engine(model)
+    engine.probe()
     result = train_step(engine, seed=1)
     seen = {"gradients": gradients(engine), "weights": weights(engine)}
     # Fewer groups than ranks could share evenly: one rank has fewer micro-batches than the other.
@@ -52,7 +54,14 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     for name, tensor in tensors:
         seen["in_small_buckets"][name] = tensor.clone()
         held = max(held, tensor.untyped_storage().nbytes())
-    figures = {"held_bytes": held, "critic_metrics": values.metrics, "idle_critic_metrics": idle.metrics}
+    engine._shell.base_model.norm.weight.data.fill_(torch.nan)
+    refused = engine._world.gather_bytes(refusal(engine).encode())
+    figures = {
+        "refused": [told.decode() for told in refused],
+        "held_bytes": held,
+        "critic_metrics": values.metrics,
+        "idle_critic_metrics": idle.metrics,
+    }
     if engine.rank == 0:
         torch.save(seen, out / "seen.pt")
         (out / "seen.json").write_text(json.dumps({"metrics": result.metrics, "extra": extra} | figures))
@@ -67,6 +76,15 @@ def gather(engine: Engine) -> dict[str, list[torch.Tensor]]:
         "nothing": engine.all_gather(torch.zeros(0)),
         "flags": engine.all_gather(torch.tensor([False, True] if engine.rank else [True])),
     }
+
+
+def refusal(engine: Engine) -> str:
+    """How the probe refuses, on this rank."""
+    try:
+        engine.probe()
+    except DataError as error:
+        return error.message
+    return "not refused"
 
 
 if __name__ == "__main__":

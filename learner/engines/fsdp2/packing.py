@@ -1,0 +1,92 @@
+"""Which packing a model can take, from what its class and its configuration say.
+
+Invariant: what short sequences cannot show is decided here: layers beside attention, attention over chunks, sinks, and
+rotary embeddings that look at the longest sequence beside. What is decided is proven by the probe (`probe`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from learner.batching.types import Packing
+from mesh.errors import DataError
+
+# Layers whose attention takes the packed layout; every other kind needs a row for each sequence.
+_PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
+# Rotary embeddings whose frequencies follow the longest position of a forward pass.
+_BATCH_ROPE = frozenset({"dynamic", "longrope"})
+# How transformers' models name the parameters of attention sinks.
+_SINKS = "sinks"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The packing of a model.
+
+    Attributes:
+        packing: how its sequences are laid out.
+        reason: why prompts are not shared; empty where they are.
+    """
+
+    packing: Packing
+    reason: str = ""
+
+
+def choose_packing(model: PreTrainedModel) -> Choice:
+    """The densest packing that can be exact.
+
+    Args:
+        model: loaded, or without weights.
+    """
+    foreign = sorted(set(_layer_types(model.config)) - _PACKED_LAYERS)
+    if foreign:
+        return Choice(Packing.ROWS, f"it has layers of the kind {', '.join(foreign)}")
+    if model._is_stateful:
+        return Choice(Packing.ROWS, "its layers carry a state from token to token")
+    if not model.is_backend_compatible():
+        return Choice(Packing.ROWS, "its attention is its own")
+    if any(name.rpartition(".")[2] == _SINKS for name, _ in model.named_parameters()):
+        return Choice(Packing.ROWS, "its attention has sinks")
+    return Choice(Packing.SHARED)
+
+
+def refuse_mixed_rotary(config: PreTrainedConfig, name: str, longest: int | None) -> None:
+    """Refuses sequences so long that one changes the rotary embeddings of those beside it.
+
+    Args:
+        config: of the model.
+        name: the model, for the error.
+        longest: tokens of the longest sequence; None: not known, nothing is refused.
+
+    Raises:
+        DataError: names the limit.
+    """
+    text = config.get_text_config()
+    for rope in _ropes(getattr(text, "rope_parameters", None)):
+        kind = rope.get("rope_type")
+        limit = rope.get("original_max_position_embeddings") or getattr(text, "max_position_embeddings", None)
+        if kind in _BATCH_ROPE and limit is not None and longest is not None and longest > limit:
+            raise DataError(
+                f"model {name!r} ({config.model_type}) has rotary embeddings of the type {kind!r}: beyond {limit} "
+                f"tokens a sequence changes those computed beside it, and this run's have up to {longest}",
+                hint=f"keep rollout.max_prompt_tokens + rollout.max_response_tokens within {limit}",
+            )
+
+
+def _layer_types(config: PreTrainedConfig) -> list[str]:
+    return list(getattr(config.get_text_config(), "layer_types", None) or ())
+
+
+def _ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
+    """The settings of all rotary embeddings: of the model, or of each kind of layer."""
+    if not isinstance(parameters, Mapping):
+        return
+    if "rope_type" in parameters:
+        yield parameters
+    for value in parameters.values():
+        if isinstance(value, Mapping):
+            yield value

@@ -1,0 +1,246 @@
+"""The start-up probe: what an engine computes must be what transformers computes, or the model is refused.
+
+The truth is one sequence at a time through transformers' eager attention, on the same (sharded) parameters; against it
+stands the engine's own way, packed. Compared are log-probs or values, and for trained models the gradient of a random
+weighting of them; and what a packed sequence says is compared with the same beside other sequences.
+
+Invariants: collective, with the same verdict on every rank; torch's random numbers are not drawn from; no gradient is
+left. At its peak memory holds two gradients more than a backward pass makes: as much as AdamW's moments, which do not
+exist yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from learner.batching.pack import pack
+from learner.batching.types import PackedBatch, Packing, TrainSequence
+from learner.engines.agreement import FLOORS, REFUSED_HINT, Difference, Evidence
+from learner.engines.fsdp2.world import World
+from mesh.errors import DataError
+
+_log = logging.getLogger(__name__)
+
+# Prompt and response lengths of the groups: more than one response shares its prompt, one is a single token.
+_GROUPS = ((6, (9,)), (11, (7, 12)), (4, (1,)))
+# The sequence that stays where its neighbours change: it has some on both sides, and one that shares its prompt.
+_WITNESS = 2
+_SEED = 20
+# One rounding more in the worst direction: half a unit in the last place of bfloat16.
+_ROUNDING = 2.0**-9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """What one way of computing gave.
+
+    Attributes:
+        outputs: float32 [R], log-probs or values.
+        gradients: this rank's shards by the parameter's index; none for a model that is not trained.
+    """
+
+    outputs: Tensor
+    gradients: dict[int, Tensor]
+
+
+class Subject(Protocol):
+    """What is probed.
+
+    Attributes:
+        packing: how it computes a micro-batch at present.
+        why_rows: why that is in rows, where it is.
+    """
+
+    packing: Packing
+    why_rows: str
+
+    def read(self, batches: Sequence[PackedBatch]) -> Reading:
+        """Computes in its present way."""
+
+    def plainly(self) -> AbstractContextManager[None]:
+        """Within it, every sequence has a row of its own and goes through transformers' eager attention."""
+
+    def repack(self, reason: str) -> None:
+        """Gives every sequence a row of its own from now on."""
+
+    def embedding(self) -> nn.Module:
+        """The embedding of the tokens."""
+
+
+def settle(subject: Subject, name: str, vocabulary: int, world: World, param_dtype: str) -> None:
+    """Proves the subject's packing, or that of rows where prompts cannot be shared.
+
+    Args:
+        subject: the model.
+        name: for logs and errors.
+        vocabulary: number of tokens.
+        world: the ranks.
+        param_dtype: compute dtype.
+
+    Raises:
+        DataError: it is right in neither.
+    """
+    try:
+        probe = Probe(subject, vocabulary, world, param_dtype)
+        problem = probe.problem()
+        if problem is not None and subject.packing is Packing.SHARED:
+            subject.repack(problem)
+            problem = probe.problem()
+    except (torch.OutOfMemoryError, dist.DistError):
+        raise
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        # Of code that is not ours: a model that does not take what the others do.
+        raise DataError(
+            f"{name} cannot be computed in {param_dtype}: {type(error).__name__}: {error}", hint=REFUSED_HINT
+        ) from error
+    if problem is not None:
+        raise DataError(f"{name} cannot be trained right: {problem}", hint=REFUSED_HINT)
+    if subject.packing is Packing.ROWS and world.rank == 0:
+        _log.warning("%s: every sequence is computed in a row of its own: %s", name, subject.why_rows)
+
+
+class Probe:
+    """Looks at a model; it can be asked again where the model computes in another way.
+
+    Args:
+        subject: the model.
+        vocabulary: number of tokens.
+        world: the ranks.
+        param_dtype: compute dtype.
+    """
+
+    def __init__(self, subject: Subject, vocabulary: int, world: World, param_dtype: str) -> None:
+        self._subject = subject
+        self._world = world
+        self._floor = FLOORS[param_dtype]
+        self._rounds = param_dtype != "float32"
+        rng = np.random.default_rng(_SEED)
+        sequences = _sequences(vocabulary, rng)
+        others = _with_other_neighbours(sequences, vocabulary, rng)
+        self._alone = [pack([sequence], device=world.device) for sequence in sequences]
+        self._packed = pack(sequences, device=world.device)
+        self._beside_others = pack(others, device=world.device)
+        ends = np.cumsum([len(sequence.response_ids) for sequence in sequences])
+        self._witness = slice(int(ends[_WITNESS - 1]), int(ends[_WITNESS]))
+        with subject.plainly():
+            self._truth = subject.read(self._alone)
+
+    def problem(self) -> str | None:
+        """What is wrong with the subject's present way of computing; None where nothing is."""
+        found = self._subject.read([self._packed])
+        beside = self._subject.read([self._beside_others]).outputs
+        leak = _apart(beside[self._witness], found.outputs[self._witness], self._truth.outputs)
+        evidence = Evidence(self._difference(found), float(self._world.max(leak)))
+        problem = evidence.problem(self._floor)
+        if problem is None or not self._rounds:
+            return problem
+        return dataclasses.replace(evidence, noise=self._noise()).problem(self._floor)
+
+    def _noise(self) -> Difference:
+        """What one rounding more makes of the truth."""
+        generator = torch.Generator()
+
+        def rounded(_module: nn.Module, _args: object, hidden: Tensor) -> Tensor:
+            generator.manual_seed(_SEED)
+            by = 1.0 + _ROUNDING * torch.randn(hidden.shape, generator=generator).to(hidden.device)
+            return (hidden.float() * by).to(hidden.dtype)
+
+        handle = self._subject.embedding().register_forward_hook(rounded)
+        try:
+            with self._subject.plainly():
+                return self._difference(self._subject.read(self._alone))
+        finally:
+            handle.remove()
+
+    def _difference(self, found: Reading) -> Difference:
+        """How far a reading is from the truth; collective, the same on every rank."""
+        truth, device = self._truth, self._world.device
+        outputs = float(self._world.max(_apart(found.outputs, truth.outputs, truth.outputs)))
+        if not truth.gradients and not found.gradients:
+            return Difference(outputs, None)
+        squares = torch.zeros(2, device=device)
+        for index in truth.gradients.keys() | found.gradients.keys():
+            theirs = truth.gradients.get(index, torch.zeros((), device=device))
+            squares[0] += (found.gradients.get(index, torch.zeros((), device=device)) - theirs).square().sum()
+            squares[1] += theirs.square().sum()
+        apart, norm = self._world.sum(squares).sqrt()
+        return Difference(outputs, float(apart / _not_zero(norm)))
+
+
+def read(
+    batches: Iterable[PackedBatch], forward: Callable[[PackedBatch], Tensor], parameters: Sequence[nn.Parameter]
+) -> Reading:
+    """Computes micro-batches; leaves no gradient.
+
+    Args:
+        batches: of the same sequences in the same order, however they are divided.
+        forward: gives float32 [R'] for a micro-batch, differentiable where there are parameters.
+        parameters: those that are trained; none: no gradient is computed.
+    """
+    rng = np.random.default_rng(_SEED)
+    outputs = []
+    with torch.set_grad_enabled(bool(parameters)):
+        for batch in batches:
+            output = forward(batch)
+            outputs.append(output.detach().float())
+            if parameters:
+                weights = torch.from_numpy(rng.standard_normal(len(output), dtype=np.float32))
+                (output * weights.to(output.device)).sum().backward()
+    gradients = {i: _local(parameter.grad) for i, parameter in enumerate(parameters) if parameter.grad is not None}
+    for parameter in parameters:
+        parameter.grad = None
+    return Reading(torch.cat(outputs), gradients)
+
+
+def _sequences(vocabulary: int, rng: np.random.Generator) -> list[TrainSequence]:
+    """Random sequences, the same on every rank."""
+    sequences = []
+    for prompt_tokens, responses in _GROUPS:
+        prompt = rng.integers(0, vocabulary, prompt_tokens, dtype=np.int32)
+        for count in responses:
+            response = rng.integers(0, vocabulary, count, dtype=np.int32)
+            ones = np.ones(count, dtype=np.uint8)
+            sequences.append(TrainSequence(prompt, response, ones, np.zeros(count, dtype=np.float32)))
+    return sequences
+
+
+def _with_other_neighbours(
+    sequences: Sequence[TrainSequence], vocabulary: int, rng: np.random.Generator
+) -> list[TrainSequence]:
+    """The same lengths, other tokens, except for the witness and the prompt that it shares."""
+    witness = sequences[_WITNESS]
+    changed = []
+    for sequence in sequences:
+        if sequence is not witness:
+            ids = rng.integers(0, vocabulary, len(sequence.response_ids), dtype=np.int32)
+            sequence = dataclasses.replace(sequence, response_ids=ids)
+        if sequence.prompt_ids is not witness.prompt_ids:
+            ids = rng.integers(0, vocabulary, len(sequence.prompt_ids), dtype=np.int32)
+            sequence = dataclasses.replace(sequence, prompt_ids=ids)
+        changed.append(sequence)
+    return changed
+
+
+def _apart(found: Tensor, truth: Tensor, spread: Tensor) -> Tensor:
+    """Root mean square of the differences, over the standard deviation of `spread`."""
+    return (found - truth).square().mean().sqrt() / _not_zero(spread.std())
+
+
+def _not_zero(value: Tensor) -> Tensor:
+    # A new value head says 0 everywhere, and a model may be flat: equal is 0 over anything.
+    return value.clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).float()

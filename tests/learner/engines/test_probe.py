@@ -1,0 +1,175 @@
+"""The start-up probe: what is right passes and is left as it was; what is wrong is computed otherwise, or refused."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.tiny_models import save_model
+from learner.batching.types import Packing
+from learner.engines.agreement import FLOORS, Difference, Evidence
+from learner.engines.fsdp2.packing import refuse_mixed_rotary
+from mesh.errors import DataError
+from tests.learner.engines.models import make_critic, make_engine, make_frozen
+from tests.learner.engines.training import critic_loss, gradients, train_step, weights
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Folders of `benchmarks.tiny_models`, each written once."""
+    folders: dict[str, Path] = {}
+
+    def folder(architecture: str) -> Path:
+        if architecture not in folders:
+            folders[architecture] = save_model(tmp_path_factory.mktemp("tiny") / architecture, architecture)
+        return folders[architecture]
+
+    return folder
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5_text", "lfm2", "mamba", "jamba", "recurrent_gemma"])
+def test_sequences_that_would_leak_into_one_another_get_rows_of_their_own(tiny, architecture, caplog):
+    engine = make_engine(tiny(architecture))
+    assert engine.packing is Packing.ROWS
+    # As if nobody knew of the layers beside attention: the probe finds out.
+    engine._use(Packing.SHARED)
+    with caplog.at_level(logging.WARNING):
+        engine.probe()
+    assert engine.packing is Packing.ROWS
+    assert "where other sequences stand beside it" in caplog.text
+
+
+@pytest.mark.parametrize("architecture", ["bloom", "falcon", "gpt_oss", "llama4_text"])
+def test_attention_of_another_kind_is_left_to_transformers(tiny, architecture, caplog):
+    engine = make_engine(tiny(architecture))
+    with caplog.at_level(logging.WARNING):
+        engine.probe()
+    assert engine.packing is Packing.ROWS
+    assert f"({engine._shell.config.model_type}): every sequence is computed in a row of its own: it" in caplog.text
+
+
+@pytest.mark.parametrize("make", [make_engine, make_critic, make_frozen])
+@pytest.mark.parametrize("param_dtype", FLOORS)
+def test_what_is_right_passes_in_every_role_and_dtype(tiny, make, param_dtype):
+    engine = make(tiny("qwen3"), param_dtype=param_dtype)
+    engine.probe()
+    assert engine.packing is Packing.SHARED
+    engine.close()
+
+
+def test_the_probe_leaves_no_trace(tiny):
+    probed, other = make_critic(tiny("lfm2")), make_critic(tiny("lfm2"))
+    # A head that says something, so that a gradient reaches the backbone.
+    for engine in (probed, other):
+        train_step(engine, seed=1, loss=critic_loss)
+        engine._optimizer.zero_grad()
+    random = torch.get_rng_state()
+    probed.probe()
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(parameter.grad is None for parameter in probed._model.parameters())
+    assert not any(module.training for module in probed._shell.base_model.modules())
+    for engine in (probed, other):
+        train_step(engine, seed=2, loss=critic_loss)
+    for name, tensor in weights(other).items():
+        torch.testing.assert_close(weights(probed)[name], tensor, atol=0, rtol=0)
+
+
+class _LooksAhead(nn.Module):
+    """Adds to every token the mean of all tokens of its row: no packing makes that right."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, hidden):
+        return self.layer(hidden) + hidden.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("make", [make_engine, make_critic])
+def test_a_model_that_is_right_in_no_packing_is_refused(tiny, make):
+    engine = make(tiny("qwen3"))
+    layer = engine._shell.base_model.layers[0]
+    layer.mlp = _LooksAhead(layer.mlp)
+    with pytest.raises(DataError, match=r"\(qwen3\) cannot be trained right: .* differ.* by 0\.\d"):
+        engine.probe()
+
+
+def test_two_ranks_pass_together_and_are_refused_together(two_rank_results):
+    # That they passed without a trace, the other tests of this run show: the probe came before all they did.
+    (told,) = set(two_rank_results.figures["refused"])
+    assert told.endswith("by nan of the outputs' spread (at most 0.001)")
+
+
+def test_weights_that_are_not_finite_are_refused(tiny):
+    engine = make_frozen(tiny("qwen3"))
+    engine._shell.base_model.norm.weight.fill_(torch.nan)
+    with pytest.raises(DataError, match="by nan"):
+        engine.probe()
+
+
+def test_a_model_that_does_not_run_is_refused(tiny):
+    # transformers multiplies float32 with bfloat16 in its linear attention.
+    engine = make_engine(tiny("minimax"), param_dtype="bfloat16")
+    with pytest.raises(DataError, match=r"\(minimax\) cannot be computed in bfloat16: RuntimeError"):
+        engine.probe()
+    engine.close()
+
+
+@pytest.mark.parametrize("architecture", ["qwen3_5_text", "lfm2", "bloom"])
+def test_micro_batches_do_not_change_the_gradient_of_rows(tiny, architecture):
+    found = []
+    for budget in (1 << 20, 1):
+        engine = make_engine(tiny(architecture))
+        train_step(engine, seed=3, token_budget=budget)
+        found.append(gradients(engine))
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_rotary_embeddings_that_look_at_the_longest_sequence_are_refused_beyond_their_limit():
+    from transformers import Phi3Config
+
+    factors = [1.0] * 4
+    config = Phi3Config(
+        hidden_size=32,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        rope_parameters={"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "rope_theta": 1e4},
+    )
+    refuse_mixed_rotary(config, "m", 64)
+    with pytest.raises(DataError, match=r"beyond 64 tokens .* up to 65"):
+        refuse_mixed_rotary(config, "m", 65)
+
+
+_FINE = Evidence(Difference(1e-6, 1e-6), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, None),
+        ({"truth": Difference(1e-6, None)}, None),
+        ({"leak": 2e-3}, "beside it"),
+        ({"leak": float("nan")}, "beside it"),
+        ({"truth": Difference(2e-3, 0.0)}, "outputs differ"),
+        ({"truth": Difference(0.0, 2e-3)}, "gradient differs"),
+        ({"truth": Difference(0.0, float("nan"))}, "gradient differs"),
+        # Rounding explains what it makes, and no more.
+        ({"truth": Difference(0.3, 0.5), "noise": Difference(0.1, 0.2)}, None),
+        ({"truth": Difference(0.5, 0.5), "noise": Difference(0.1, 0.2)}, "outputs differ"),
+        ({"truth": Difference(0.3, 0.9), "noise": Difference(0.1, 0.2)}, "gradient differs"),
+        ({"leak": 0.2, "noise": Difference(0.1, 0.2)}, "beside it"),
+    ],
+)
+def test_verdicts(change, problem):
+    found = replace(_FINE, **change).problem(FLOORS["float32"])
+    assert (found is None) == (problem is None)
+    assert problem is None or problem in found
