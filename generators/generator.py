@@ -173,6 +173,9 @@ class Generator:
         await self._enter("loads the model", link)
         await libraries
         engine, text = await asyncio.to_thread(load_engine, config, folder, results, threads=self._threads)
+        # The engine ends last, whatever becomes of the parts. A thread of it that hung may still come to itself.
+        stack.callback(results.disconnect)
+        stack.push_async_callback(asyncio.to_thread, engine.stop)
         engine.start()
         parts = Parts(
             config,

@@ -161,7 +161,6 @@ class Parts:
         )
         self.probes = Probes(engine, self.receiver.manifest)
         self.manual = ManualRequests(engine, text)
-        self._results = results
         results.connect(self._take, self.endpoint.take_tokens if self.endpoint is not None else None)
 
     @property
@@ -202,7 +201,7 @@ class Parts:
             await asyncio.wait(self._releases)
 
     async def close(self) -> None:
-        """Ends everything; what is under way is given up."""
+        """Ends everything but the engine; what is under way is given up."""
         for task in self._releases:
             task.cancel()
         await self.delivery.close()
@@ -215,9 +214,6 @@ class Parts:
             await self._programs.close()
         if self.endpoint is not None:
             await self.endpoint.close()
-        await asyncio.to_thread(self.engine.stop)
-        # A thread that hung and was abandoned may still come to itself.
-        self._results.disconnect()
 
     def _release(self, groups: Sequence[HeldGroup]) -> None:
         task = asyncio.get_running_loop().create_task(self._send_release(groups))

@@ -1,9 +1,10 @@
 """The rollout loop: grants in, requests to an engine or agents, finished groups out.
 
 Invariants: every grant ends here in exactly one of three ways: all its missing members are delivered, it is released,
-or it was lost to another holder, or cancelled, and dropped; a group is handed on to scoring whole, or in parts once its
-first finished member has waited `PARTIAL_AFTER_S` (so that a crash costs no more than that); members of a dropped group
-are aborted in the engine and never delivered. A member with a draft goes on from it; a draft never makes a group fail.
+or it was lost to another holder, or cancelled, and dropped. A group is handed on to scoring whole, or in parts once its
+first finished member has waited `PARTIAL_AFTER_S` (so that a crash costs no more than that); what is finished of it is
+stored before it is released. Members of a dropped group are aborted in the engine and never delivered. A member with a
+draft goes on from it; a draft never makes a group fail.
 
 Everything here happens in the event loop's thread and never waits.
 """
@@ -261,7 +262,7 @@ class Rollout:
         """Takes what one decode step finished."""
         now = time.time_ns()
         complete: dict[int, HeldGroup] = {}
-        misplaced: dict[int, HeldGroup] = {}
+        misplaced: list[HeldGroup] = []
         for result in results:
             owner = self._requests.pop(result.request_id, None)
             if owner is None:
@@ -270,7 +271,7 @@ class Rollout:
             del group.generating[member]
             self._generating[group.table] -= 1
             if (result.finish_reason == "aborted" and not result.refusal) or not _answers(group.pinned, result):
-                misplaced[id(group)] = group
+                misplaced.append(group)
                 continue
             if not group.finished and group.generating:
                 asyncio.get_running_loop().call_later(PARTIAL_AFTER_S, self._hand_on_part, group)
@@ -278,8 +279,8 @@ class Rollout:
             if not group.generating:
                 self._sampled(group)
                 complete[id(group)] = group
-        self.release([group for group in misplaced.values() if not group.dropped])
-        batch = [(group, self._take(group)) for group in complete.values() if not group.dropped]
+        self._give_back(misplaced)
+        batch = [(group, self._take(group)) for group in complete.values() if group.finished and not group.dropped]
         if batch:
             self._on_batch(batch)
         self._on_load()
@@ -303,7 +304,10 @@ class Rollout:
         group.undelivered -= members
         self._undelivered -= members
         if group.over and not group.dropped:
-            self._forget(group)
+            if group.incomplete:
+                self.release([group])
+            else:
+                self._forget(group)
         self._on_load()
 
     # ---------------------------------------------------------------------------------------------- giving up
@@ -325,6 +329,18 @@ class Rollout:
                 self.cancelled += 1
                 self.drop(group)
         self._on_load()
+
+    def _give_back(self, groups: Iterable[HeldGroup]) -> None:
+        """Nothing more is sampled for these; each is released once its finished members are stored."""
+        for group in groups:
+            if group.dropped or group.incomplete:
+                continue
+            group.incomplete = True
+            self._forget_requests(group, abort=True)
+            if group.finished:
+                self._on_batch([(group, self._take(group))])
+            if group.over:
+                self.release([group])
 
     def release(self, groups: Sequence[HeldGroup]) -> None:
         """Gives groups back; members stored so far stay."""

@@ -327,6 +327,30 @@ async def test_a_member_that_the_engine_refuses_late_has_its_outcome() -> None:
     assert book.rollout.idle.is_set()
 
 
+async def test_what_is_finished_is_stored_before_its_group_is_given_back() -> None:
+    """Where the engine gives up on one member, of the same turn or a later one; the others are not sampled on."""
+    book = Book()
+    await asyncio.gather(book.grant("early"), book.grant("same"), book.grant("none"))
+    early, same, none = (book.engine.requests[index : index + 4] for index in (0, 4, 8))
+    book.rollout.on_results([result(early[0].request_id, V0, "stop")])
+    book.rollout.on_results(
+        [
+            result(early[1].request_id, V0, "aborted"),
+            result(same[0].request_id, V0, "aborted"),
+            result(same[1].request_id, V0, "stop"),
+            result(none[0].request_id, V0, "aborted"),
+        ]
+    )
+    assert [part for batch in book.batches for part in members_of(batch)] == [("early", [0]), ("same", [1])]
+    left = [*early[2:], *same[2:], *none[1:]]
+    assert sorted(book.engine.aborted) == sorted(request.request_id for request in left)
+    assert [group.group_id for group in book.released] == ["none"]
+    assert len(book.rollout.leases("train")) == 3, "held until the buffer has what is finished"
+    book.settle()
+    assert [group.group_id for group in book.released] == ["none", "early", "same"]
+    assert book.rollout.idle.is_set()
+
+
 async def test_draining_hands_on_what_is_finished_and_gives_back_the_rest() -> None:
     book = Book()
     await book.grant("g1")

@@ -14,7 +14,7 @@ import pytest
 from buffer.service import BufferService
 from generators.service import serve
 from mesh.config.models import SecuritySection
-from mesh.errors import UnreachableError
+from mesh.errors import ConfigError, UnreachableError
 from mesh.service import Shutdown
 from mesh.trajectory import Trajectory, decode
 from mesh.versions import PolicyVersion
@@ -50,6 +50,20 @@ async def test_it_can_be_ended_while_it_waits_for_the_mesh() -> None:
         )
     assert status == 0
     assert said[0].startswith(f"waits for the mesh at {NOWHERE}, ")
+
+
+async def test_what_cannot_be_put_together_leaves_no_engine(tmp_path: Path) -> None:
+    """Agents need a chat template, which is seen when the engine has been started already."""
+    tool = tmp_path / "tool.py"
+    tool.write_text(
+        'def look(place: str) -> str:\n    """Looks.\n\n    Args:\n        place: where.\n    """\n    return place\n'
+    )
+    async with mesh(tmp_path, rollout__agent__tools=[f"{tool}:look"]) as world:
+        await world.learner()
+        task, _ = world.generator()
+        with pytest.raises(ConfigError, match="need a chat template"):
+            await task
+        assert "hf-engine" not in {thread.name for thread in threading.enumerate()}
 
 
 async def test_groups_are_generated_scored_and_stored(tmp_path: Path) -> None:
