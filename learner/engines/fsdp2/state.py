@@ -76,14 +76,33 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    fresh = not optimizer.state
+    _complete(optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    if fresh:
-        # AdamW has its moments only from a step on. `get_state_dict` has taken one, of nothing, and counted it.
-        for values in optimizer.state.values():
-            values["step"].zero_()
-        model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state, "rng": torch.get_rng_state()}
+
+
+def _complete(optimizer: Optimizer) -> None:
+    """Gives moments of no step to parameters that have none: AdamW makes them with a parameter's first gradient.
+
+    `get_state_dict` would do it for all parameters or for none, and for none where a step has left gradients without
+    being taken; such a checkpoint could not be loaded.
+    """
+    optimizer.zero_grad()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    fresh = [parameter for parameter in parameters if parameter not in optimizer.state]
+    if not fresh:
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    for parameter in fresh:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter in fresh:
+        optimizer.state[parameter]["step"].zero_()
 
 
 @contextmanager
