@@ -29,8 +29,8 @@ from mesh.service import AsyncBridge
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Longest wait for groups before the other ranks are told to go on waiting.
-_TURN_S = 30.0
+TURN_S = 30.0
+"""Longest wait of rank 0 before the other ranks are told to wait further."""
 # Longest wait for the answer of a claim; its client repeats the call for less than this.
 _CLAIM_S = 180.0
 
@@ -163,7 +163,7 @@ class TrainingLoop:
         self._state.phase = "waiting_for_groups"
         began = time.perf_counter()
         try:
-            return self._claimer.gather(self._candidate, _TURN_S)
+            return self._claimer.gather(self._candidate, TURN_S)
         finally:
             self._timings.wait_s += time.perf_counter() - began
 

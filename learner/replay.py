@@ -88,7 +88,7 @@ def replay(
         ConfigError: the settings do not go together.
     """
     if checkpoint is not None and not (checkpoint / STATE_NAME).is_file():
-        found = [folder.name for _, folder in CheckpointStore(recorded / CHECKPOINTS_NAME, keep=1).list()]
+        found = [folder.name for _, folder in CheckpointStore(recorded / CHECKPOINTS_NAME).list()]
         raise DataError(
             f"{checkpoint} is no checkpoint",
             hint=f"{recorded / CHECKPOINTS_NAME} has {', '.join(found) or 'none: replay from the start'}",

@@ -153,6 +153,14 @@ class Worker:
         """The actor's weights under Hugging Face names; every rank has to exhaust the iterator."""
         return self._actor.export_weights()
 
+    def check_folder(self) -> None:
+        """Refuses a folder of checkpoints that not every rank can write and see.
+
+        Raises:
+            ConfigError: names the folder and a rank.
+        """
+        self._store.check(self._actor)
+
     def save(self, version: PolicyVersion, extra: dict[str, object]) -> Path:
         """Writes a checkpoint of all that is trained; it is durable when this returns.
 

@@ -157,7 +157,10 @@ class Engine(ABC):
     def save_checkpoint(self, folder: Path, extra: dict[str, object]) -> None:
         """Writes model, optimizer, schedule, random state and `extra` (JSON) into an empty folder. Not atomic.
 
-        `learner.checkpoint.CheckpointStore` makes it atomic and keeps the newest.
+        A rank returns when its own part is written; `learner.checkpoint.CheckpointStore` waits for all.
+
+        Raises:
+            OSError: the disk refuses; perhaps on this rank alone.
         """
 
     @abstractmethod
@@ -165,8 +168,8 @@ class Engine(ABC):
         """Restores what `save_checkpoint` wrote, at any number of ranks; gives back `extra`."""
 
     @abstractmethod
-    def barrier(self) -> None:
-        """Waits until every rank is here."""
+    def gather_bytes(self, message: bytes) -> list[bytes]:
+        """Every rank's message, in the order of the ranks; they may differ in length and be empty."""
 
     @abstractmethod
     def export_hf(self, folder: Path) -> None:

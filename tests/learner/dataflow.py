@@ -128,7 +128,7 @@ def make_worker(
 ) -> Worker:
     held = HeldPayloads()
     held.hold(groups)
-    store = CheckpointStore(folder, keep=2)
+    store = CheckpointStore(folder)
     return Worker(engines, algorithm, held, store, epochs=epochs, token_budget=token_budget, seed=3)
 
 

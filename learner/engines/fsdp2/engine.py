@@ -209,8 +209,8 @@ class Fsdp2Engine(Engine):
         self._steps, extra = load_state(folder, self._world, self._model, self._training()[1])
         return extra
 
-    def barrier(self) -> None:
-        self._world.barrier()
+    def gather_bytes(self, message: bytes) -> list[bytes]:
+        return self._world.gather_bytes(message)
 
     def export_hf(self, folder: Path) -> None:
         state = {name: tensor.clone() for name, tensor in self.export_weights()}

@@ -28,7 +28,7 @@ _STATE_FILE = "state.json"
 def save_state(
     folder: Path, world: World, model: nn.Module, optimizer: Optimizer, steps: int, extra: dict[str, object]
 ) -> None:
-    """Writes everything into an existing, empty folder; collective.
+    """Writes everything into an existing, empty folder; collective. A rank returns when its own part is written.
 
     Args:
         folder: the same on every rank.
@@ -48,7 +48,6 @@ def save_state(
         raise OSError("; ".join(sorted(causes))) from failed
     if world.rank == 0:
         (folder / _STATE_FILE).write_text(json.dumps({"steps": steps, "extra": extra}), encoding="utf-8")
-    world.barrier()
 
 
 def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimizer) -> tuple[int, dict[str, object]]:

@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 
 
 def test_resume_continues_exactly(model_folder, tmp_path):
-    store = CheckpointStore(tmp_path, keep=2)
+    store = CheckpointStore(tmp_path)
     first = make_engine(model_folder, optimizer=OptimizerSection(lr=1e-2, schedule="cosine", warmup_steps=2))
     train_step(first, seed=1)
     path = store.save({"actor": first}, PolicyVersion(1, 1), {"cursor": {"epoch": 3}})
@@ -43,7 +43,7 @@ def test_resume_continues_exactly(model_folder, tmp_path):
 def test_a_checkpoint_before_the_first_step_changes_nothing(model_folder, tmp_path):
     """Neither for who wrote it nor for who goes on from it: AdamW has taken no step, by its own count too."""
     untouched, saved, resumed = (make_engine(model_folder) for _ in range(3))
-    path = CheckpointStore(tmp_path, keep=1).save({"actor": saved}, PolicyVersion(1, 0), {})
+    path = CheckpointStore(tmp_path).save({"actor": saved}, PolicyVersion(1, 0), {})
     load_checkpoint({"actor": resumed}, path)
     for engine in (untouched, saved, resumed):
         train_step(engine, seed=1)
@@ -76,7 +76,7 @@ def test_gradients_that_no_step_has_used_have_no_part_in_a_checkpoint(model_fold
         else:
             with pytest.raises(Refused):
                 saved.train_batch(batches, policy_loss(), saved.global_counts(batches), refuse)
-        path = CheckpointStore(tmp_path / name, keep=1).save({"actor": saved}, PolicyVersion(1, 0), {})
+        path = CheckpointStore(tmp_path / name).save({"actor": saved}, PolicyVersion(1, 0), {})
         load_checkpoint({"actor": resumed}, path)
         for engine in (saved, resumed):
             train_step(engine, seed=2)
@@ -118,7 +118,7 @@ def test_two_ranks_resume_what_one_wrote(two_rank_results):
 
 def test_one_rank_resumes_what_two_wrote(two_rank_results):
     engine = make_engine(two_rank_results.model)
-    ((version, path),) = CheckpointStore(two_rank_results.checkpoints, keep=2).list()
+    ((version, path),) = CheckpointStore(two_rank_results.checkpoints).list()
     assert version == PolicyVersion(1, 3)
     assert engine.load_checkpoint(path)["cursor"] == 7
     train_step(engine, seed=4)
@@ -131,7 +131,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(model_folder, tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_refused(model_folder, tmp_path):
-    path = CheckpointStore(tmp_path / "c", keep=1).save({"actor": make_engine(model_folder)}, PolicyVersion(1, 0), {})
+    path = CheckpointStore(tmp_path / "c").save({"actor": make_engine(model_folder)}, PolicyVersion(1, 0), {})
     other = make_engine(make_model(tmp_path / "gpt2", "gpt2"))
     with pytest.raises(DataError, match="cannot load checkpoint"):
         other.load_checkpoint(path)
