@@ -76,6 +76,7 @@ class Engine(ABC):
         device: where batches must be and results are.
         trained: it has an optimizer.
         packing: how it computes the sequences of a micro-batch, which are to be planned accordingly.
+        vocab_size: token ids are below it.
     """
 
     rank: int
@@ -83,6 +84,7 @@ class Engine(ABC):
     device: torch.device
     trained: bool
     packing: Packing
+    vocab_size: int
 
     @abstractmethod
     def probe(self) -> None:

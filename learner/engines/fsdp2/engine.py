@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -67,6 +67,7 @@ class Fsdp2Engine(Engine):
             self._own_attention: str = self._shell.config._attn_implementation
             self.why_rows = choice.reason
             self._use(choice.packing)
+            self.vocab_size = len(cast(Tensor, self._shell.get_input_embeddings().weight))
             self._model = self._build(self._shell)
         nn.Module.to(self._model, self.device)
         prepare(

@@ -38,14 +38,17 @@ def save_state(
         extra: JSON of the caller.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk refuses, on this rank.
     """
     try:
         with _quiet():
             dcp.save(_state(model, optimizer), checkpoint_id=str(folder), no_dist=world.size == 1)
     except CheckpointException as failed:
-        causes = {f"{type(error).__name__}: {error}" for error, _ in failed.failures.values()}
-        raise OSError("; ".join(sorted(causes))) from failed
+        # All ranks hear of it here; the ones that met it say so.
+        if world.rank in failed.failures:
+            error, _ = failed.failures[world.rank]
+            raise OSError(f"{type(error).__name__}: {error}") from failed
+        return
     if world.rank == 0:
         (folder / _STATE_FILE).write_text(json.dumps({"steps": steps, "extra": extra}), encoding="utf-8")
 
