@@ -4,25 +4,40 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from examples.demo.prepare import prepare
 from tests.integration.mesh import MeshRun
 
+Prepare = Callable[[int], Path]
+
 
 @pytest.fixture(scope="session")
-def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Prepare:
+    """The demonstration's problems and a model that was supervised for so many steps; all processes share them."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base if worker_id == "master" else base.parent
+
+    def folder_of(warm_steps: int) -> Path:
+        folder = shared / f"demo-{warm_steps}"
+        with FileLock(f"{folder}.lock", timeout=100):
+            if not (folder / "prepared.json").exists():
+                prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=32, warm_steps=warm_steps)
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def demo_data(prepared: Prepare) -> Path:
     """A tiny model without much of a warm start, and its problems."""
-    folder = tmp_path_factory.mktemp("demo-data")
-    prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=32, warm_steps=2)
-    return folder
+    return prepared(2)
 
 
 @pytest.fixture(scope="session")
-def warm_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def warm_data(prepared: Prepare) -> Path:
     """A model that gets a fifth of the problems right."""
-    folder = tmp_path_factory.mktemp("warm-data")
-    prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=32, warm_steps=120)
-    return folder
+    return prepared(120)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo.prepare import prepare
 from tests.integration.mesh import MeshRun, audit
 
 _HERE = "examples/dataflows"
@@ -21,24 +20,17 @@ _COMMON = (
 )
 
 
-@pytest.fixture(scope="session")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model, supervised for longer."""
-    folder = tmp_path_factory.mktemp("teacher")
-    prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=32, warm_steps=300)
-    return folder / "model"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_student_comes_closer_to_its_teacher(
-    start_mesh: Callable[..., MeshRun], warm_data: Path, teacher: Path
+    start_mesh: Callable[..., MeshRun], warm_data: Path, prepared: Callable[[int], Path]
 ) -> None:
+    """The teacher: the same model, supervised for longer."""
     run = start_mesh(
         *_COMMON,
         f"--model.path={warm_data / 'model'}",
         f"--algorithm={_HERE}/distillation.py:Distillation",
-        f"--learner.roles.teacher.path={teacher}",
+        f"--learner.roles.teacher.path={prepared(300) / 'model'}",
         "--data.eval=null",
         "--learner.steps=50",
     )

@@ -2,24 +2,36 @@
 
 import json
 import re
+import subprocess
+import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.command import Command
-from tests.integration.mesh import audit
+from tests.integration.mesh import MeshRun, audit
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_a_run_writes_what_it_promises(start_mesh, rollmesh: Command) -> None:
-    run = start_mesh("--learner.steps=40", "--logging.samples_per_step=2", "--eval.every_steps=20")
+@pytest.mark.timeout(300)
+def test_a_run_writes_what_it_promises(
+    start_mesh: Callable[..., MeshRun], rollmesh: Command, tmp_path: Path, third_party_server: str
+) -> None:
+    """Behind a token: no one without it is told anything."""
+    token = tmp_path / "token"
+    token.write_text("a shared secret\n")
+    behind = f"--security.token_file={token}"
+    run = start_mesh("--learner.steps=40", "--logging.samples_per_step=2", "--eval.every_steps=20", behind)
     run.wait_step(3)
-    status = rollmesh("status", "--mesh", run.address())
+    refused = rollmesh("status", "--mesh", run.address())
+    assert refused.returncode == 2, refused.stdout
+    assert "token" in refused.stderr
+    status = rollmesh("status", "--mesh", run.address(), "--token-file", str(token))
     assert status.returncode == 0, status.stderr
     assert len(re.findall(r"generator +127\.0\.0\.1:\d+", status.stdout)) == 2, status.stdout
-    assert rollmesh("ledger", "--mesh", run.address()).returncode == 0
+    assert rollmesh("ledger", "--mesh", run.address(), "--token-file", str(token)).returncode == 0
     for service, figure in (
         ("buffer", "rollmesh_buffer_groups_admitted_total"),
         ("learner", "rollmesh_learner_steps"),
@@ -50,25 +62,25 @@ def test_a_run_writes_what_it_promises(start_mesh, rollmesh: Command) -> None:
     assert exported.returncode == 0, exported.stderr
     assert (run.folder / "hf" / "model.safetensors").exists()
 
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_on_policy_behind_a_token(start_mesh, rollmesh: Command, tmp_path: Path) -> None:
-    """Two generators at zero staleness never hang; nobody without the token is told anything."""
-    token = tmp_path / "token"
-    token.write_text("a shared secret\n")
-    run = start_mesh("--learner.steps=6", "--buffer.max_staleness=0", f"--security.token_file={token}")
-    run.wait_step(1)
-    refused = rollmesh("status", "--mesh", run.address())
-    assert refused.returncode == 2, refused.stdout
-    assert "token" in refused.stderr
-    assert rollmesh("status", "--mesh", run.address(), "--token-file", str(token)).returncode == 0
-    assert run.finish() == 0, run.tail()
-    audit(run)
-    assert set(run.summary()["staleness"]) == {"0"}
-    # A run that has ended goes on where more is asked of it.
-    longer = start_mesh("--learner.steps=8", "--buffer.max_staleness=0", f"--security.token_file={token}")
+    # It continues where more is asked of it: two generators at zero staleness, and somebody else's rewards.
+    longer = start_mesh(
+        "--learner.steps=46", "--buffer.max_staleness=0", f"--reward.endpoints=[{third_party_server}]", behind
+    )
     assert longer.finish() == 0, longer.tail()
     audit(longer)
-    assert longer.summary()["steps"] == 8
-    assert not any("restarting" in line for line in longer.lines), longer.tail()
+    assert longer.summary()["steps"] == 46
+    assert not any("restarting" in line or "reward is up" in line for line in longer.lines), longer.tail()
+    steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    later = [row for row in steps if row["step"] > 40 and "critic/score/mean" in row]
+    assert [row["step"] for row in later] == list(range(41, 47))
+    assert all(row["staleness/max"] == 0 for row in later)
+    # The first batch may hold groups that the former rewards scored.
+    assert all("rewards/brevity/mean" in row for row in later[1:])
+    check = subprocess.run(
+        [sys.executable, "-m", "rollmesh.cli", "reward", "check", third_party_server],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert check.returncode == 0, check.stdout + check.stderr

@@ -29,15 +29,17 @@ DEADLINE_S = 60.0
 NAME = "reward"
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def busy_machine() -> Iterator[None]:
     """More busy loops than this machine has cores, by far; each in a session, which is what the kernel is fair to."""
     command = [sys.executable, "-S", "-c", "while True: pass"]
     loops = [subprocess.Popen(command, start_new_session=True) for _ in range(16)]
-    yield
-    for loop in loops:
-        loop.kill()
-        loop.wait()
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 async def started(supervisor: Supervisor, recorder: Recorder, *specs: object) -> asyncio.Task[None]:
@@ -104,18 +106,19 @@ async def test_a_service_that_continues_in_time_is_left_alone(
 
 
 async def test_a_busy_service_on_a_busy_machine_is_never_killed(
-    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder, busy_machine: None
+    tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
 ) -> None:
     """Threads that compute under one interpreter lock, sixteen busy loops next to them, and next to no share."""
     supervisor = make_supervisor(frozen_after_s=1.0)
     running = await started(supervisor, recorder, fake_spec(tmp_path, NAME, "--spin", "4"))
     pid = supervisor.pids()[NAME]
-    for nice in (0, 19):
-        os.setpriority(os.PRIO_PGRP, pid, nice)
-        with contextlib.suppress(FileNotFoundError):
-            Path(f"/proc/{pid}/autogroup").write_text(str(nice))
-        await asyncio.sleep(2.0)
-        assert supervisor.pids() == {NAME: pid}, recorder.events
+    with busy_machine():
+        for nice in (0, 19):
+            os.setpriority(os.PRIO_PGRP, pid, nice)
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+            await asyncio.sleep(2.0)
+            assert supervisor.pids() == {NAME: pid}, recorder.events
     assert read_restarts(tmp_path) == {}
     supervisor.interrupt()
     supervisor.interrupt()

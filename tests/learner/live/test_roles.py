@@ -13,7 +13,7 @@ import pytest
 from mesh.config import Config
 from mesh.errors import ConfigError, DataError
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, summary, wait_for_line
-from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner, start_learner
+from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner
 
 
 def steps_of(config: Config) -> list[dict[str, Any]]:
@@ -75,24 +75,3 @@ def test_what_the_run_cannot_provide_is_refused_at_start(tmp_path: Path, capfd: 
     config = make_config(tmp_path, {"algorithm.name": "rloo", "rollout.n": 1, "buffer.min_members": 1})
     assert run_learner(config, "127.0.0.1:9") == ConfigError.exit_code
     assert "needs at least 2, but rollout.n is 1" in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_two_ranks_train_an_online_reward_model(tmp_path: Path) -> None:
-    config = make_config(
-        tmp_path,
-        {
-            "algorithm.name": "prime",
-            "algorithm.filter": {"accuracy_low": None},
-            "learner.ranks": 2,
-            "learner.steps": 3,
-            "learner.batch.minibatches": 2,
-            "learner.batch.tokens_per_micro_batch": 48,
-            "data.eval": None,
-        },
-    )
-    with mesh_of(config) as mesh:
-        learner = start_learner(config, mesh, tmp_path, ranks=2)
-        assert learner.wait() == 0, learner.text()
-        assert ledger(mesh).recounted.trained == 3 * 4
-    assert all("prm/loss" in record and "actor/loss" in record for record in steps_of(config))

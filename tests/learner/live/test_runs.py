@@ -323,7 +323,16 @@ def test_rewards_that_always_fail_end_the_run_with_their_reason(tmp_path: Path, 
 
 @pytest.mark.slow
 def test_two_ranks_train_the_same_run(tmp_path: Path) -> None:
-    changes = {"learner.ranks": 2, "learner.steps": 4, "learner.batch.minibatches": 2, "logging.record": True}
+    """Two models of it: the policy and an online reward model."""
+    changes = {
+        "algorithm.name": "prime",
+        "algorithm.filter": {"accuracy_low": None},
+        "learner.ranks": 2,
+        "learner.steps": 4,
+        "learner.batch.minibatches": 2,
+        "learner.batch.tokens_per_micro_batch": 48,
+        "logging.record": True,
+    }
     config = make_config(tmp_path, changes)
     with mesh_of(config) as mesh:
         learner = start_learner(config, mesh, tmp_path, ranks=2)
@@ -331,6 +340,7 @@ def test_two_ranks_train_the_same_run(tmp_path: Path) -> None:
         assert ledger(mesh).recounted.trained == 4 * 4
     steps = [r for r in records(config) if "critic/score/mean" in r]
     assert [r["step"] for r in steps] == [1, 2, 3, 4]
+    assert all("prm/loss" in record and "actor/loss" in record for record in steps)
     assert summary(config)["eval_last"]["version"] == 4
     assert_nothing_twice(config)
     # The ranks fetch their payloads; the recording has them all the same.
