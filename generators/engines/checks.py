@@ -11,6 +11,9 @@ from mesh.config.section import LEAST_TEMPERATURE
 from mesh.errors import PayloadError
 from mesh.images import ImageProcessor
 
+# Seeds are below: engines keep them as signed 64-bit numbers.
+SEEDS = 2**63
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -94,8 +97,8 @@ def _check_sampling(sampling: SamplingParams, limits: Limits) -> None:
         raise PayloadError("sampling.top_k", f"{sampling.top_k} is negative; 0 turns it off")
     if sampling.max_tokens < 1:
         raise PayloadError("sampling.max_tokens", f"{sampling.max_tokens} is below 1")
-    if not 0 <= sampling.seed < 2**64:
-        raise PayloadError("sampling.seed", f"{sampling.seed} is not a 64-bit unsigned number")
+    if not 0 <= sampling.seed < SEEDS:
+        raise PayloadError("sampling.seed", f"{sampling.seed} is not in [0, 2**63)")
     if any(not text for text in sampling.stop):
         raise PayloadError("sampling.stop", "an empty stop string would end every response at once")
     if sampling.stop and not limits.text:

@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 
 # Slots for each of which the backend gets one job more than it can decode.
 _SLOTS_PER_SPARE = 8
-# Seconds that a backend gets to end the jobs that it was told to end.
-_ABORT_S = 60.0
+# Seconds that a backend gets to end the jobs that it was told to end; one that hangs is found before (`engine_watch`).
+_ABORT_S = 600.0
 
 
 @dataclass(slots=True, eq=False)

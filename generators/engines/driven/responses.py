@@ -24,6 +24,7 @@ from generators.engines.base import (
     SampledTokens,
     TokenEvent,
 )
+from generators.engines.checks import SEEDS
 from generators.engines.driven.backend import Chunk, Job
 from generators.engines.driven.folder import ModelFacts
 from generators.engines.driven.labels import Labels
@@ -244,5 +245,5 @@ def _first(runs: Sequence[tuple[int, str]], tokens: int) -> list[tuple[int, str]
 
 
 def _seed_behind(seed: int, tokens: int) -> int:
-    """Seed of a job behind so many tokens; never 0."""
-    return xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, tokens)) or 1
+    """Seed of a job behind so many tokens; never 0, and below `SEEDS`."""
+    return xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, tokens)) % SEEDS or 1

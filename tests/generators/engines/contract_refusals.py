@@ -28,6 +28,7 @@ class RefusalContract:
             (request("a", top_p=0.0), "sampling.top_p", "0"),
             (request("a", top_k=-1), "sampling.top_k", "-1"),
             (request("a", max_tokens=0), "sampling.max_tokens", "0"),
+            (request("a", seed=2**63), "sampling.seed", str(2**63)),
             (request("a", stop=("",)), "sampling.stop", "empty"),
             (replace(request("a"), images=(b"\x89PNG",)), "images", "text"),
         ]

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from generators.engines.base import EngineSettings
+from generators.engines.checks import SEEDS
 from generators.engines.driven.backend import Backend
 from generators.engines.driven.folder import ModelFacts, read_folder
+from generators.engines.driven.responses import _seed_behind
 from mesh.errors import DataError, PayloadError
 from tests.generators.engines import tiny, tiny_vlm
 from tests.generators.engines.collector import Collector
@@ -24,6 +27,12 @@ def harness(request: pytest.FixtureRequest) -> Iterator[ScriptedHarness]:
     harness = ScriptedHarness(getattr(request, "param", "keep"))
     yield harness
     harness.close()
+
+
+def test_seeds_behind_tokens_are_what_engines_can_keep() -> None:
+    """vLLM and torch keep signed 64-bit numbers."""
+    seeds = np.array([_seed_behind(seed, 17) for seed in [*range(1, 200), SEEDS - 1]], np.int64)
+    assert seeds.min() > 0
 
 
 def test_the_backend_has_its_slots_full_and_one_to_spare(harness: ScriptedHarness) -> None:
