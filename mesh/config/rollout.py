@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from mesh.config import engine_options
 from mesh.config.section import DeviceName, DeviceNumbers, PositiveFloat, PositiveInt, Section, Temperature
 
 EngineName = Literal["hf", "vllm", "sglang"]
@@ -34,15 +35,23 @@ class VllmSection(Section):
     routed_experts: bool = Field(
         False, description="Carry the experts to which each token was routed along with the trajectory (side data)."
     )
-    transfer: Literal["auto", "shm", "nccl", "ipc", "sparse"] = Field(
+    transfer: Literal["auto", "shm", "nccl", "ipc"] = Field(
         "auto",
         description="How weights go from the generator's process into vLLM's workers: shm, our back end over shared "
-        "memory; nccl, ipc, sparse: vLLM's own (CUDA); auto: ipc on CUDA with one device, else shm.",
+        "memory; nccl, ipc: vLLM's own (CUDA); auto: ipc on CUDA with one device, else shm.",
     )
+    start_timeout_s: PositiveFloat = Field(900.0, description="Seconds that vLLM gets to become ready.")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further engine arguments by vLLM's names (AsyncEngineArgs), passed as they are.",
+        description="Further engine arguments by vLLM's names (AsyncEngineArgs), passed as they are. What a key of "
+        "the configuration sets is refused here.",
     )
+
+    @field_validator("options")
+    @classmethod
+    def _nothing_twice(cls, options: dict[str, Any]) -> dict[str, Any]:
+        engine_options.refuse(options, engine_options.VLLM)
+        return options
 
 
 class SglangSection(Section):
@@ -69,8 +78,16 @@ class SglangSection(Section):
     )
     start_timeout_s: PositiveFloat = Field(300.0, description="Seconds that the server gets to become ready.")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="Further server arguments by SGLang's names, passed as they are."
+        default_factory=dict,
+        description="Further server arguments by SGLang's names, passed as they are. What a key of the configuration "
+        "sets is refused here.",
     )
+
+    @field_validator("options")
+    @classmethod
+    def _nothing_twice(cls, options: dict[str, Any]) -> dict[str, Any]:
+        engine_options.refuse(options, engine_options.SGLANG)
+        return options
 
 
 class AgentSection(Section):

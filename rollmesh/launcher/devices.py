@@ -127,7 +127,7 @@ def devices_per_generator(rollout: RolloutSection) -> int:
         return 1
     if rollout.engine == "vllm":
         # Two processes of one NCCL group cannot share a device.
-        sender = 1 if rollout.vllm.transfer in ("nccl", "sparse") else 0
+        sender = 1 if rollout.vllm.transfer == "nccl" else 0
         return rollout.vllm.tensor_parallel * rollout.vllm.data_parallel + sender
     if rollout.sglang.address is not None:
         # The server is elsewhere; a broadcast needs a device here to send from.

@@ -12,8 +12,10 @@ from mesh.errors import ConfigError
 
 # Name under which our back end of vLLM's weight transfer is registered (`plugin.register`).
 SHARED = "rollmesh"
-Transfer = Literal["shm", "nccl", "ipc", "sparse"]
-_BACKENDS: dict[Transfer, str] = {"shm": SHARED, "nccl": "nccl", "ipc": "ipc", "sparse": "sparse_nccl"}
+# What its workers learn of us.
+WORKER = "generators.engines.vllm.worker.WorkerExtension"
+Transfer = Literal["shm", "nccl", "ipc"]
+_BACKENDS: dict[Transfer, str] = {"shm": SHARED, "nccl": "nccl", "ipc": "ipc"}
 _GIB = 2**30
 
 
@@ -55,7 +57,7 @@ def transfer_of(settings: EngineSettings) -> Transfer:
     if chosen == "ipc" and workers(settings) > 1:
         raise ConfigError(
             f"rollout.vllm.transfer: ipc shares the memory of one device, and vLLM uses {workers(settings)} here",
-            hint="use shm, nccl or sparse",
+            hint="use shm or nccl",
         )
     return chosen
 
@@ -125,7 +127,8 @@ def engine_arguments(
         "enable_expert_parallel": section.expert_parallel,
         "enable_prefix_caching": section.prefix_caching,
         "enforce_eager": eager(settings),
-        "seed": settings.seed,
+        # numpy is seeded with it.
+        "seed": settings.seed % 2**31,
         "logprobs_mode": "processed_logprobs",
         "weight_transfer_config": _BACKENDS[transfer_of(settings)],
         "enable_return_routed_experts": section.routed_experts,
@@ -135,6 +138,7 @@ def engine_arguments(
         # What was made of an image by former weights must not be found again.
         "mm_processor_cache_gb": 0,
         "disable_log_stats": True,
+        "worker_extension_cls": WORKER,
     }
     if on_cpu(settings):
         arguments["kv_cache_memory_bytes"] = int(section.kv_cache_gib * _GIB)

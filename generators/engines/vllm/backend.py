@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from vllm import PromptType
 from vllm import SamplingParams as VllmSampling
-from vllm.exceptions import VLLMClientError
+from vllm.exceptions import VLLMClientError, VLLMError
 from vllm.inputs import TokensPrompt
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -33,20 +33,21 @@ from generators.engines.checkpoint import Checkpoint, read_config
 from generators.engines.checks import Limits
 from generators.engines.driven.backend import Backend, Chunk, Figures, Job
 from generators.engines.driven.folder import ModelFacts
-from generators.engines.vllm import environment, sampling
+from generators.engines.vllm import environment, names, sampling
 from generators.engines.vllm.arguments import engine_arguments, on_cpu, section_of, transfer_of, workers
 from generators.engines.vllm.decoding import Outputs, Stream
 from generators.engines.vllm.figures import LoadFigures
 from generators.engines.vllm.launching import Launch
 from generators.engines.vllm.senders import Sender, SharedSender
+from generators.engines.vllm.worker import HELD_BYTES
 from mesh.errors import PayloadError, WeightsError
 from mesh.images import open_image
 from mesh.liveness.verdict import Sight
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# A decode step, or a swap, ends within this; else vLLM hangs.
-_STEP_S = 120.0
+# A decode step, or a swap, ends within this; one that hangs is found before (`engine_watch`).
+_STEP_S = 600.0
 _SWAP_S = 900.0
 _WARM_UP = "warm-up"
 
@@ -100,8 +101,9 @@ class VllmBackend(Backend):
         if not config.architectures:
             # Without a name vLLM takes the model for one that embeds.
             arguments.setdefault("hf_overrides", {"architectures": [self._checkpoint.architecture]})
-        self._launch = Launch(arguments, self._load_figures)
+        self._launch = Launch(arguments, self._load_figures, self._section.start_timeout_s)
         self._engine: AsyncLLM = await self._launch.start()
+        names.check_engine(self._engine)
         self._outputs = Outputs(self._engine.output_processor, self._load_figures.preempted, self._died)
         self._engine.output_processor = self._outputs
         await self._alive(self._sender.connect(self._engine), _STEP_S)
@@ -193,6 +195,7 @@ class VllmBackend(Backend):
             await self._drop([running])
             raise
         finally:
+            stream.end()
             del self._jobs[job.job_id]
             self._outputs.forget(stream)
 
@@ -203,7 +206,7 @@ class VllmBackend(Backend):
             running.stream.aborted()
 
     async def _submit(self, running: _Running) -> None:
-        """Sends a job to the engine core, under a name of its own.
+        """Sends a job to the engine core, under a name of its own; nothing where it has ended meanwhile.
 
         Raises:
             PayloadError: vLLM does not take it.
@@ -223,6 +226,9 @@ class VllmBackend(Backend):
                 )
         except (ValueError, TypeError, OSError, VLLMClientError) as error:
             raise PayloadError("request", f"vLLM does not take it: {error}") from error
+        if running.stream.done.done():
+            # Whoever ended it has found nothing to end in the core, and would not come again.
+            return
         processor.assign_request_id(request)
         text = IncrementalDetokenizer.from_new_request(engine.tokenizer, request) if job.sampling.stop else None
         running.stream.submitted(request, text)
@@ -298,7 +304,10 @@ class VllmBackend(Backend):
         waiting = [running for running in self._jobs.values() if not running.stream.started]
         await self._drop(waiting)
         for running in waiting:
-            await self._alive(self._submit(running), _STEP_S)
+            try:
+                await self._alive(self._submit(running), _STEP_S)
+            except PayloadError as error:
+                running.stream.fail(error)
 
     async def log_probs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         name = f"probe-{time.monotonic_ns()}"
@@ -317,7 +326,10 @@ class VllmBackend(Backend):
                 return [*rows, last[0][ids[-1]].logprob] if full and last else rows
             return []
 
-        found = await self._alive(run(), _STEP_S)
+        try:
+            found = await self._alive(run(), _STEP_S)
+        except (ValueError, TypeError, VLLMError) as error:
+            raise EngineError(f"vLLM does not score these tokens: {error}") from error
         if len(found) != len(ids) - 1:
             raise EngineError(f"vLLM scored {len(found)} of {len(ids) - 1} tokens")
         return np.asarray(found, np.float32)
@@ -329,14 +341,18 @@ class VllmBackend(Backend):
         if on_cpu(self._settings):
             # vLLM's CPU worker ignores it: weights and KV cache stay where they are.
             return SleepReport(0, time.perf_counter() - begin)
-        devices = range(torch.accelerator.device_count())
-        before = sum(torch.cuda.mem_get_info(device)[0] for device in devices)
+        before = await self._held_bytes()
         await self._alive(self._engine.sleep(level=1 if keep_weights else 2, mode="keep"), _SWAP_S)
         if not keep_weights and self._sender is not None:
             self._sender.forget()
         self._asleep = {"weights", "kv_cache"}
-        after = sum(torch.cuda.mem_get_info(device)[0] for device in devices)
-        return SleepReport(max(0, after - before), time.perf_counter() - begin)
+        return SleepReport(before - await self._held_bytes(), time.perf_counter() - begin)
+
+    async def _held_bytes(self) -> int:
+        """What all workers hold of their devices and give back asleep."""
+        core = self._engine.engine_core
+        held = core.call_utility_all_async("collective_rpc", HELD_BYTES, None, (), None)
+        return sum(sum(workers) for workers in await self._alive(held, _STEP_S))
 
     async def wake(self) -> None:
         if not self._asleep:

@@ -19,8 +19,9 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 from vllm.v1.metrics.stats import IterationStats
 
-from generators.engines.base import EngineError
+from generators.engines.base import EngineError, RequestError
 from generators.engines.driven.backend import Chunk
+from mesh.errors import RollmeshError
 
 _FINISH: dict[FinishReason, Literal["stop", "length", "aborted"]] = {
     FinishReason.STOP: "stop",
@@ -38,7 +39,7 @@ class Stream:
     Attributes:
         request_id: under which the core knows it; anew where it is submitted again.
         started: it has tokens.
-        done: resolved when it has ended; fails with EngineError.
+        done: resolved when it has ended; fails as `Backend.generate` does.
     """
 
     def __init__(self, take: Callable[[Chunk], None]) -> None:
@@ -59,7 +60,8 @@ class Stream:
         if output.routed_experts is not None:
             self._experts.append(output.routed_experts)
         if reason is FinishReason.ERROR:
-            self.fail(EngineError("vLLM could not go on with a request", hint="see its log"))
+            # Of this request alone: the core's own death is told by `Outputs.propagate_error`.
+            self.fail(RequestError("vLLM failed at this request", hint="see its log"))
             return False
         matched = False
         if self._text is not None and tokens:
@@ -93,7 +95,7 @@ class Stream:
         if not self.done.done():
             self.done.set_result(None)
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: RollmeshError) -> None:
         """It gets no more."""
         if not self.done.done():
             self.done.set_exception(error)

@@ -27,6 +27,11 @@ class VllmEngine(DrivenEngine):
     def create_backend(cls, folder: Path, model: ModelFacts, settings: EngineSettings) -> Backend:
         transfer_of(settings)
         environment.prepare(settings)
-        from generators.engines.vllm.backend import VllmBackend
+        from generators.engines.vllm import names
 
+        names.check_package()
+        try:
+            from generators.engines.vllm.backend import VllmBackend
+        except ImportError as error:
+            raise names.unfit(str(error)) from error
         return VllmBackend(folder, model, settings)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from importlib.metadata import entry_points
 
+from generators.engines.allocator import without_growing_segments
 from generators.engines.base import EngineError, EngineSettings
-from generators.engines.vllm.arguments import SHARED, eager, on_cpu, workers
+from generators.engines.vllm.arguments import SHARED, eager, on_cpu, section_of, workers
 from generators.engines.vllm.plugin import OWNER
 
 _GROUP = "vllm.general_plugins"
@@ -19,6 +21,9 @@ def prepare(settings: EngineSettings) -> None:
     # This process has threads (gRPC's among them), which a fork would leave behind in the middle of whatever they do.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     os.environ[OWNER] = str(os.getpid())
+    # Its own deadlines of a start are not shorter than ours.
+    os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(section_of(settings).start_timeout_s))
+    os.environ.update(without_growing_segments(os.environ))
     if on_cpu(settings):
         from generators.engines.vllm import cpu
 

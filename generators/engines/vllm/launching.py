@@ -38,11 +38,13 @@ class Launch:
     Args:
         arguments: see `arguments.engine_arguments`.
         figures: get its load.
+        timeout_s: that it gets to come up.
     """
 
-    def __init__(self, arguments: dict[str, Any], figures: LoadFigures) -> None:
+    def __init__(self, arguments: dict[str, Any], figures: LoadFigures, timeout_s: float) -> None:
         self._arguments = arguments
         self._figures = figures
+        self._timeout_s = timeout_s
         self._log = logs.EngineLog()
         self._others = {process.pid for process in multiprocessing.active_children()}
         self._building: asyncio.Future[AsyncLLM] | None = None
@@ -57,7 +59,12 @@ class Launch:
         """
         begin = time.monotonic()
         self._building = asyncio.ensure_future(asyncio.to_thread(self._build))
-        while not (await asyncio.wait({self._building}, timeout=_PROGRESS_S))[0]:
+        while not (await asyncio.wait({self._building}, timeout=min(_PROGRESS_S, self._timeout_s)))[0]:
+            if time.monotonic() - begin >= self._timeout_s:
+                raise EngineError(
+                    f"vLLM is not up after {self._timeout_s:g} s; the end of its log:\n{self._log.tail()}",
+                    hint="rollout.vllm.start_timeout_s sets how long it may take",
+                )
             log.info("vLLM is starting: %.0f s so far", time.monotonic() - begin)
         try:
             engine = self._building.result()

@@ -1,6 +1,9 @@
-"""vLLM's own ways of the weights on CUDA: nccl, ipc and sparse. This process is what vLLM calls the trainer.
+"""vLLM's own ways of the weights on CUDA: nccl and ipc. This process is what vLLM calls the trainer.
 
-They write into the model as they go: an error amid a transfer leaves no weights to go on with.
+Invariants: a staged set stays where it came from, in host memory; on the device is no more of it than vLLM packs at
+once, and nothing afterwards. What a transfer needs of the device is had before vLLM's weights are touched: amid it vLLM
+writes into the model, and an error leaves no weights to continue with. No thread that waits for vLLM holds up the end
+of this process.
 """
 
 from __future__ import annotations
@@ -8,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,22 +27,20 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
+from generators.engines.base import EngineError
 from generators.engines.vllm.senders import Sender
 from mesh.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
-    from vllm.distributed.weight_transfer.sparse_nccl_engine import SparseWeightPatch
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _LOCAL = "127.0.0.1"
-# Of the buffers in which ipc and nccl pack tensors.
+# Of the buffers in which tensors are packed, at least.
 _PACK_BYTES = 256 << 20
-# Flat positions in a tensor travel as 32-bit numbers.
-_LARGEST_SPARSE = 2**31
 
 
 class EngineClient:
-    """What vLLM's trainers call, from a thread of their own, answered by the engine in its event loop.
+    """What vLLM's trainers call, from threads of their own, answered by the engine in its event loop.
 
     Args:
         engine: with its loop running.
@@ -50,6 +52,9 @@ class EngineClient:
 
     def __init__(self, engine: AsyncLLM, loop: asyncio.AbstractEventLoop) -> None:
         self._engine, self._loop = engine, loop
+        self._calls: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+        self._given_up = False
         self.label = ""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
@@ -64,179 +69,178 @@ class EngineClient:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self._wait(self._engine.finish_weight_update(weight_version or self.label))
 
-    def _wait(self, call: Any) -> None:
-        asyncio.run_coroutine_threadsafe(call, self._loop).result()
+    def give_up(self) -> None:
+        """Calls that wait for an answer fail, and so do later ones: nothing is left that waits for the engine."""
+        with self._lock:
+            self._given_up = True
+            calls = tuple(self._calls)
+        for call in calls:
+            call.cancel()
+
+    def _wait(self, call: Coroutine[Any, Any, Any]) -> None:
+        with self._lock:
+            if self._given_up:
+                call.close()
+                raise EngineError("the transfer of weights into vLLM was given up")
+            future = asyncio.run_coroutine_threadsafe(call, self._loop)
+            self._calls.add(future)
+        try:
+            future.result()
+        finally:
+            with self._lock:
+                self._calls.discard(future)
 
 
 class StagedSource(WeightSource):
-    """The set that is being sent, as vLLM's trainers read it.
+    """The set that is being sent, as vLLM's trainers read it: a tensor comes to the device when it is asked for.
+
+    Args:
+        device: that is sent from.
 
     Attributes:
-        tensors: of the set, by checkpoint names; on the sender's device.
+        tensors: of the set, by checkpoint names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.tensors: Mapping[str, torch.Tensor] = {}
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest tensor."""
+        return max((tensor.nbytes for tensor in self.tensors.values()), default=0)
 
     def metadata(self) -> list[ParamMeta]:
         return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors.items()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self.tensors.items()
+        for name, tensor in self.tensors.items():
+            yield name, tensor.contiguous().to(self._device)
 
 
 class NativeSender(Sender):
-    """One of vLLM's own, in whose trainer's place this process is.
+    """`nccl` (a broadcast to the workers) or `ipc` (device memory that the worker maps).
 
     Args:
         device: that this process sends from.
+        info: as vLLM's trainer wants it.
+        in_flight: packed buffers that the trainer has at once.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, info: TrainerInitInfo, *, in_flight: int) -> None:
         self._device = device
+        self._info = info
+        self._in_flight = in_flight
+        self._source = StagedSource(device)
         self._client: EngineClient | None = None
         self._trainer: Any = None
 
     async def connect(self, engine: AsyncLLM) -> None:
-        self._client = EngineClient(engine, asyncio.get_running_loop())
-        self._trainer = await asyncio.to_thread(self._on_device, self._meet, self._client)
-
-    async def send(self, staged: Any, label: str) -> None:
-        assert self._client is not None, "connected at the start"
-        self._client.label = label
-        await asyncio.to_thread(self._on_device, self._transmit, staged)
-
-    def close(self) -> None:
-        trainer, self._trainer = self._trainer, None
-        if trainer is not None:
-            trainer.shutdown()
-
-    @abstractmethod
-    def _meet(self, client: EngineClient) -> Any:
-        """vLLM's trainer, connected with the workers."""
-
-    @abstractmethod
-    def _transmit(self, staged: Any) -> None:
-        """One whole update, from start to finish."""
-
-    def _on_device(self, call: Any, *arguments: Any) -> Any:
-        # Of each thread its own.
-        torch.accelerator.set_device_index(self._device)
-        return call(*arguments)
-
-    def _placed(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies on the sender's device, beside what the engine does there.
-
-        Raises:
-            WeightsError: there is no memory for them.
-        """
-        try:
-            placed = {name: tensor.to(self._device).contiguous() for name, tensor in tensors.items()}
-            torch.accelerator.synchronize(self._device)
-        except (RuntimeError, MemoryError) as error:
-            raise WeightsError(
-                f"no memory on {self._device} for new weights: {error}", hint="lower gpu_memory_utilization, or use shm"
-            ) from error
-        return placed
-
-
-class FullSender(NativeSender):
-    """`nccl` (a broadcast to the workers) and `ipc` (device memory that the worker maps): whole sets.
-
-    Args:
-        device: see `NativeSender`.
-        info: as vLLM's trainer wants it.
-    """
-
-    def __init__(self, device: torch.device, info: TrainerInitInfo) -> None:
-        super().__init__(device)
-        self._info = info
-        self._source = StagedSource()
+        self._client = client = EngineClient(engine, asyncio.get_running_loop())
+        self._trainer = await self._apart(
+            lambda: WeightTransferTrainerFactory.trainer_init(self._info, client=client, source=self._source)
+        )
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return self._placed(tensors)
+        # Nobody writes to them any more (`InferenceEngine.update_weights`).
+        return dict(tensors)
 
     def discard(self, staged: dict[str, torch.Tensor]) -> None:
         staged.clear()
 
-    def _meet(self, client: EngineClient) -> Any:
-        return WeightTransferTrainerFactory.trainer_init(self._info, client=client, source=self._source)
+    async def send(self, staged: dict[str, torch.Tensor], label: str) -> None:
+        assert self._client is not None, "connected at the start"
+        self._client.label = label
+        await self._apart(lambda: self._transmit(staged))
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.give_up()
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
+            # A communicator whose other side is gone may never be ready for its end.
+            _Thread(trainer.shutdown).start()
 
     def _transmit(self, staged: dict[str, torch.Tensor]) -> None:
         self._source.tensors = staged
         try:
+            largest, packed = self._source.largest, _PACK_BYTES
+            if self._info.backend == "ipc":
+                # It refuses tensors above its buffer, of whose size the workers know nothing.
+                packed = self._trainer.packed_buffer_size_bytes = max(_PACK_BYTES, largest)
+            # A tensor comes before the former one is let go.
+            self._reserve(self._in_flight * (packed + largest) + largest)
             self._trainer.send_weights()
         finally:
             self._source.tensors = {}
+            # Of what torch keeps for the next time nobody else on the device has anything.
+            torch.accelerator.empty_cache()
+
+    def _reserve(self, nbytes: int) -> None:
+        """Has torch take so much of the device, and keep it for the transfer that follows.
+
+        Raises:
+            WeightsError: there is not as much; the former weights are in service.
+        """
+        try:
+            torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        except torch.OutOfMemoryError as error:
+            raise WeightsError(
+                f"no {nbytes / 2**30:.1f} GiB on {self._device} to send new weights from: {error}",
+                hint="lower rollout.vllm.gpu_memory_utilization, or use transfer: shm",
+            ) from error
+
+    async def _apart(self, call: Callable[[], Any]) -> Any:
+        """Runs what blocks in a thread that ends with this process at the latest.
+
+        Cancelled it leaves the thread, whose calls of the engine fail then.
+        """
+
+        def on_device() -> Any:
+            # Of each thread its own.
+            torch.accelerator.set_device_index(self._device)
+            return call()
+
+        thread = _Thread(on_device)
+        thread.start()
+        try:
+            return await asyncio.wrap_future(thread.done)
+        except asyncio.CancelledError:
+            assert self._client is not None, "connected first"
+            self._client.give_up()
+            raise
 
 
-class SparseSender(NativeSender):
-    """`sparse`: of each tensor only what has changed since the version before, which is kept on the host for that.
+class _Thread(threading.Thread):
+    """A call that the end of the interpreter does not wait for.
 
-    Args:
-        device: see `NativeSender`.
-        info: as vLLM's trainer wants it.
+    Attributes:
+        done: its result.
     """
 
-    def __init__(self, device: torch.device, info: TrainerInitInfo) -> None:
-        super().__init__(device)
-        self._info = info
-        self._sent: dict[str, torch.Tensor] = {}
+    def __init__(self, call: Callable[[], Any]) -> None:
+        super().__init__(daemon=True, name="rollmesh-vllm-weights")
+        self._call = call
+        self.done: Future[Any] = Future()
 
-    def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        for name, tensor in tensors.items():
-            if tensor.numel() >= _LARGEST_SPARSE:
-                raise WeightsError(f"tensor {name!r} is too large for sparse transfer", hint="use shm or nccl")
-        # Against what will have been sent by then is decided when it is sent.
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-
-    def discard(self, staged: dict[str, torch.Tensor]) -> None:
-        staged.clear()
-
-    def forget(self) -> None:
-        self._sent = {}
-
-    def _meet(self, client: EngineClient) -> Any:
-        return WeightTransferTrainerFactory.trainer_init(self._info, client=client)
-
-    def _transmit(self, staged: dict[str, torch.Tensor]) -> None:
-        patches = [self._patch(name, tensor) for name, tensor in staged.items()]
-        patches = [patch for patch in patches if patch.indices.numel()]
-        if patches:
-            self._trainer.send_weights(patches)
-        assert self._client is not None, "connected at the start"
-        if not patches:
-            # vLLM's trainer does nothing at all then, and the version is new all the same.
-            self._client.start_weight_update()
-            self._client.finish_weight_update()
-        self._sent = dict(staged)
-
-    def _patch(self, name: str, tensor: torch.Tensor) -> SparseWeightPatch:
-        from vllm.distributed.weight_transfer.sparse_nccl_engine import SparseWeightPatch
-
-        indices = changed(tensor, self._sent.get(name))
-        values = tensor.reshape(-1)[indices.long()]
-        return SparseWeightPatch(
-            name, indices.to(self._device), values.to(self._device).contiguous(), tuple(tensor.shape)
-        )
-
-
-def changed(tensor: torch.Tensor, former: torch.Tensor | None) -> torch.Tensor:
-    """Int32 flat positions at which two tensors differ in their bits; all where there is no former one."""
-    if former is None:
-        return torch.arange(tensor.numel(), dtype=torch.int32)
-    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    differs = tensor.reshape(-1).view(bits) != former.reshape(-1).view(bits)
-    return differs.nonzero().reshape(-1).to(torch.int32)
+    def run(self) -> None:
+        if not self.done.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._call()
+        except BaseException as error:  # noqa: BLE001 - told to who waits for it
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(result)
 
 
 def native_sender(transfer: str, device: torch.device, workers: int) -> NativeSender:
-    """The sender of `rollout.vllm.transfer`: nccl, ipc or sparse.
+    """The sender of `rollout.vllm.transfer`: nccl or ipc.
 
     Args:
         transfer: which.
         device: first of vLLM's.
-        workers: of vLLM, one device each.
+        workers: of vLLM, one device each, all on this host.
 
     Raises:
         ConfigError: there is no device for this process.
@@ -248,22 +252,17 @@ def native_sender(transfer: str, device: torch.device, workers: int) -> NativeSe
         # vLLM writes the handles as Python objects, which its messages take only so.
         os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         info = IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=_PACK_BYTES)
-        return FullSender(torch.device("cuda", first), info)
+        return NativeSender(torch.device("cuda", first), info, in_flight=1)
     here = first + workers
     if here >= torch.accelerator.device_count():
         raise ConfigError(
             f"rollout.vllm.transfer: {transfer} needs a device for the generator beside the {workers} of vLLM",
             hint="use ipc or shm",
         )
-    mine = torch.device("cuda", here)
-    if transfer == "sparse":
-        from vllm.distributed.weight_transfer.sparse_nccl_engine import SparseNCCLTrainerInitInfo
-
-        return SparseSender(mine, SparseNCCLTrainerInitInfo(_LOCAL, _free_port(), workers + 1, rank=0))
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
     broadcast = NCCLTrainerInitInfo(_LOCAL, _free_port(), workers + 1, packed_buffer_size_bytes=_PACK_BYTES, rank=0)
-    return FullSender(mine, broadcast)
+    return NativeSender(torch.device("cuda", here), broadcast, in_flight=broadcast.packed_num_buffers + 1)
 
 
 def _free_port() -> int:

@@ -147,7 +147,26 @@ class VllmHarness(ModelHarness):
     def __init__(self, model: ContractModel, shared: SharedVllm, kv: KvPolicy = "keep") -> None:
         self.shared = shared
         self._settings = settings(self.slots, kv)
+        self._spoilt: Any = None
         super().__init__(model)
+
+    def fail_at(self, token: int) -> None:
+        processor = self.shared.backend._engine.input_processor
+        assign = processor.assign_request_id
+
+        def spoil(request: Any) -> None:
+            assign(request)
+            if token in request.prompt_token_ids:
+                # The core fails at it when it takes it up.
+                request.prompt_token_ids = None
+
+        processor.assign_request_id = spoil
+        self._spoilt = processor
+
+    def close(self) -> None:
+        super().close()
+        if self._spoilt is not None:
+            del self._spoilt.assign_request_id
 
     def build(self, listener: EngineListener) -> InferenceEngine:
         return VllmEngine(LentVllm(self.shared), read_folder(self.model.folder, None), self._settings, listener)

@@ -14,11 +14,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from generators.engines.allocator import without_growing_segments
 from generators.engines.base import EngineSettings
 from generators.engines.checkpoint import Checkpoint
 from generators.engines.driven.folder import read_folder
 from generators.engines.vllm.arguments import check_features, engine_arguments, transfer_of
 from generators.engines.vllm.shared import SharedWeights, mapped
+from mesh.config.load import load_config
 from mesh.config.rollout import RolloutSection, VllmSection
 from mesh.errors import ConfigError, WeightsError
 from tests.generators.engines import tiny
@@ -65,6 +67,16 @@ def test_settings_become_arguments(contract_model: ContractModel) -> None:
     expected = {"max_num_seqs": 3, "tensor_parallel_size": 2, "data_parallel_size": 2, "block_size": 32}
     assert expected.items() <= arguments.items()
     assert (arguments["enable_expert_parallel"], arguments["enforce_eager"]) == (True, False)
+    # What is set here cannot be set twice. On CUDA the size of the KV cache is not.
+    for name in arguments.keys() - {"block_size"}:
+        with pytest.raises(ValidationError, match=f"{name}: "):
+            VllmSection(options={name: 1})
+    reasons = {"max_num_seqs": "rollout.slots", "pipeline_parallel_size": "tensor_parallel", "nnodes": "one host"}
+    for name, why in reasons.items():
+        with pytest.raises(ConfigError, match=f"rollout.vllm.options: {name}: .*{why}"):
+            load_config({"rollout": {"vllm": {"options": {name: 2}}}})
+    seeded = engine_arguments(contract_model.folder, replace(chosen, seed=2**40), context=64, tokenizer=True)
+    assert seeded["seed"] < 2**32, "numpy takes no more"
     with pytest.raises(ValidationError, match="at 2 at most"):
         RolloutSection(engine="vllm", temperature=2.1)
     assert transfer_of(EngineSettings(device="cuda")) == "ipc"
@@ -110,3 +122,13 @@ def test_who_belongs_to_a_generator_that_is_killed_ends() -> None:
     owner.kill()
     owner.wait()
     assert child.wait(60) == -signal.SIGKILL
+
+
+def test_memory_of_foreign_engines_is_not_in_segments_that_grow() -> None:
+    for given, left in (
+        ("expandable_segments:True", ""),
+        ("max_split_size_mb:512, expandable_segments:True", "max_split_size_mb:512"),
+    ):
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            assert without_growing_segments({name: given}) == {name: left}
+    assert without_growing_segments({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}) == {}

@@ -1,156 +1,334 @@
-"""What vLLM's own ways of the weights are given by us, up to its trainers; what these do with it needs CUDA."""
+"""vLLM's own trainers, driven by us, up to what only CUDA can do: streams, memory handles and a communicator."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, nullcontext
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
+from generators.engines.base import EngineError
 from mesh.errors import ConfigError, WeightsError
+from tests.generators.engines.collector import DEADLINE_S
+
+if TYPE_CHECKING:
+    from generators.engines.vllm.native import NativeSender
 
 pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(300)]
 
+WEIGHTS = {
+    "a": torch.arange(6.0).view(2, 3),
+    "b": torch.ones(4, dtype=torch.bfloat16),
+    "c": torch.arange(8).view(2, 4).T,
+    "d": torch.tensor(3.0),
+}
+
 
 class FakeEngine:
-    """Stands for AsyncLLM: writes down what it is called with."""
+    """Stands for AsyncLLM: writes down what it is called with, and unpacks what it is sent."""
 
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.calls: list[tuple[Any, ...]] = []
         self.threads: set[int] = set()
+        self.received: dict[str, torch.Tensor] = {}
+        self.answers = True
 
     def __getattr__(self, name: str) -> Any:
         async def call(*arguments: Any) -> None:
             self.threads.add(threading.get_ident())
             self.calls.append((name, *[vars(item) if hasattr(item, "__dict__") else item for item in arguments]))
+            if not self.answers:
+                await asyncio.get_running_loop().create_future()
+            if name == "update_weights" and self._device.buffer is not None:
+                self._unpack(arguments[0].update_info, self._device.buffer)
 
         return call
 
+    def _unpack(self, info: Any, buffer: torch.Tensor) -> None:
+        from vllm.distributed.weight_transfer.packed_tensor import unpack_tensor
 
-class FakeTrainer:
-    """Stands for vLLM's trainers: reads the source as nccl and ipc do, or takes patches as sparse does."""
+        assert sum(info["tensor_sizes"]) <= buffer.numel()
+        dtypes = [getattr(torch, name) for name in info["dtype_names"]]
+        packed = buffer[: sum(info["tensor_sizes"])]
+        for name, tensor in unpack_tensor(packed, info["names"], info["shapes"], dtypes, info["tensor_sizes"]):
+            self.received[name] = tensor.clone()
 
-    def __init__(self, client: Any, source: Any) -> None:
-        self.client, self.source = client, source
-        self.sent: list[dict[str, Any]] = []
-        client.init_weight_transfer_engine({"port": 1})
 
-    def send_weights(self, patches: Any = None) -> None:
-        self.client.start_weight_update()
-        if patches is None:
-            names = [meta.name for meta in self.source.metadata()]
-            self.sent.append({name: tensor.clone() for name, tensor in self.source})
-            assert names == list(self.sent[-1])
-        else:
-            self.sent.append({patch.name: patch for patch in patches})
-        self.client.update_weights({"names": list(self.sent[-1])})
-        self.client.finish_weight_update()
+class Device:
+    """What of CUDA the trainers touch.
+
+    Attributes:
+        where: their buffers are.
+        buffer: that ipc shares; None before.
+        taken: bytes of all blocks asked for by us.
+        emptied: how often torch's cache was.
+        room: bytes that there are.
+    """
+
+    def __init__(self) -> None:
+        self.where = "cpu"
+        self.buffer: torch.Tensor | None = None
+        self.taken: list[int] = []
+        self.emptied = 0
+        self.room = 2**62
+
+    def packed(self, *size: Any, **options: Any) -> torch.Tensor:
+        """For vLLM's `torch.empty`."""
+        self.buffer = torch.empty(*size, **{**options, "device": self.where})
+        return self.buffer
+
+    def reserved(self, nbytes: int, **options: Any) -> torch.Tensor:
+        """For ours."""
+        self.taken.append(nbytes)
+        if nbytes > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.empty(nbytes, **{**options, "device": "meta"})
+
+
+class Torch:
+    """The torch module, but for what makes memory."""
+
+    def __init__(self, empty: Callable[..., torch.Tensor]) -> None:
+        self.empty = empty
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
 
 
 @pytest.fixture
-def trainers(monkeypatch: pytest.MonkeyPatch) -> list[FakeTrainer]:
-    """Made in the place of vLLM's; devices are those of a CPU."""
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    from vllm.distributed.weight_transfer import packed_tensor
+
     from generators.engines.vllm import native
 
-    made: list[FakeTrainer] = []
-
-    def trainer_init(_: Any, *, client: Any, source: Any = None) -> FakeTrainer:
-        made.append(FakeTrainer(client, source))
-        return made[-1]
-
-    monkeypatch.setattr(native.WeightTransferTrainerFactory, "trainer_init", trainer_init)
+    device, stream = Device(), SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(packed_tensor, "torch", Torch(device.packed))
+    monkeypatch.setattr(native, "torch", Torch(device.reserved))
+    monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda _: (None, ("handle",)))
+    monkeypatch.setattr(packed_tensor, "_get_streams", lambda _, count: (stream,) * count)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
-    return made
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: setattr(device, "emptied", device.emptied + 1))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-0"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    return device
 
 
-WEIGHTS = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
+class FakeGroup:
+    """Stands for the communicator: keeps what is broadcast.
+
+    Attributes:
+        sent: packed buffers.
+        stuck: set by a test: a broadcast never ends.
+    """
+
+    def __init__(self) -> None:
+        self.sent: list[torch.Tensor] = []
+        self.stuck: threading.Event | None = None
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        assert src == 0
+        if self.stuck is not None:
+            self.stuck.set()
+            threading.Event().wait()
+        self.sent.append(tensor)
+
+    def destroy(self) -> None:
+        """Nothing to give back."""
 
 
-def test_whole_sets_are_streamed_under_their_label(trainers: list[FakeTrainer]) -> None:
-    from generators.engines.vllm.native import FullSender
+@asynccontextmanager
+async def connected(sender: NativeSender, engine: Any) -> AsyncIterator[NativeSender]:
+    await sender.connect(engine)
+    try:
+        yield sender
+    finally:
+        sender.close()
 
-    engine = FakeEngine()
+
+def ipc_sender(where: str = "cpu") -> NativeSender:
+    from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+    from generators.engines.vllm.native import NativeSender
+
+    return NativeSender(torch.device(where), IPCTrainerInitInfo(rank=0, packed=True), in_flight=1)
+
+
+@pytest.fixture
+def group(device: Device, monkeypatch: pytest.MonkeyPatch) -> FakeGroup:
+    from vllm.distributed.weight_transfer import nccl_engine
+
+    group = FakeGroup()
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda _: group)
+    return group
+
+
+def nccl_sender() -> NativeSender:
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    from generators.engines.vllm.native import NativeSender
+
+    return NativeSender(torch.device("cpu"), NCCLTrainerInitInfo("127.0.0.1", 1, 2, rank=0), in_flight=3)
+
+
+def test_sets_arrive_whole_under_their_labels_and_leave_nothing_behind(device: Device) -> None:
+    engine = FakeEngine(device)
+    first, second = WEIGHTS, {name: tensor + 1 for name, tensor in WEIGHTS.items()}
 
     async def run() -> None:
-        sender = FullSender(torch.device("cpu"), None)
-        await sender.connect(engine)
-        staged = sender.stage(WEIGHTS)
-        await sender.send(staged, "1.7")
-        sender.discard(staged)
-        assert staged == {}
-        assert trainers[0].source.metadata() == [], "nothing is held on to"
+        async with connected(ipc_sender(), engine) as sender:
+            for label, weights in (("1.7", first), ("1.8", second)):
+                staged = sender.stage(weights)
+                assert all(staged[name] is tensor for name, tensor in weights.items()), "nothing is copied beforehand"
+                await sender.send(staged, label)
+                sender.discard(staged)
+                assert staged == {}
+                assert not sender._source.tensors
+                assert engine.received.keys() == weights.keys()
+                assert all(torch.equal(engine.received[name], tensor) for name, tensor in weights.items())
 
     asyncio.run(run())
-    assert [name for name, *_ in engine.calls] == [
-        "init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update",
-    ]  # fmt: skip
-    assert engine.calls[-1] == ("finish_weight_update", "1.7")
+    update = ["start_weight_update", "update_weights", "finish_weight_update"]
+    assert [name for name, *_ in engine.calls] == ["init_weight_transfer_engine", *update, *update]
+    assert [rest for name, *rest in engine.calls if name == "finish_weight_update"] == [["1.7"], ["1.8"]]
     assert engine.threads == {threading.get_ident()}, "calls of the engine are made in its event loop"
-    [sent] = trainers[0].sent
-    assert all(torch.equal(sent[name], tensor) for name, tensor in WEIGHTS.items())
+    assert device.emptied == 2
 
 
-def test_sparse_sends_what_has_changed_since(trainers: list[FakeTrainer]) -> None:
-    """All at first and when the workers have dropped theirs; an equal set is a version all the same."""
-    from generators.engines.vllm.native import SparseSender
+# Rows and width of the embedding: the largest tensor of these.
+MODELS = {
+    "SmolLM2-135M": (49152, 576),
+    "Qwen2.5-0.5B": (151936, 896),
+    "Qwen3-0.6B": (151936, 1024),
+    "Llama-3.2-1B": (128256, 2048),
+    "Qwen2.5-7B": (152064, 3584),
+    "Llama-3.1-70B": (128256, 8192),
+}
 
-    engine = FakeEngine()
-    changed = {"a": WEIGHTS["a"].clone(), "b": WEIGHTS["b"]}
-    changed["a"][1, 1] = -0.5
+
+@pytest.mark.parametrize("shape", MODELS.values(), ids=MODELS)
+def test_models_of_any_size_go_through_the_buffer(shape: tuple[int, int], device: Device) -> None:
+    """By vLLM's own producer, with tensors that have no memory."""
+    device.where = "meta"
+    engine = FakeEngine(device)
+    engine._unpack = lambda info, _: engine.received.update(dict.fromkeys(info["names"]))  # type: ignore[method-assign]
+    layer = torch.empty(shape[1], 4 * shape[1], dtype=torch.bfloat16, device="meta")
+    weights = {"embedding": torch.empty(shape, dtype=torch.bfloat16, device="meta"), "up": layer, "down": layer.T}
 
     async def run() -> None:
-        sender = SparseSender(torch.device("cpu"), None)
-        await sender.connect(engine)
-        for label, weights in (("1.1", WEIGHTS), ("1.2", changed), ("1.3", changed)):
-            staged = sender.stage(weights)
-            await sender.send(staged, label)
-            sender.discard(staged)
-        sender.forget()
-        await sender.send(sender.stage(changed), "1.4")
+        async with connected(ipc_sender("meta"), engine) as sender:
+            await sender.send(sender.stage(weights), "1.1")
 
     asyncio.run(run())
-    first, second, again = trainers[0].sent
-    for sent, weights in ((first, WEIGHTS), (again, changed)):
-        for name, tensor in weights.items():
-            assert sent[name].indices.tolist() == list(range(tensor.numel()))
-            assert torch.equal(sent[name].values.view(tensor.shape), tensor)
-            assert sent[name].full_shape == tuple(tensor.shape)
-    [patch] = second.values()
-    assert (patch.name, patch.indices.tolist(), patch.values.tolist()) == ("a", [4], [-0.5])
-    assert patch.indices.dtype == torch.int32
-    labels = [rest[0] for name, *rest in engine.calls if name == "finish_weight_update"]
-    assert labels == ["1.1", "1.2", "1.3", "1.4"]
+    assert list(engine.received) == list(weights)
+    assert device.buffer is not None
+    largest = max(tensor.nbytes for tensor in weights.values())
+    assert device.buffer.nbytes == max(256 << 20, largest)
+    assert device.taken == [device.buffer.nbytes + 2 * largest], "had before the first call"
 
 
-def test_changes_are_told_by_bits() -> None:
-    from generators.engines.vllm.native import changed
+def test_a_device_without_room_keeps_the_former_weights(device: Device) -> None:
+    engine = FakeEngine(device)
+    device.room = 256 << 20
 
-    for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
-        former = torch.tensor([[0.0, 1.0], [float("nan"), 2.0]]).to(dtype)
-        new = torch.tensor([[-0.0, 1.0], [float("nan"), 3.0]]).to(dtype)
-        assert changed(new, former).tolist() == [0, 3]
-        assert changed(new, None).tolist() == [0, 1, 2, 3]
+    async def run() -> None:
+        async with connected(ipc_sender(), engine) as sender:
+            with pytest.raises(WeightsError, match=r"no 0\.3 GiB on cpu"):
+                await sender.send(sender.stage(WEIGHTS), "1.1")
+            device.room = 2**62
+            await sender.send(sender.stage(WEIGHTS), "1.2")
+
+    asyncio.run(run())
+    assert [name for name, *_ in engine.calls].count("start_weight_update") == 1
+    assert device.emptied == 2
+
+
+def test_a_tensor_is_on_the_device_when_it_is_sent_and_no_longer() -> None:
+    from generators.engines.vllm.native import StagedSource
+
+    source = StagedSource(torch.device("meta"))
+    source.tensors = WEIGHTS
+    alive: list[weakref.ref[torch.Tensor]] = []
+    for name, tensor in source:
+        assert (tensor.device.type, tensor.shape) == ("meta", WEIGHTS[name].shape)
+        alive.append(weakref.ref(tensor))
+        del tensor
+        assert [reference() for reference in alive] == [None] * len(alive)
+    assert len(alive) == len(WEIGHTS)
+
+
+def test_a_broadcast_is_what_the_workers_are_told(device: Device, group: FakeGroup) -> None:
+    from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_consumer
+
+    engine = FakeEngine(device)
+
+    async def run() -> None:
+        async with connected(nccl_sender(), engine) as sender:
+            await sender.send(sender.stage(WEIGHTS), "1.7")
+
+    asyncio.run(run())
+    [info] = [rest[0]["update_info"] for name, *rest in engine.calls if name == "update_weights"]
+    told = zip(info["names"], info["shapes"], info["dtype_names"], strict=True)
+    sent: Iterator[torch.Tensor] = iter(group.sent)
+    arrived: dict[str, torch.Tensor] = {}
+    packed_nccl_broadcast_consumer(
+        iter([(name, (shape, getattr(torch, dtype))) for name, shape, dtype in told]),
+        SimpleNamespace(broadcast=lambda tensor, src: tensor.copy_(next(sent))),
+        0,
+        lambda tensors: arrived.update({name: tensor.clone() for name, tensor in tensors}),
+        device="cpu",
+    )
+    assert all(torch.equal(arrived[name], tensor) for name, tensor in WEIGHTS.items())
+
+
+def test_a_transfer_that_hangs_holds_up_nothing(device: Device, group: FakeGroup) -> None:
+    """Workers that are gone answer neither the call nor the broadcast: no thread of these outlives the process."""
+    engine = FakeEngine(device)
+    before = set(threading.enumerate())
+
+    async def run() -> None:
+        async with connected(nccl_sender(), engine) as sender:
+            group.stuck = threading.Event()
+            sending = asyncio.create_task(sender.send(sender.stage(WEIGHTS), "1.1"))
+            while not engine.calls or engine.calls[-1][0] != "start_weight_update":
+                await asyncio.sleep(0)
+            engine.answers = False
+            assert await asyncio.to_thread(group.stuck.wait, DEADLINE_S)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+
+    asyncio.run(run())
+    # Those that the end of the interpreter waits for.
+    until = time.monotonic() + DEADLINE_S
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon:
+            thread.join(until - time.monotonic())
+            assert not thread.is_alive(), thread
+    assert any(thread.daemon for thread in set(threading.enumerate()) - before), "the broadcast hangs still"
 
 
 def test_what_a_transfer_needs_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from generators.engines.vllm.native import FullSender, SparseSender, native_sender
+    from generators.engines.vllm.native import native_sender
 
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
-    for transfer, kind in (("nccl", FullSender), ("sparse", SparseSender)):
-        sender = native_sender(transfer, torch.device("cuda:1"), 1)
-        assert isinstance(sender, kind)
-        assert (sender._device, sender._info.world_size) == (torch.device("cuda", 2), 2)
-        with pytest.raises(ConfigError, match="beside the 2 of vLLM"):
-            native_sender(transfer, torch.device("cuda:1"), 2)
+    sender = native_sender("nccl", torch.device("cuda:1"), 1)
+    assert (sender._device, sender._info.world_size) == (torch.device("cuda", 2), 2)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="beside the 2 of vLLM"):
+        native_sender("nccl", torch.device("cuda:1"), 2)
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "0")
     assert native_sender("ipc", torch.device("cuda:1"), 1)._device == torch.device("cuda", 1)
-    huge = torch.empty(2**31, dtype=torch.int8, device="meta")
-    with pytest.raises(WeightsError, match="too large"):
-        SparseSender(torch.device("cpu"), None).stage({"huge": huge})
 
 
 def test_experts_of_each_step_become_those_of_the_response() -> None:
@@ -173,3 +351,57 @@ def test_experts_of_each_step_become_those_of_the_response() -> None:
     chunks = asyncio.run(run())
     assert [chunk.routed_experts is None for chunk in chunks] == [True, True, False]
     np.testing.assert_array_equal(chunks[-1].routed_experts, experts)
+
+
+def test_what_a_worker_holds_is_what_sleep_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own books of its memory, as they are while the weights alone have been taken again."""
+    import vllm.device_allocator as allocator
+
+    from generators.engines.vllm.worker import HELD_BYTES, WorkerExtension
+
+    areas = [allocator.AllocationData((0, 10, 1, 2), "weights"), allocator.AllocationData((0, 5, 3, 4), "kv_cache")]
+    areas[1].is_asleep = True
+    books = SimpleNamespace(pointer_to_data=dict(enumerate(areas)))
+    monkeypatch.setattr(allocator, "get_mem_allocator_instance", lambda: books)
+    worker = WorkerExtension()
+    worker.device = torch.device("cuda:0")
+    assert getattr(worker, HELD_BYTES)() == 10
+
+
+def test_another_vllm_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import OutputProcessor
+
+    from generators.engines.vllm import names
+
+    names.check_package()
+    with monkeypatch.context() as other:
+        other.delattr(AsyncLLM, "_run_output_handler")
+        with pytest.raises(ConfigError, match=f"vLLM {vllm.__version__} .*AsyncLLM._run_output_handler"):
+            names.check_package()
+    with monkeypatch.context() as other:
+        other.setattr(OutputProcessor, "process_outputs", lambda self, engine_core_outputs: None)
+        with pytest.raises(ConfigError, match=r"process_outputs takes no weight_version"):
+            names.check_package()
+    with pytest.raises(ConfigError, match=r"no AsyncLLM.output_processor.stream_interval"):
+        names.check_engine(SimpleNamespace())
+
+
+def test_a_start_has_a_deadline() -> None:
+    from generators.engines.vllm.figures import LoadFigures
+    from generators.engines.vllm.launching import Launch
+
+    launch, over = Launch({}, LoadFigures(), 0.01), threading.Event()
+    launch._build = over.wait  # type: ignore[assignment,method-assign]
+
+    async def run() -> None:
+        try:
+            with pytest.raises(EngineError, match=r"not up after 0\.01 s") as caught:
+                await launch.start()
+            assert "rollout.vllm.start_timeout_s" in str(caught.value.hint)
+        finally:
+            over.set()
+
+    asyncio.run(run())
+    launch._log.close()

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from generators.engine_watch import watch
+from generators.engines.base import EngineError, SamplingParams
+from generators.engines.driven.backend import Job
 from mesh.errors import WeightsError
 from mesh.liveness.ends import survivors
 from mesh.liveness.verdict import State
@@ -107,6 +109,55 @@ def test_a_load_that_fails_halfway_is_taken_back(harness: VllmHarness) -> None:
     harness.check_log_probs(result, old, [3, 4, 5, 6])
     harness.update(V2, new)
     harness.check_log_probs(harness.run([request("new", max_tokens=20)])[0], new, [3, 4, 5, 6])
+
+
+def test_a_job_that_is_aborted_amid_a_swap_is_not_submitted_again(
+    harness: VllmHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would ever end it: it would decode to its last token in a place that is taken for free."""
+    harness.update(V1, harness.random_weights(1))
+    shared, backend = harness.shared, harness.shared.backend
+    core = backend._engine.engine_core
+    add, added, chunks = core.add_request_async, [], []
+
+    async def add_and_abort(asked: Any) -> None:
+        added.append(asked.request_id.partition("-")[0])
+        await add(asked)
+        if len(added) == 1:
+            await backend.abort(["job3"])
+
+    async def run() -> None:
+        await backend.pause()
+        jobs = [Job(f"job{index}", [3 + index], SamplingParams(max_tokens=5)) for index in range(4)]
+        running = [asyncio.create_task(backend.generate(job, chunks.append)) for job in jobs]
+        while len(backend._outputs._streams) < len(jobs):
+            await asyncio.sleep(0)
+        monkeypatch.setattr(core, "add_request_async", add_and_abort)
+        await backend.load(backend.stage(harness.random_weights(2).items()), "9.9", recompute=False)
+        await backend.resume()
+        await asyncio.gather(*running)
+
+    shared.run(run())
+    assert added == ["job0", "job1", "job2"]
+    assert [chunk.finish for chunk in chunks if chunk.finish] == ["aborted", "length", "length", "length"]
+    assert {label for chunk in chunks for _, label in chunk.versions} == {"9.9"}
+
+
+def test_a_probe_that_vllm_refuses_fails_alone(harness: VllmHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import SamplingParams as VllmSampling
+
+    from generators.engines.vllm import sampling
+
+    harness.update(V1, harness.constant_weights(10))
+    monkeypatch.setattr(sampling, "scoring", lambda _: VllmSampling(prompt_logprobs=10**6))
+    with pytest.raises(EngineError, match="does not score these tokens"):
+        harness.engine.probe(LONG).result(harness.deadline_s)
+    assert harness.run([request("a", max_tokens=3)])[0].response_ids.tolist() == [10] * 3
+
+
+def test_workers_say_what_they_hold(harness: VllmHarness) -> None:
+    """On a CPU nothing that they could give back."""
+    assert harness.shared.run(harness.shared.backend._held_bytes()) == 0
 
 
 def test_nothing_is_lost_across_swaps(harness: VllmHarness) -> None:

@@ -1,0 +1,103 @@
+"""Engine arguments that `rollout.vllm.options` and `rollout.sglang.options` may not set.
+
+Some are what a key of the configuration says, and the rest of a generator computes with that key; others are what it
+relies on, or lead to where weights do not reach. Set twice, a run would train on what nobody sampled, or not start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+_OURS = "rollmesh relies on its own value"
+_ONE_HOST = "weights reach the workers of one host alone"
+_LENGTH = "rollout.max_prompt_tokens and rollout.max_response_tokens set it"
+
+
+def _set_by(key: str) -> str:
+    return f"{key} sets it"
+
+
+# Argument -> why not.
+VLLM: Mapping[str, str] = {
+    "model": _set_by("model.path"),
+    "dtype": _set_by("model.dtype"),
+    "max_model_len": _LENGTH,
+    "max_num_seqs": _set_by("rollout.slots"),
+    "tensor_parallel_size": _set_by("rollout.vllm.tensor_parallel"),
+    "data_parallel_size": _set_by("rollout.vllm.data_parallel"),
+    "enable_expert_parallel": _set_by("rollout.vllm.expert_parallel"),
+    "gpu_memory_utilization": _set_by("rollout.vllm.gpu_memory_utilization"),
+    "enforce_eager": _set_by("rollout.vllm.enforce_eager"),
+    "enable_prefix_caching": _set_by("rollout.vllm.prefix_caching"),
+    "enable_return_routed_experts": _set_by("rollout.vllm.routed_experts"),
+    "weight_transfer_config": _set_by("rollout.vllm.transfer"),
+    "seed": _set_by("run.seed"),
+    **dict.fromkeys(
+        (
+            "load_format",
+            "runner",
+            "logprobs_mode",
+            "skip_tokenizer_init",
+            "generation_config",
+            "mm_processor_cache_gb",
+            "disable_log_stats",
+            "enable_sleep_mode",
+            "worker_extension_cls",
+        ),
+        _OURS,
+    ),
+    **dict.fromkeys(("pipeline_parallel_size", "prefill_context_parallel_size"), "use rollout.vllm.tensor_parallel"),
+    **dict.fromkeys(
+        (
+            "nnodes",
+            "node_rank",
+            "master_addr",
+            "master_port",
+            "distributed_executor_backend",
+            "data_parallel_rank",
+            "data_parallel_start_rank",
+            "data_parallel_size_local",
+            "data_parallel_address",
+            "data_parallel_rpc_port",
+            "data_parallel_backend",
+            "data_parallel_hybrid_lb",
+            "data_parallel_external_lb",
+        ),
+        _ONE_HOST,
+    ),
+}
+
+# Under all the names that a server takes.
+SGLANG: Mapping[str, str] = {
+    **dict.fromkeys(("model_path", "model"), _set_by("model.path")),
+    "dtype": _set_by("model.dtype"),
+    "context_length": _LENGTH,
+    "max_running_requests": _set_by("rollout.slots"),
+    **dict.fromkeys(("tp_size", "tp", "tensor_parallel_size"), _set_by("rollout.sglang.tensor_parallel")),
+    **dict.fromkeys(("dp_size", "dp", "data_parallel_size"), _set_by("rollout.sglang.data_parallel")),
+    **dict.fromkeys(("ep_size", "ep", "expert_parallel_size"), _set_by("rollout.sglang.expert_parallel")),
+    "mem_fraction_static": _set_by("rollout.sglang.mem_fraction"),
+    "max_total_tokens": _set_by("rollout.sglang.kv_cache_tokens"),
+    "disable_overlap_schedule": _set_by("weights.kv"),
+    "random_seed": _set_by("run.seed"),
+    **dict.fromkeys(("load_format", "skip_tokenizer_init", "host", "port", "device", "base_gpu_id"), _OURS),
+    **dict.fromkeys(("pp_size", "pp", "pipeline_parallel_size"), "use rollout.sglang.tensor_parallel"),
+    **dict.fromkeys(("nnodes", "node_rank", "dist_init_addr", "nccl_init_addr"), _ONE_HOST),
+}
+
+
+def refuse(options: Iterable[str], refused: Mapping[str, str]) -> None:
+    """Refuses what may not be set.
+
+    Args:
+        options: names, as written.
+        refused: `VLLM` or `SGLANG`.
+
+    Raises:
+        ValueError: names each with its reason.
+    """
+    wrong = [
+        f"{name}: {refused[plain]}" for name in options if (plain := name.lstrip("-").replace("-", "_")) in refused
+    ]
+    if wrong:
+        raise ValueError("; ".join(wrong))
