@@ -26,6 +26,7 @@ from generators.engines.base import (
     EngineSettings,
     GenerationResult,
     InferenceEngine,
+    KvPolicy,
     TokenEvent,
 )
 from generators.held import HeldGroup
@@ -321,7 +322,7 @@ def load_engine(
         slots=rollout.slots,
         dtype=config.model.dtype,
         context=rollout.context_tokens,
-        kv=config.weights.kv,
+        kv=kv_policy(config),
         device=device_of(rollout.device),
         seed=config.run.seed,
         threads=threads,
@@ -332,6 +333,13 @@ def load_engine(
     # Users' modules are imported here, where it may take its time; who needs them finds them loaded.
     agent_schemas(rollout.agent)
     return create_engine(rollout.engine, folder, settings, listener), TextCodec(folder)
+
+
+def kv_policy(config: Config) -> KvPolicy:
+    """What becomes of running sequences at a swap."""
+    if config.weights.kv != "auto":
+        return config.weights.kv
+    return "recompute" if config.rollout.engine == "sglang" else "keep"
 
 
 def device_of(wanted: DeviceName) -> str:

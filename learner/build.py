@@ -163,7 +163,8 @@ def build_worker(
         engines,
         algorithm,
         payloads,
-        CheckpointStore(checkpoints),
+        # The checkpoint before the newest stays until the newest is committed.
+        CheckpointStore(checkpoints, keep=max(2, config.checkpoint.keep)),
         epochs=batch.epochs,
         token_budget=batch.tokens_per_micro_batch,
         seed=config.run.seed,

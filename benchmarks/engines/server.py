@@ -24,13 +24,14 @@ def serve(pipe: Connection, plan: Plan) -> None:
 
 
 async def _serve(pipe: Connection, plan: Plan) -> None:
-    section = SglangSection(python=plan.python, options={"load-format": "auto"})
+    section = SglangSection(python=plan.python)
     limits = read_folder(plan.model, plan.context).limits
     process, port = ServerProcess(), free_port()
     address = f"http://127.0.0.1:{port}"
     command = launch.command(
         plan.model, plan.settings(), section, port=port, context=limits.context, vocabulary=limits.vocabulary
     )
+    command[command.index("--load-format") + 1] = "auto"
     await process.start(command, launch.environment(plan.settings()))
     try:
         deadline = time.monotonic() + _START_S

@@ -293,10 +293,11 @@ class WeightsSection(Section):
         "auto: differences for receivers whose network makes them faster.",
     )
     chain: PositiveInt = Field(4, description="Differences kept for receivers of earlier versions.")
-    kv: Literal["keep", "recompute", "interrupt"] = Field(
-        "keep",
+    kv: Literal["auto", "keep", "recompute", "interrupt"] = Field(
+        "auto",
         description="Running sequences at a swap: keep their KV cache; recompute it, all at once; or interrupt them: "
-        "they go on from their tokens, prefilled anew over several steps.",
+        "they go on from their tokens, prefilled anew over several steps. auto: keep; with sglang recompute, since "
+        "keep costs its scheduler the overlap with the device.",
     )
     bucket_bytes: PositiveInt = Field(64 << 20, description="Bytes per bucket.")
     keep_versions: PositiveInt = Field(

@@ -47,7 +47,7 @@ from mesh.liveness.verdict import Sight
 
 log = logging.getLogger(__name__)
 
-_IDLE_S = 30.0
+_IDLE_S = 300.0
 # The server's name for the memory of the weights.
 _WEIGHTS = "weights"
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -164,10 +164,14 @@ class SglangBackend(Backend):
         if self._runs.paused:
             raise EngineError("a paused SGLang server runs no tokens", hint="resume it first")
         answer = await self._client.post("/generate", requests.log_probs(token_ids, uuid.uuid4().hex))
-        entries = answer["meta_info"]["input_token_logprobs"]
-        if [entry[1] for entry in entries] != list(token_ids):
+        try:
+            entries = answer["meta_info"]["input_token_logprobs"]
+            found = [entry[1] for entry in entries], np.array([entry[0] for entry in entries[1:]], np.float32)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineError(f"the SGLang server scores tokens and does not say how: {str(answer)[:200]}") from error
+        if found[0] != list(token_ids):
             raise EngineError("the SGLang server gives log-probs of other tokens than it was asked for")
-        return np.array([entry[0] for entry in entries[1:]], np.float32)
+        return found[1]
 
     # --- memory ---
 

@@ -79,6 +79,11 @@ async def ask(client: Client, transfer: str) -> Capabilities:
             f"the SGLang server at {client.address} takes weights over {transfer} with dp_size 1 only",
             hint="rollout.sglang.transfer: disk",
         )
+    if transfer == "tensor" and int(info.get("nnodes") or 1) > 1:
+        raise EngineError(
+            f"the SGLang server at {client.address} runs on several hosts, and transfer tensor shares memory of one",
+            hint="rollout.sglang.transfer: disk",
+        )
     await _take_over(client, paths)
     await _try(client, version)
     return Capabilities(

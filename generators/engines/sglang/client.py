@@ -10,7 +10,8 @@ import aiohttp
 
 from generators.engines.base import EngineError
 
-CALL_S = 60.0
+# A server may owe its answer for as long as a step takes; whether it lives is watched elsewhere.
+CALL_S = 600.0
 # Shorter than the server's own (5 s, SGLANG_TIMEOUT_KEEP_ALIVE): a request on a connection that the other side is just
 # closing is lost, and nobody can tell whether it was taken.
 IDLE_S = 2.0
@@ -27,6 +28,10 @@ class RefusedError(EngineError):
     def __init__(self, path: str, status: int, said: str) -> None:
         super().__init__(f"the SGLang server answers {path} with {status}: {said[:500]}")
         self.status = status
+
+
+class LostError(EngineError):
+    """The connection broke, and nobody knows why."""
 
 
 class Client:
@@ -65,7 +70,7 @@ class Client:
         """The events of an answer, as long as it takes; whether the server is alive is watched elsewhere.
 
         Raises:
-            EngineError: the connection broke, or `RefusedError`.
+            EngineError: the server has died, or `LostError`, or `RefusedError`.
         """
         endless = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
         try:
@@ -105,7 +110,9 @@ class Client:
 
     async def _lost(self, path: str, error: object) -> EngineError:
         cause = await self._cause()
-        return EngineError(cause or f"the connection to the SGLang server broke ({path}): {error}")
+        return (
+            EngineError(cause) if cause else LostError(f"the connection to the SGLang server broke ({path}): {error}")
+        )
 
 
 def _parsed(path: str, text: str | bytes) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from generators.engines.allocator import without_growing_segments
 from generators.engines.base import EngineSettings
 from generators.engines.sglang import cpu
 from mesh.config.rollout import SglangSection
@@ -87,7 +89,10 @@ def environment(settings: EngineSettings) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         # The end of the log is for what matters.
         "PYTHONWARNINGS": "ignore",
+        # Else the graphs stay on the device while it sleeps.
+        "SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1",
     }
+    variables |= without_growing_segments(os.environ)
     if torch.device(settings.device).type == "cpu":
         variables |= cpu.environment()
     return variables

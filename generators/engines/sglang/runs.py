@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from generators.engines.base import EngineError
+from generators.engines.base import RequestError
 from generators.engines.driven.backend import Chunk, Job
 from generators.engines.sglang import requests
+from generators.engines.sglang.client import LostError, RefusedError
 from generators.engines.sglang.stamps import Event, EventReader, Stamper
 from generators.engines.stopping import StopMatcher
-from mesh.errors import PayloadError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -121,6 +121,9 @@ class Runs:
                     self._finish(run, [], [], [], "aborted")
                 if not run.finished:
                     await self._request(run)
+        except RequestError:
+            self._spawn(self._send_abort(run.rid))
+            raise
         finally:
             del self._runs[job.job_id]
 
@@ -194,7 +197,7 @@ class Runs:
         if run.aborted:
             self._finish(run, [], [], [], "aborted")
         elif not run.revealing:
-            raise EngineError(f"the SGLang server ended {run.job.job_id} with {reason!r}")
+            raise RequestError(f"the SGLang server ended {run.job.job_id} with {reason!r}")
 
     def _body(self, run: Run) -> dict[str, Any]:
         assert run.key is not None
@@ -211,17 +214,29 @@ class Runs:
         )
 
     async def _read(self, run: Run, stamper: Stamper, body: dict[str, Any]) -> str | None:
-        """Reads one stream to its end; gives the server's reason for it."""
+        """Reads one stream to its end; gives the server's reason for it.
+
+        Raises:
+            RequestError: the server did not answer this request, and answers others.
+            EngineError: it answers none, or contradicts itself.
+        """
         reader = EventReader(incremental=self._can.incremental, filtered=requests.is_filtered(run.job.sampling))
-        async with aclosing(self._client.stream("/generate", body)) as stream:
-            async for data in stream:
-                event = reader.read(data)
-                if event.error:
-                    raise PayloadError("request", event.error)
-                self._take(run, stamper, event)
-                if run.finished or event.reason is not None:
-                    return event.reason
-        raise EngineError(f"the SGLang server ended the stream of {run.job.job_id} without saying why")
+        try:
+            async with aclosing(self._client.stream("/generate", body)) as stream:
+                async for data in stream:
+                    event = reader.read(data)
+                    if event.error:
+                        raise RequestError(f"the SGLang server does not answer this request: {event.error}")
+                    self._take(run, stamper, event)
+                    if run.finished or event.reason is not None:
+                        return event.reason
+        except RefusedError as error:
+            raise RequestError(str(error)) from error
+        except LostError as error:
+            # What it still answers says whether it failed at this request or altogether.
+            await self._client.get("/model_info")
+            raise RequestError(str(error)) from error
+        raise RequestError(f"the SGLang server ended the stream of {run.job.job_id} without saying why")
 
     def _take(self, run: Run, stamper: Stamper, event: Event) -> None:
         run.received.extend(event.token_ids)

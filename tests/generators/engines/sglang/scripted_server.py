@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
+from generators.engines.base import EngineError
 from generators.engines.sglang.capabilities import Capabilities
 
 CAN = Capabilities(
@@ -50,6 +51,7 @@ class ScriptedServer:
         asked: all requests, in order.
         open: requests that have not ended, by name.
         aborts: names of requests whose end was asked for.
+        gone: it answers nobody.
     """
 
     def __init__(self, label: str) -> None:
@@ -57,6 +59,7 @@ class ScriptedServer:
         self.asked: list[Request] = []
         self.open: dict[str, Request] = {}
         self.aborts: list[str] = []
+        self.gone = False
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
@@ -73,9 +76,18 @@ class ScriptedServer:
                 data = await request.events.get()
                 if "cut off" in data:
                     return
+                if "breaks off" in data:
+                    raise data["breaks off"]
                 yield data
         finally:
             self.open.pop(body["rid"], None)
+
+    async def get(self, path: str) -> Any:
+        """/model_info."""
+        assert path == "/model_info"
+        if self.gone:
+            raise EngineError("nobody answers")
+        return {}
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """/abort_request."""
@@ -110,6 +122,10 @@ class ScriptedServer:
             else:
                 self._send(request, reason)
         self.open.clear()
+
+    def break_off(self, error: Exception) -> None:
+        """The connection of every request fails."""
+        self.finish({"breaks off": error})
 
     def _send(self, request: Request, reason: dict[str, Any] | None) -> None:
         first = len(request.body["input_ids"]) + len(request.labels) - request.underway

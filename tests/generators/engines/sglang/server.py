@@ -118,5 +118,17 @@ class SglangHarness(ModelHarness):
         self._settings = EngineSettings(slots=self.slots, kv=kv, sglang=section)
         super().__init__(model)
 
+    def fail_at(self, token: int) -> None:
+        runs: Any = self.engine._backend._runs  # type: ignore[attr-defined] # of a driven engine
+        body = runs._body
+
+        def spoilt(run: Any) -> dict[str, Any]:
+            made: dict[str, Any] = body(run)
+            if token in run.job.token_ids:
+                made["sampling_params"]["top_p"] = 7
+            return made
+
+        runs._body = spoilt
+
     def build(self, listener: EngineListener) -> InferenceEngine:
         return create_engine("sglang", self.model.folder, self._settings, listener)

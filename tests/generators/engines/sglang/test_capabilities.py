@@ -78,6 +78,7 @@ def test_what_a_server_says_of_itself_is_believed() -> None:
         (_without("/server_info"), "/server_info"),
         (lambda server: server.fields.clear(), "extra_key"),
         (_says(dp_size=2), "dp_size 1"),
+        (_says(nnodes=2), "several hosts"),
         (_says(context_length=None), "how long its sequences may be"),
         (lambda server: setattr(server, "is_generation", False), "generates nothing"),
         (_samples_without("output_ids"), "output_ids"),

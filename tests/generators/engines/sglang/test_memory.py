@@ -1,14 +1,17 @@
-"""A server that gives its memory back: what is asked of it, in which order."""
+"""A server that gives its memory back: what it is started with, and what is asked of it, in which order."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestServer
+from pydantic import ValidationError
 
 from generators.engines import create_engine
-from generators.engines.base import EngineSettings
+from generators.engines.base import EngineError, EngineSettings
+from generators.engines.sglang import cpu, launch
 from mesh.config.rollout import SglangSection
 from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.harness import V1, V2
@@ -33,6 +36,9 @@ def test_weights_that_come_while_asleep_have_their_memory_first(keeps: bool, con
         try:
             weights = contract_model.constant_weights(10).items()
             engine.update_weights(V1, weights, "").result(DEADLINE_S)
+            # It answers without log-probs, which is the failure of who has asked.
+            with pytest.raises(EngineError, match="does not say how"):
+                engine.probe([3, 4]).result(DEADLINE_S)
             engine.sleep(keep_weights=keeps).result(DEADLINE_S)
             engine.update_weights(V2, weights, "").result(DEADLINE_S)
             assert engine.status().state == "asleep"
@@ -54,3 +60,32 @@ def test_weights_that_come_while_asleep_have_their_memory_first(keeps: bool, con
         update,
         ("/resume_memory_occupation", _CACHE),
     ]
+
+
+def test_a_server_can_give_all_of_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its graphs too, which it says by a variable; and segments that grow could not be."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,roundup_power2_divisions:[256:1,512:2]")
+    variables = launch.environment(EngineSettings(device="cuda"))
+    assert variables["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] == "1"
+    assert variables["PYTORCH_CUDA_ALLOC_CONF"] == "roundup_power2_divisions:[256:1,512:2]"
+    assert "PYTORCH_ALLOC_CONF" not in variables
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_option_contradicts_what_a_server_is_started_with(device: str, tmp_path: Path) -> None:
+    section = SglangSection(tensor_parallel=2, data_parallel=2, expert_parallel=2, mem_fraction=0.5, kv_cache_tokens=9)
+    line = launch.command(tmp_path, EngineSettings(device=device), section, port=1, context=8, vocabulary=9)
+    set_here = {part.removeprefix("--") for part in line if part.startswith("--")}
+    # What a server says of itself is asked for, whatever it was started with.
+    free = set(cpu.arguments(1, 1)) - {"device", "max-total-tokens", "mem-fraction-static", "disable-overlap-schedule"}
+    free |= {"enable-memory-saver", "enable-weights-cpu-backup", "incremental-streaming-output", "stream-interval"}
+    free |= {"sampling-mask-max-tokens", "watchdog-timeout", "log-level", "log-level-http"}
+    for name in set_here - free:
+        for written in (name, f"--{name}", name.replace("-", "_")):
+            with pytest.raises(ValidationError, match=f"{name.replace('-', '.')}: "):
+                SglangSection(options={written: 1})
+    for name, why in (("tensor_parallel_size", "rollout.sglang.tensor_parallel"), ("nnodes", "one host")):
+        with pytest.raises(ValidationError, match=f"{name}: .*{why}"):
+            SglangSection(options={name: 2})
+    assert set_here & free
+    SglangSection(options=dict.fromkeys(free, 1))

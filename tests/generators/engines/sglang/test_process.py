@@ -142,7 +142,7 @@ def engine(contract_model: ContractModel, tmp_path: Path) -> Iterator[DrivenEngi
         f'#!/bin/sh\ntest "$1" = -m && exec {sys.executable} {_STAND_IN} "$@"\nexec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
-    section = SglangSection(python=python, options={"enable_memory_saver": None})
+    section = SglangSection(python=python, options={"log-level": "error"})
     with _engine(contract_model, section) as engine:
         yield engine
 

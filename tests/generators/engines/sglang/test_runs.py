@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generators.engines.base import EngineError, SamplingParams
+from generators.engines.base import EngineError, RequestError, SamplingParams
 from generators.engines.checks import Limits
 from generators.engines.driven.backend import Chunk, Job
+from generators.engines.sglang.client import LostError, RefusedError
 from generators.engines.sglang.runs import REVEAL_TOKENS, Runs
-from mesh.errors import PayloadError
 from tests.generators.engines.sglang.scripted_server import CAN, ScriptedServer
 from tests.generators.engines.tiny import train_tokenizer
 
@@ -270,32 +270,43 @@ async def test_an_abort_behind_the_end_of_a_response_leaves_it_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "error", "said"),
+    ("end", "said"),
     [
-        (lambda server: server.finish({"error": {"message": "too long"}}), PayloadError, "too long"),
-        (lambda server: server.finish({"cut off": True}), EngineError, "without saying why"),
-        (lambda server: server.finish(reason={"type": "abort", "message": "evicted"}), EngineError, "'abort'"),
-        (
-            lambda server: server.finish(reason={"type": "abort", "message": "bad request", "status_code": 400}),
-            PayloadError,
-            "bad request",
-        ),
+        (lambda server: server.finish({"error": {"message": "too long"}}), "too long"),
+        (lambda server: server.finish({"cut off": True}), "without saying why"),
+        (lambda server: server.finish(reason={"type": "abort", "message": "evicted"}), "'abort'"),
+        (lambda server: server.finish(reason={"type": "abort", "message": "bad", "status_code": 400}), "bad"),
+        (lambda server: server.break_off(RefusedError("/generate", 500, "out of memory")), "out of memory"),
+        (lambda server: server.break_off(LostError("connection reset")), "connection reset"),
     ],
+    ids=["error", "cut off", "abort", "refused amid it", "refused", "lost"],
 )
 async def test_a_request_that_the_server_ends_fails_its_job_alone(
-    end: Callable[[ScriptedServer], None], error: type[Exception], said: str
+    end: Callable[[ScriptedServer], None], said: str
 ) -> None:
     stage = Stage()
     await stage.begin("a")
     await stage.sample(2)
     end(stage.server)
-    with pytest.raises(error, match=said):
+    with pytest.raises(RequestError, match=said):
         await stage.tasks.pop("a")
     assert len(stage.runs) == 0
+    await settled()
+    assert stage.server.aborts == [stage.server.bodies[0]["rid"]], "it may go on there"
     await stage.begin("b")
     await stage.sample(10)
     await stage.ended()
     assert len(stage.told("b")) == 10
+
+
+@pytest.mark.parametrize("error", [LostError("connection reset"), EngineError("exit code -9")], ids=["silent", "dead"])
+async def test_a_connection_to_a_server_that_is_gone_is_the_engines_failure(error: EngineError) -> None:
+    stage = Stage()
+    await stage.begin("a")
+    stage.server.gone = True
+    stage.server.break_off(error)
+    with pytest.raises(EngineError, match=r"exit code -9|nobody answers"):
+        await stage.tasks.pop("a")
 
 
 async def test_a_stop_string_ends_a_job_behind_the_token_that_completes_it() -> None:
