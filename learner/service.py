@@ -111,6 +111,8 @@ def _run(
     set_learner_threads(config)
     given, config = config, config.model_copy(update={"model": resolve_model(config.model)})
     algorithm = build_algorithm(config)
+    for notice in algorithm.notices() if rank == 0 else ():
+        _log.warning("%s", notice)
     record = RunRecord(given, Path(config.model.path)) if rank == 0 else None
     if record is not None:
         record.check(allow_changes=allow_changes)

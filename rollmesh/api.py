@@ -58,10 +58,10 @@ def train(
     resolved = _resolve(config, overrides)
     with _serving(resolved, _functions(reward_fn)) as served:
         check_files(served)
-        check_code(served)
+        notices = check_code(served)
         view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
         try:
-            return _run_in_thread(LocalRun(served, view, fresh=fresh, allow_changes=allow_changes))
+            return _run_in_thread(LocalRun(served, view, fresh=fresh, allow_changes=allow_changes, notices=notices))
         finally:
             view.close()
 

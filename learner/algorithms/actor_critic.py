@@ -16,6 +16,7 @@ from torch import Tensor
 from learner.algorithms.aggregation import aggregate
 from learner.algorithms.base import Batch, Loss
 from learner.algorithms.metrics import Metrics, distribution
+from learner.algorithms.notices import idle_value_clip
 from learner.algorithms.numerics import finite_log_probs
 from learner.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
 from learner.algorithms.settings import Component, Settings, SettingsError
@@ -76,6 +77,10 @@ class ActorCritic(PolicyGradient):
     @property
     def silent_without_advantage(self) -> bool:
         return super().silent_without_advantage and not self.settings.positive_lm_coefficient
+
+    def notices(self) -> list[str]:
+        idle = idle_value_clip(self.settings.value.clip, self.plan)
+        return [*super().notices(), *([idle] if idle else [])]
 
     def batch_stage(self, batch: Batch) -> None:
         rollouts = batch.rollouts

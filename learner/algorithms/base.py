@@ -109,6 +109,10 @@ class Algorithm(ABC):
         """Whether a token with advantage 0 adds nothing to loss or gradient, so that it need not be computed."""
         return False
 
+    def notices(self) -> list[str]:
+        """What the user should know of the settings in this run, by their keys; told at start. Default: nothing."""
+        return []
+
     def group_stage(self, group: Group) -> str | None:  # noqa: ARG002 - most algorithms keep every group
         """None to train the group, or the reason to drop it: it is counted as filtered and another takes its place."""
         return None

@@ -33,7 +33,8 @@ from learner.algorithms.filters import FilterSettings, advantage_keep, filter_gr
 from learner.algorithms.kl import KLSettings, kl_estimate, kl_rewards, next_coefficient, sampling_ratio
 from learner.algorithms.losses.modifiers import off_policy_sequence_keep, top_entropy_selection
 from learner.algorithms.metrics import Metrics, distribution
-from learner.algorithms.registry import build_advantage, build_policy_loss
+from learner.algorithms.notices import idle_loss_settings, ratio_is_one
+from learner.algorithms.registry import POLICY_LOSSES, build_advantage, build_policy_loss, keyword_settings
 from learner.algorithms.resampling import ResampleSettings, pf_ppo_weights, resample
 from learner.algorithms.settings import Component, Settings, SettingsError
 from learner.algorithms.shaping import RewardSettings, RunningMoments, shape_rewards
@@ -147,6 +148,14 @@ class PolicyGradient(Algorithm):
             and not self.needs.entropy_gradient
             and not self.needs.selection
         )
+
+    def notices(self) -> list[str]:
+        settings = self.settings
+        if not ratio_is_one(settings.correction, self.plan):
+            return []
+        target = POLICY_LOSSES.get(settings.loss.name, "loss").target
+        idle = idle_loss_settings(self._promises.on_ratio, keyword_settings(target, settings.loss.params))
+        return [idle] if idle else []
 
     def group_stage(self, group: Group) -> str | None:
         return filter_group(group, self.settings.filter)

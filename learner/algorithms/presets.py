@@ -2,6 +2,10 @@
 
 A preset says only what distinguishes it. Everything else is the default of `PolicyGradientSettings`: truncated
 importance sampling against the behaviour policy, PPO's clip, no KL term.
+
+Which policy anchors the ratio follows the paper. Where the ratio itself is the correction (a weight, a gate, a pull,
+the ratio of a whole response), it is the one that sampled: `correction: {mode: behaviour}`. Where it only bounds how
+far a batch moves the policy (PPO's clip), it is the proximal one, and importance weights correct (arXiv:2110.00641).
 """
 
 from __future__ import annotations
@@ -91,6 +95,7 @@ class GSPO(PolicyGradient):
         "advantage": "grpo",
         "loss": {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
         "aggregation": "seq_mean_token_mean",
+        "correction": {"mode": "behaviour"},
     }
 
 
@@ -102,6 +107,7 @@ class LUSPO(PolicyGradient):
         "advantage": "grpo",
         "loss": {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
         "aggregation": "seq_mean_token_sum",
+        "correction": {"mode": "behaviour"},
     }
 
 
@@ -109,21 +115,36 @@ class LUSPO(PolicyGradient):
 class GMPO(PolicyGradient):
     """Geometric-mean policy optimization: the geometric mean of clipped token ratios. arXiv:2507.20673, eq. 4."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "gmpo", "aggregation": "seq_mean_token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "grpo",
+        "loss": "gmpo",
+        "aggregation": "seq_mean_token_mean",
+        "correction": {"mode": "behaviour"},
+    }
 
 
 @register_algorithm("cispo")
 class CISPO(PolicyGradient):
     """Clipped importance-sampling weights: every token keeps a gradient. MiniMax-M1, arXiv:2506.13585, eq. 4 and 5."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "cispo", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "grpo",
+        "loss": "cispo",
+        "aggregation": "token_mean",
+        "correction": {"mode": "behaviour"},
+    }
 
 
 @register_algorithm("sapo")
 class SAPO(PolicyGradient):
     """Soft adaptive policy optimization: a smooth gate in place of the clip. arXiv:2511.20347, eq. 4 to 6."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "sapo", "aggregation": "seq_mean_token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "grpo",
+        "loss": "sapo",
+        "aggregation": "seq_mean_token_mean",
+        "correction": {"mode": "behaviour"},
+    }
 
 
 @register_algorithm("vespo")
@@ -149,7 +170,12 @@ class ClipCov(PolicyGradient):
 class KLCov(PolicyGradient):
     """GRPO that penalizes the drift of tokens of high covariance. arXiv:2505.22617, eq. 13."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "kl_cov", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "grpo",
+        "loss": "kl_cov",
+        "aggregation": "token_mean",
+        "correction": {"mode": "behaviour"},
+    }
 
 
 @register_algorithm("dppo_tv")
@@ -180,7 +206,12 @@ class DPPOKL(PolicyGradient):
 class DRO(PolicyGradient):
     """Direct reward optimization: a quadratic penalty on the log-ratio. arXiv:2405.19107, eq. 6."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {"advantage": "grpo", "loss": "dro", "aggregation": "token_mean"}
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "advantage": "grpo",
+        "loss": "dro",
+        "aggregation": "token_mean",
+        "correction": {"mode": "behaviour"},
+    }
 
 
 @register_algorithm("rloo")

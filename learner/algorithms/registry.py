@@ -78,11 +78,13 @@ class LossTraits:
     Attributes:
         silent_without_advantage: loss and gradient of a token are 0 where its advantage is 0, for whole sequences.
         anchored: it reads the anchor log-probs: ratios to the proximal policy.
+        on_ratio: its settings that change no gradient where that ratio is 1: clips, caps, gates, pulls to the anchor.
         select: called before every optimizer step; its settings are keyword-only arguments of the same names.
     """
 
     silent_without_advantage: bool = False
     anchored: bool = True
+    on_ratio: Sequence[str] = ()
     select: Callable[..., Tensor] | None = None
 
 
@@ -200,15 +202,22 @@ def register_policy_loss(
     *,
     silent_without_advantage: bool = False,
     anchored: bool = True,
+    on_ratio: Sequence[str] = (),
     select: Callable[..., Tensor] | None = None,
 ) -> Callable[[Callable[..., tuple[Tensor, Metrics]]], Callable[..., tuple[Tensor, Metrics]]]:
     """Decorator: enters a policy loss `(log_probs, anchor_log_probs, tokens, *, settings) -> ([R], Metrics)`.
 
     Args:
         name: for the configuration.
-        silent_without_advantage, anchored, select: see `LossTraits`.
+        silent_without_advantage, anchored, on_ratio, select: see `LossTraits`.
     """
-    return POLICY_LOSSES.register(name, LossTraits(silent_without_advantage, anchored, select))
+    return POLICY_LOSSES.register(name, LossTraits(silent_without_advantage, anchored, tuple(on_ratio), select))
+
+
+def keyword_settings(function: Callable[..., Any], params: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting of an estimator or a loss: its keyword-only arguments with their defaults, `params` over them."""
+    arguments = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in arguments if p.kind is inspect.Parameter.KEYWORD_ONLY} | dict(params)
 
 
 def build_advantage(component: Component, path: str = "advantage") -> tuple[AdvantageFunction, AdvantageTraits]:

@@ -6,7 +6,6 @@ The only part of the command that needs torch; imported where a command asks for
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from learner.algorithms.base import Algorithm
 from learner.algorithms.policy_gradient import PolicyGradient
 from learner.algorithms.reference import read_documentation
-from learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, Registry
+from learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, Registry, keyword_settings
 from learner.algorithms.settings import Component, Settings, merge
 from learner.algorithms.types import Role
 from learner.build import build_algorithm
@@ -45,6 +44,7 @@ def explain_algorithm(config: Config) -> Iterator[str]:
     for line, source in zip(shown, sources, strict=True):
         yield f"  {line.ljust(width)}  {source}"
     yield from _needs(config, algorithm)
+    yield from algorithm.notices()
 
 
 def expanded_settings(settings: Settings, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -65,9 +65,7 @@ def part_settings(component: Component, path: tuple[str, ...]) -> Iterator[tuple
     values = dict(component.params)
     registry = _REGISTRIES.get(path[-1])
     if registry is not None:
-        parameters = inspect.signature(registry.get(component.name, ".".join(path)).target).parameters.values()
-        defaults = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-        values = defaults | values
+        values = keyword_settings(registry.get(component.name, ".".join(path)).target, values)
     yield from (((*path, name), value) for name, value in values.items())
 
 

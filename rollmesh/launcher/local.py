@@ -54,8 +54,8 @@ def run_locally(config: Config, *, fresh: bool = False, allow_changes: bool = Fa
     view = open_view(config.logging.console_every_steps)
     try:
         view.event("checks data, algorithm and reward functions")
-        check_code(config)
-        run = LocalRun(config, view, fresh=fresh, allow_changes=allow_changes)
+        notices = check_code(config)
+        run = LocalRun(config, view, fresh=fresh, allow_changes=allow_changes, notices=notices)
         asyncio.run(run.run(handle_signals=True))
     finally:
         view.close()
@@ -72,13 +72,23 @@ class LocalRun:
         view: shown events and metrics.
         fresh: begin the run anew; the folder that it has is kept under another name.
         allow_changes: continue it with another model or other data (`learner.run_record`).
+        notices: what the user should know of the configuration, told at the start.
 
     Attributes:
         hung_up: the first wish to end was the loss of the terminal.
     """
 
-    def __init__(self, config: Config, view: View, *, fresh: bool = False, allow_changes: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        view: View,
+        *,
+        fresh: bool = False,
+        allow_changes: bool = False,
+        notices: Sequence[str] = (),
+    ) -> None:
         self._config = config
+        self._notices = notices
         self._fresh = fresh
         self._allow_changes = allow_changes
         self._view = view
@@ -137,6 +147,8 @@ class LocalRun:
             plan = thread_plan(config)
             self._events.tell(plan.describe(config.learner.ranks, config.rollout.replicas))
             self._events.tell(devices.describe())
+            for notice in self._notices:
+                self._events.tell(notice)
             catalogue = ServiceCatalogue(config, config_path, plan, devices, allow_changes=self._allow_changes)
             started = time.time()
             with self._owning_process() if handle_signals else contextlib.nullcontext():

@@ -38,8 +38,11 @@ def check_files(config: Config) -> None:
             load_function(name)
 
 
-def check_code(config: Config) -> None:
+def check_code(config: Config) -> list[str]:
     """Refuses a run that would end as soon as its services have loaded what they need; takes a second or more.
+
+    Returns:
+        What the user should know of settings that are right, a sentence each.
 
     Raises:
         ConfigError: the algorithm's settings are wrong, or it needs what the configuration does not provide; a
@@ -58,10 +61,10 @@ def check_code(config: Config) -> None:
             tried.append(Trial("reward", config, python, _REWARD_S))
         for trial in tried:
             trials.callback(trial.close)
-        if here:
-            try_learner(config)
+        notices = try_learner(config) if here else []
         for trial in tried:
-            trial.result()
+            notices += trial.result()
+    return notices
 
 
 def _check_inputs(config: Config) -> None:

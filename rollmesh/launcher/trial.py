@@ -1,7 +1,8 @@
 """Tries what a service would load first, before any service is started: `python -m rollmesh.launcher.trial WHAT`.
 
 It runs in the interpreter of the service, as a process of its own: it imports users' code, and torch, of which the
-launcher needs nothing. Configuration as JSON on stdin; on stdout the last line says what is wrong, as JSON, or null.
+launcher needs nothing. Configuration as JSON on stdin; on stdout the last line says what is wrong, or what the user
+should know, as JSON.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Trial:
         )
         self._given = config.model_dump_json()
 
-    def result(self) -> None:
-        """Waits for it.
+    def result(self) -> list[str]:
+        """Waits for it; what the user should know of a configuration that is right.
 
         Raises:
             ConfigError, DataError, RewardError: what is wrong.
@@ -53,9 +54,12 @@ class Trial:
             said, _ = self._process.communicate(self._given, timeout=self._within_s)
         except subprocess.TimeoutExpired:
             self.close()
-            return
-        if (wrong := _last_json(said)) is not None:
+            return []
+        found = _last_json(said)
+        if (wrong := found.get("wrong")) is not None:
             raise _ERRORS[wrong["exit_code"]](wrong["message"], hint=wrong["hint"])
+        notices: list[str] = found.get("notices", [])
+        return notices
 
     def close(self) -> None:
         """Ends it, if it has not ended."""
@@ -64,11 +68,11 @@ class Trial:
 
 
 def _last_json(said: str) -> Any:
-    """None also where it ended without a word: what makes a process end, the service tells with its log."""
+    """Nothing where it ended without a word: what makes a process end, the service tells with its log."""
     try:
         return json.loads(said.splitlines()[-1])
     except (IndexError, ValueError):
-        return None
+        return {}
 
 
 # ------------------------------------------------------------------------------------------ in the process that tries
@@ -76,17 +80,17 @@ def _last_json(said: str) -> Any:
 
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     """Tries, and says what came of it."""
-    trials: dict[str, Callable[[Config], None]] = {"learner": try_learner, "reward": _reward}
-    wrong = None
+    trials: dict[str, Callable[[Config], list[str]]] = {"learner": try_learner, "reward": _reward}
+    answer: dict[str, Any]
     try:
-        trials[arguments[0]](load_config(json.loads(sys.stdin.read())))
+        answer = {"notices": trials[arguments[0]](load_config(json.loads(sys.stdin.read())))}
     except RollmeshError as error:
-        wrong = {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}
-    print(f"\n{json.dumps(wrong)}", flush=True)  # noqa: T201  # this is the answer
+        answer = {"wrong": {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}}
+    print(f"\n{json.dumps(answer)}", flush=True)  # noqa: T201  # this is the answer
 
 
-def try_learner(config: Config) -> None:
-    """What a learner would load of the data, the algorithm and users' functions.
+def try_learner(config: Config) -> list[str]:
+    """What a learner would load of the data, the algorithm and users' functions; `Algorithm.notices`.
 
     Raises:
         ConfigError, DataError: what is wrong.
@@ -100,17 +104,19 @@ def try_learner(config: Config) -> None:
     from learner.build import build_algorithm
     from learner.priorities import priority_function
 
-    build_algorithm(config)
+    algorithm = build_algorithm(config)
     priority_function(config)
+    return algorithm.notices()
 
 
-def _reward(config: Config) -> None:
+def _reward(config: Config) -> list[str]:
     from reward_service.loading import load_function
     from reward_service.routing import split_routes
 
     functions, _ = split_routes(config.reward.by_data_source)
     for name in (*config.reward.functions, *(name for names in functions.values() for name in names)):
         load_function(name)
+    return []
 
 
 if __name__ == "__main__":

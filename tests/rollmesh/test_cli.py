@@ -243,6 +243,7 @@ def test_explain_derives_sizes(rollmesh: Command, config_file: Path) -> None:
     assert "live groups: at most 10 x (3 + 1) = 40" in explained
     assert "thread(s)" in explained
     assert "devices: " in explained
+    assert "without effect: algorithm.loss.clip_low" in explained
 
 
 def test_explain_has_every_deadline_that_ends_something(rollmesh: Command, config_file: Path) -> None:

@@ -72,7 +72,7 @@ def select_clip_cov(
     return selected
 
 
-@register_policy_loss("clip_cov", select=select_clip_cov)
+@register_policy_loss("clip_cov", on_ratio=("clip_low", "clip_high"), select=select_clip_cov)
 def clip_cov(
     log_probs: Tensor,
     anchor_log_probs: Tensor,
@@ -135,7 +135,7 @@ def select_kl_cov(view: StepView, *, share: float = 2e-4) -> Tensor:
     return selected
 
 
-@register_policy_loss("kl_cov", select=select_kl_cov)
+@register_policy_loss("kl_cov", on_ratio=("share", "coefficient"), select=select_kl_cov)
 def kl_cov(
     log_probs: Tensor,
     anchor_log_probs: Tensor,

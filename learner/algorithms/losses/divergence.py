@@ -23,7 +23,7 @@ _EPSILON = 1e-8
 _FREE_LOG_RATIO = 60.0
 
 
-@register_policy_loss("dppo_tv", silent_without_advantage=True)
+@register_policy_loss("dppo_tv", silent_without_advantage=True, on_ratio=("clip_low", "clip_high", "ratio_cap"))
 def dppo_tv(
     log_probs: Tensor,
     anchor_log_probs: Tensor,
@@ -61,7 +61,7 @@ def dppo_tv(
     return _kept_gradient(log_probs, anchor_log_probs, tokens, keep, ratio_cap)
 
 
-@register_policy_loss("dppo_kl", silent_without_advantage=True)
+@register_policy_loss("dppo_kl", silent_without_advantage=True, on_ratio=("clip_low", "clip_high", "ratio_cap"))
 def dppo_kl(
     log_probs: Tensor,
     anchor_log_probs: Tensor,
@@ -117,7 +117,7 @@ def _kept_gradient(
     return loss, Metrics(sums=clips) | drift_metrics(log_ratios)
 
 
-@register_policy_loss("probability_band")
+@register_policy_loss("probability_band", on_ratio=("band_low", "band_high", "by_sign", "penalty"))
 def probability_band(
     log_probs: Tensor,
     anchor_log_probs: Tensor,

@@ -47,7 +47,9 @@ def dual_clipped(loss: Tensor, advantages: Tensor, dual_clip: float | None) -> t
     return loss, Metrics(sums={"actor/pg_clipfrac_lower": bounded})
 
 
-@register_policy_loss("ppo", silent_without_advantage=True)
+@register_policy_loss(
+    "ppo", silent_without_advantage=True, on_ratio=("clip_low", "clip_high", "dual_clip", "two_sided_delta")
+)
 def ppo(
     log_probs: Tensor,
     anchor_log_probs: Tensor,

@@ -32,7 +32,7 @@ def reinforce(log_probs: Tensor, anchor_log_probs: Tensor, tokens: TokenBatch) -
     return -tokens.advantages * finite_log_probs(log_probs), drift_metrics(log_ratio(log_probs, anchor_log_probs))
 
 
-@register_policy_loss("dro")
+@register_policy_loss("dro", on_ratio=("beta",))
 def dro(
     log_probs: Tensor, anchor_log_probs: Tensor, tokens: TokenBatch, *, beta: float = 0.05
 ) -> tuple[Tensor, Metrics]:

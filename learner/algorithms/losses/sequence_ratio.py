@@ -29,7 +29,7 @@ def sequence_mean(values: Tensor, tokens: TokenBatch) -> Tensor:
     return segment_mean(values, tokens.sequence_ids, tokens.num_sequences)[tokens.sequence_ids]
 
 
-@register_policy_loss("gspo", silent_without_advantage=True)
+@register_policy_loss("gspo", silent_without_advantage=True, on_ratio=("clip_low", "clip_high", "dual_clip"))
 def gspo(
     log_probs: Tensor,
     anchor_log_probs: Tensor,
@@ -75,7 +75,7 @@ def gspo(
     return loss, clip_region_metrics(ratios, advantages, clip_low, clip_high) | lower | drift_metrics(log_ratios)
 
 
-@register_policy_loss("gmpo", silent_without_advantage=True)
+@register_policy_loss("gmpo", silent_without_advantage=True, on_ratio=("clip_low", "clip_high"))
 def gmpo(
     log_probs: Tensor,
     anchor_log_probs: Tensor,

@@ -24,7 +24,7 @@ from learner.algorithms.types import TokenBatch
 MIN_LOG_SEQUENCE_WEIGHT = math.log(1e-8)
 
 
-@register_policy_loss("cispo", silent_without_advantage=True)
+@register_policy_loss("cispo", silent_without_advantage=True, on_ratio=("clip_low", "clip_high"))
 def cispo(
     log_probs: Tensor,
     anchor_log_probs: Tensor,
@@ -64,7 +64,7 @@ def cispo(
     return loss, Metrics(sums=clips) | drift_metrics(log_ratios)
 
 
-@register_policy_loss("sapo", silent_without_advantage=True)
+@register_policy_loss("sapo", silent_without_advantage=True, on_ratio=("tau_positive", "tau_negative"))
 def sapo(
     log_probs: Tensor,
     anchor_log_probs: Tensor,
@@ -108,7 +108,11 @@ def sapo(
     return -advantages * gate, drift_metrics(log_ratios)
 
 
-@register_policy_loss("vespo", silent_without_advantage=True)
+@register_policy_loss(
+    "vespo",
+    silent_without_advantage=True,
+    on_ratio=("k_positive", "lambda_positive", "k_negative", "lambda_negative"),
+)
 def vespo(
     log_probs: Tensor,
     anchor_log_probs: Tensor,
