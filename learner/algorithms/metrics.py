@@ -96,16 +96,18 @@ def summarize(
         reduce_sum, reduce_max: combine a vector over ranks; none: one rank.
     """
     first = parts[0]
-    vectors = [
-        torch.tensor([tokens], dtype=torch.float64),
-        torch.stack([torch.stack([part.sums[name] for part in parts]).sum() for name in first.sums])
-        if first.sums
-        else torch.zeros(0),
-        *(torch.stack([part.weights[name] for part in parts]).sum(0) for name in first.weights),
-        *(torch.stack([part.log_ratios[name] for part in parts]).sum(0) for name in first.log_ratios),
+    added = [
+        torch.stack([getattr(part, kind)[name] for part in parts]).sum(0).double().reshape(-1)
+        for kind in ("sums", "weights", "log_ratios")
+        for name in getattr(first, kind)
     ]
-    joined = torch.cat([vector.cpu().double() for vector in vectors])
-    seen, *values = (reduce_sum(joined) if reduce_sum else joined).tolist()
+    tops = [torch.stack([part.maxima[name] for part in parts]).amax(0).double().reshape(-1) for name in first.maxima]
+    # A metric may have been made on the host.
+    device = next((vector.device for vector in (*added, *tops) if vector.device.type != "cpu"), torch.device("cpu"))
+    added.insert(0, torch.full((1,), tokens, dtype=torch.float64, device=device))
+    vectors = [_reduced(added, device, reduce_sum), *([_reduced(tops, device, reduce_max)] if tops else [])]
+    # One reading for all: the host waits for the device with each.
+    seen, *values = torch.cat(vectors).tolist()
     tokens = max(int(seen), 1)
     figures = {name: value / tokens for name, value in zip(first.sums, values, strict=False)}
     at = len(first.sums)
@@ -117,10 +119,12 @@ def summarize(
     for name in first.log_ratios:
         figures |= {f"{name}/{q}": value for q, value in _quantiles(values[at : at + _BINS]).items()}
         at += _BINS
-    if first.maxima:
-        tops = torch.stack([torch.stack([part.maxima[name] for part in parts]).max() for name in first.maxima])
-        figures |= zip(first.maxima, (reduce_max(tops) if reduce_max else tops).tolist(), strict=True)
-    return figures
+    return figures | dict(zip(first.maxima, values[at:], strict=True))
+
+
+def _reduced(vectors: Sequence[Tensor], device: torch.device, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
+    joined = torch.cat([vector.to(device) for vector in vectors])
+    return reduce(joined) if reduce else joined
 
 
 def _quantiles(counts: Sequence[float]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.algorithms.types import GlobalCounts, TokenBatch
+from learner.batching.transfer import to_device
 from learner.batching.types import PackedBatch, Row, Segments, TrainSequence
 from mesh.errors import PayloadError
 
@@ -52,10 +53,10 @@ def pack(
     tokens = TokenBatch(
         sequence_ids=row.sequence_ids,
         sequence_lengths=row.sequence_lengths,
-        behaviour_log_probs=torch.from_numpy(behaviour).to(device),
-        advantages=torch.from_numpy(advantages[mask]).to(device),
-        staleness=torch.from_numpy(staleness).to(device),
-        sequence_rewards=torch.tensor([s.reward for s in chosen], dtype=torch.float32, device=device),
+        behaviour_log_probs=to_device(behaviour, device),
+        advantages=to_device(advantages[mask], device),
+        staleness=to_device(staleness, device),
+        sequence_rewards=to_device(np.array([s.reward for s in chosen], dtype=np.float32), device),
     )
     return row.with_tokens(tokens, counts)
 
@@ -85,7 +86,7 @@ def lay_out(chosen: Sequence[TrainSequence], mask: NDArray[np.bool_], device: to
     response_ids = _join([sequence.response_ids for sequence in chosen], np.int32)
 
     def to(array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device=device, dtype=torch.int64)
+        return to_device(array, device, torch.int64)
 
     positions = np.arange(len(ids)) - np.repeat(segments.starts - segments.prefix_lengths, segments.lengths)
     return Row(
@@ -201,4 +202,4 @@ def _spread(values: Sequence[NDArray[Any] | float], lengths: NDArray[np.int64], 
 def _temperatures(values: Sequence[float], owner: NDArray[np.int64], device: torch.device) -> Tensor | float:
     if len(set(values)) <= 1:
         return values[0] if values else 1.0
-    return torch.from_numpy(np.array(values, dtype=np.float32)[owner]).to(device)
+    return to_device(np.array(values, dtype=np.float32)[owner], device)

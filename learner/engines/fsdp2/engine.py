@@ -258,7 +258,7 @@ class Fsdp2Engine(Engine):
         real = [batch for batch in batches if batch.tokens.num_tokens]
         # Agreed on before the first forward pass, whose own collectives must line up between ranks.
         missing = self._world.max_int(len(real)) - len(real)
-        return real, [_filling(self.device)] * missing
+        return real, [_filling(self.device)] * missing if missing else []
 
     def _clip(self, most: float) -> float:
         """Clips the gradient to a global norm; gives the norm before."""
@@ -275,7 +275,8 @@ class Fsdp2Engine(Engine):
         nn.Module.to(self._model, device)
         for state in self._optimizer.state.values() if self._optimizer is not None else ():
             for key, value in state.items():
-                if isinstance(value, Tensor):
+                # Single numbers stay: each would be a copy of its own, and gives back nothing.
+                if isinstance(value, Tensor) and value.dim():
                     state[key] = value.to(device)
 
 

@@ -4,8 +4,8 @@ Invariant: beside the model, the first rank holds one bucket of full tensors and
 sends (a bucket over the number of ranks); every other rank holds its own part of one bucket. A bucket exceeds
 `bucket_bytes` only where a single tensor does. No rank ever holds the model's full weights.
 
-Shards are cast before they travel. Each other rank packs its shards of a bucket into one message; the first takes the
-messages in turn and puts the rows in their places.
+Shards are cast before they travel. Each rank packs its shards of a bucket into one message; the first takes the
+messages in turn, its own too, brings each to the host in one copy, and puts the rows in their places.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class _Gatherer:
         self._world = world
         self._bucket = torch.empty(0, dtype=torch.uint8)
         self._message = torch.empty(0, dtype=torch.uint8, device=world.device)
+        self._on_host = torch.empty(0, dtype=torch.uint8)
 
     def gather(self, places: Sequence[_Place], nbytes: int) -> Iterator[tuple[str, Tensor]]:
         """The tensors of one bucket of `nbytes` bytes on rank 0; nothing elsewhere."""
@@ -96,29 +97,40 @@ class _Gatherer:
         if not places:
             return
         if rank:
-            message = self._room(_message_bytes(places, rank, ranks))
-            for place, part in _parts(places, message, rank, ranks):
-                part.view(place.dtype).copy_(_local(place))
+            message = self._packed(places)
             if len(message):
                 dist.send(message, 0)
             return
         if len(self._bucket) < nbytes:
             self._bucket = torch.empty(0, dtype=torch.uint8)
             self._bucket = torch.empty(nbytes, dtype=torch.uint8)
-        for place in places:
-            local = _local(place)
-            own = self._bucket[place.start : place.start + local.numel() * place.dtype.itemsize]
-            own.view(place.dtype).copy_(local)
-        for source in range(1, ranks):
-            message = self._room(_message_bytes(places, source, ranks))
-            if len(message):
+        for source in range(ranks):
+            message = self._packed(places) if source == 0 else self._room(_message_bytes(places, source, ranks))
+            if source and len(message):
                 dist.recv(message, source)
-            for place, part in _parts(places, message, source, ranks):
+            for place, part in _parts(places, self._fetched(message), source, ranks):
                 start = place.start + place.rows(source, ranks)[0] * place.row_bytes
                 self._bucket[start : start + len(part)].copy_(part)
         for place in places:
             data = self._bucket[place.start : place.start + place.tensor.shape.numel() * place.dtype.itemsize]
             yield place.name, data.view(place.dtype).view(place.tensor.shape)
+
+    def _packed(self, places: Sequence[_Place]) -> Tensor:
+        """This rank's message."""
+        rank, ranks = self._world.rank, self._world.size
+        message = self._room(_message_bytes(places, rank, ranks))
+        for place, part in _parts(places, message, rank, ranks):
+            part.view(place.dtype).copy_(_local(place))
+        return message
+
+    def _fetched(self, message: Tensor) -> Tensor:
+        """A message in host memory, until the next one."""
+        if message.device.type == "cpu":
+            return message
+        if len(self._on_host) < len(message):
+            self._on_host = torch.empty(0, dtype=torch.uint8)
+            self._on_host = torch.empty(len(message), dtype=torch.uint8, pin_memory=True)
+        return self._on_host[: len(message)].copy_(message)
 
     def _room(self, nbytes: int) -> Tensor:
         if len(self._message) < nbytes:

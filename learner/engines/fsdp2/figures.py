@@ -26,11 +26,12 @@ def step_figures(world: World, parts: Sequence[Metrics], tokens: int, loss: Tens
         tokens: trained tokens in them.
         loss: 0-d, sum of this rank's shares.
     """
-    figures = {"loss": float(world.sum(loss))}
-    counts = [int(count) for count in world.gather(torch.tensor([len(parts)]))]
-    if not any(counts):
+    # One reading for both: the host waits for the device with each.
+    total, present = world.sum(torch.stack((loss, loss.new_full((), float(bool(parts)))))).tolist()
+    figures = {"loss": total}
+    if not present:
         return figures
-    if not all(counts):
+    if present < world.size:
         messages = world.gather_bytes(_names(parts))
         parts = parts or [_neutral(json.loads(next(message for message in messages if message)))]
     reduce = {"reduce_sum": world.sum, "reduce_max": world.max} if world.size > 1 else {}

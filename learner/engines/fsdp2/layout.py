@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from learner.batching.transfer import to_device
 from learner.batching.types import Segments
 
 # Padded query-key pairs that cost about as much as one more kernel call (measured on CPU with small heads).
@@ -119,7 +120,7 @@ def build_layout(segments: Segments, device: torch.device, waste: int = _WASTE_P
         base += call.queries.numel()
         calls.append(call)
     identity = base == total and bool((restore == np.arange(total)).all())
-    return AttentionLayout(tuple(calls), None if identity else torch.from_numpy(restore).to(device))
+    return AttentionLayout(tuple(calls), None if identity else to_device(restore, device))
 
 
 def _buckets(lengths: NDArray[np.int64], contexts: NDArray[np.int64], waste: int) -> list[NDArray[np.int64]]:
@@ -154,11 +155,11 @@ def _call(
     own = np.where(column < contexts[:, None], starts[:, None] + column - prefixes[:, None], 0)
     keys = np.where(from_prefix, prefix_starts[:, None] + column, own)
     call = AttentionCall(
-        queries=torch.from_numpy(queries.ravel()).to(device),
-        keys=torch.from_numpy(keys.ravel()).to(device),
+        queries=to_device(queries.ravel(), device),
+        keys=to_device(keys.ravel(), device),
         shape=(count, rows, columns),
-        prefix_lengths=torch.from_numpy(prefixes).to(device),
-        key_lengths=torch.from_numpy(contexts).to(device),
+        prefix_lengths=to_device(prefixes, device),
+        key_lengths=to_device(contexts, device),
         causal=not prefixes.any(),
     )
     return call, np.flatnonzero(real_query.ravel())

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from learner.batching.transfer import to_device
 from learner.batching.types import Segments
 from learner.engines.fsdp2.layout import Scoring
 from mesh.errors import DataError
@@ -48,18 +50,17 @@ def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
 
 def build_varlen_layout(segments: Segments, device: torch.device) -> VarlenLayout:
     """Index arithmetic for `varlen_attention`."""
-    starts, lengths = torch.from_numpy(segments.starts), torch.from_numpy(segments.lengths)
-    prefix_starts, prefixes = torch.from_numpy(segments.prefix_starts), torch.from_numpy(segments.prefix_lengths)
+    lengths, prefixes = segments.lengths, segments.prefix_lengths
     contexts = lengths + prefixes
-    cu_keys = functional.pad(contexts.cumsum(0), (1, 0))
-    owner = torch.repeat_interleave(torch.arange(len(lengths)), contexts)
-    offset = torch.arange(int(cu_keys[-1])) - cu_keys[owner]
+    cu_keys = np.concatenate(([0], contexts.cumsum()))
+    owner = np.repeat(np.arange(len(lengths)), contexts)
+    offset = np.arange(cu_keys[-1]) - cu_keys[owner]
     inside = offset < prefixes[owner]
-    keys = torch.where(inside, prefix_starts[owner] + offset, starts[owner] + offset - prefixes[owner])
+    keys = np.where(inside, segments.prefix_starts[owner] + offset, segments.starts[owner] + offset - prefixes[owner])
     return VarlenLayout(
-        keys=keys.to(device),
-        cu_queries=functional.pad(lengths.cumsum(0), (1, 0)).to(device, torch.int32),
-        cu_keys=cu_keys.to(device, torch.int32),
+        keys=to_device(keys, device),
+        cu_queries=to_device(np.concatenate(([0], lengths.cumsum())), device, torch.int32),
+        cu_keys=to_device(cu_keys, device, torch.int32),
         max_queries=int(lengths.max()),
         max_keys=int(contexts.max()),
     )

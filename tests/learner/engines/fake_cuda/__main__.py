@@ -1,0 +1,22 @@
+"""Runs cases, given as JSON by name, and prints what was seen of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from tests.learner.engines.fake_cuda.device import install, load
+
+
+def main(library: Path, cases: dict[str, dict[str, object]]) -> None:
+    load(library)
+    install(library)
+    from tests.learner.engines.fake_cuda.flow import Case, run
+
+    print(json.dumps({name: dataclasses.asdict(run(Case(**case))) for name, case in cases.items()}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -1,0 +1,197 @@
+"""What an engine does in a run, on rank 0 of many: a step, log-probs, an export, a swap to the host and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from learner.algorithms.base import Loss
+from learner.algorithms.load import load_algorithm
+from learner.algorithms.policy_gradient import PolicyGradient
+from learner.algorithms.types import UpdatePlan
+from learner.batching.pack import pack
+from learner.batching.types import PackedBatch, TrainSequence
+from learner.engines.base import EngineSpec
+from learner.engines.fsdp2 import export, sharding
+from learner.engines.fsdp2.attention import ATTENTION
+from learner.engines.fsdp2.language_model import LanguageModelEngine
+from mesh.config.models import ModelSection, OptimizerSection
+from tests.learner.engines.fake_cuda.watch import Watch
+
+# As wide as Qwen2.5-7B and Qwen3-30B-A3B are; a layer more costs time, and shows nothing.
+_DENSE = {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+}
+_EXPERTS = {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """An engine, one micro-batch after the other.
+
+    Attributes:
+        world: ranks.
+        dtype: `EngineSpec.param_dtype`.
+        experts: the model is a mixture.
+        layers: of the model.
+        micro_batches: of a step.
+        misplaced: one tensor of the batch stays on the host.
+        swap: also export, offload, onload, and a step afterwards.
+    """
+
+    world: int = 8
+    dtype: str = "bfloat16"
+    experts: bool = False
+    layers: int = 1
+    micro_batches: int = 1
+    misplaced: bool = False
+    swap: bool = False
+
+
+@dataclass
+class Seen:
+    """What happened; waits by place, see `Watch`, for each part.
+
+    Attributes:
+        waits: part -> `reads`, `to_host`, `to_device` -> place -> how often.
+        facts: further figures.
+        error: type of what ended it; empty where nothing did.
+    """
+
+    waits: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def run(case: Case) -> Seen:
+    """Runs a case on rank 0."""
+    seen = Seen()
+    # It tries itself out, on values.
+    algorithm = load_algorithm("grpo", {}, UpdatePlan())
+    assert isinstance(algorithm, PolicyGradient)
+    with _ranks(case.world) as mesh, patch.object(sharding, "fully_shard", partial(sharding.fully_shard, mesh=mesh)):
+        loader = patch("learner.engines.fsdp2.engine.load_model", partial(_model, case))
+        # All ranks have micro-batches, which is counted there.
+        with FakeTensorMode(), Watch({"figures.py": case.world}) as watch, loader:
+            try:
+                _use(case, algorithm.loss, watch, seen)
+            except RuntimeError as error:
+                seen.error = f"{type(error).__name__}: {error}"
+    return seen
+
+
+def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
+    def during(part: str, action: Callable[[], Any]) -> Any:
+        watch.clear()
+        result = action()
+        seen.waits[part] = {kind: dict(getattr(watch, kind)) for kind in ("reads", "to_host", "to_device")}
+        return result
+
+    spec = EngineSpec(
+        ModelSection(path="none", dtype="bfloat16"),
+        OptimizerSection(),
+        total_steps=10,
+        device="cuda",
+        param_dtype=case.dtype,
+        activation_checkpointing=True,
+    )
+    engine = LanguageModelEngine(spec)
+
+    def batches() -> list[PackedBatch]:
+        return [pack(list(_sequences()), device=engine.device) for _ in range(case.micro_batches)]
+
+    def step() -> None:
+        counts = engine.global_counts(packed)
+        seen.facts["skipped"] = engine.train_batch(packed, loss, counts).skipped
+
+    packed = during("pack", batches)
+    if case.misplaced:
+        packed[0].labels = packed[0].labels.cpu()
+    # The first step makes the optimizer's state.
+    step()
+    during("step", step)
+    (output, *_) = during("infer", lambda: engine.infer_batch(packed))
+    log_probs = output.policy()[0]
+    seen.facts["log_probs"] = [str(log_probs.device), str(log_probs.dtype)]
+    if not case.swap:
+        return
+    parameters = list(engine._model.parameters())
+    seen.facts["tensors"] = len(parameters) + len(list(engine._model.buffers()))
+    seen.facts["parameters"] = len(parameters)
+    with _counted_buckets() as buckets:
+        exported = during("export", lambda: [(str(t.device), str(t.dtype)) for _, t in engine.export_weights()])
+    seen.facts["exported"], seen.facts["buckets"] = sorted(set(exported)), len(buckets)
+    seen.facts["exported_tensors"] = len(exported)
+    during("offload", engine.offload)
+    seen.facts["offloaded"] = sorted(str(p.device) for p in {p.device: p for p in engine._model.parameters()}.values())
+    during("onload", engine.onload)
+    during("step after", step)
+
+
+def _sequences() -> Iterator[TrainSequence]:
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, 1000, 50).astype(np.int32)
+    for length in (40, 200, 7):
+        ids = rng.integers(0, 1000, length).astype(np.int32)
+        yield TrainSequence(prompt, ids, np.ones(length, np.uint8), np.full(length, -1, np.float32), 0.5)
+
+
+def _model(case: Case, *_: Any, **__: Any) -> PreTrainedModel:
+    """As `load_model` gives it, with weights that have no values."""
+    kind, sizes = ("qwen3_moe", _EXPERTS) if case.experts else ("qwen2", _DENSE)
+    config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=case.layers, tie_word_embeddings=False)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=ATTENTION)
+    model.config.use_cache = False
+    loaded: PreTrainedModel = model.eval()
+    return loaded
+
+
+@contextmanager
+def _ranks(world: int) -> Iterator[Any]:
+    """Rank 0 of a group whose other ranks exist in number only; its mesh is made of real tensors."""
+    with patch.dict("os.environ", WORLD_SIZE=str(world), RANK="0", LOCAL_RANK="0"):
+        dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
+        try:
+            yield init_device_mesh("cuda", (world,))
+        finally:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _counted_buckets() -> Iterator[list[int]]:
+    """The buckets that are gathered for an export, by their bytes."""
+    gathered: list[int] = []
+    gather = export._Gatherer.gather
+
+    def counted(self: Any, places: Any, nbytes: int) -> Any:
+        if places:
+            gathered.append(nbytes)
+        return gather(self, places, nbytes)
+
+    with patch.object(export._Gatherer, "gather", counted):
+        yield gathered

@@ -1,0 +1,87 @@
+"""A training step and a swap as they would run on CUDA: devices, dtypes, and how often the host waits for the device.
+
+In a process of its own, for rank 0 of 8 or 64, on tensors without values: what runs here needs no GPU, and says nothing
+of kernels, streams and NCCL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.learner.engines.fake_cuda.device import build
+
+ROOT = Path(__file__).resolve().parents[3]
+CASES: dict[str, dict[str, object]] = {
+    "dense": {"swap": True},
+    "64 ranks, 2 micro-batches, 2 layers": {"world": 64, "micro_batches": 2, "layers": 2},
+    "experts": {"experts": True, "world": 64, "swap": True},
+    "no kernel": {"dtype": "float32"},
+    "misplaced": {"misplaced": True},
+}
+SOUND = [name for name in CASES if name != "misplaced"]
+pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to build a device with")
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All cases in one process: torch's imports are most of the time."""
+    library = build(tmp_path_factory.mktemp("fake_cuda"))
+    command = [sys.executable, "-m", "tests.learner.engines.fake_cuda", library, json.dumps(CASES)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    results: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return results
+
+
+def test_a_tensor_on_the_wrong_device_is_found(seen: dict[str, Any]) -> None:
+    assert seen["misplaced"]["error"].startswith("FakeTensorDeviceMismatchError")
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_a_step_runs_on_the_device(seen: dict[str, Any], case: str) -> None:
+    assert seen[case]["error"] == ""
+    facts = seen[case]["facts"]
+    assert facts["skipped"] is False
+    assert facts["log_probs"] == ["cuda:0", "torch.float32"]
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_a_step_waits_as_often_whatever_the_ranks_layers_and_micro_batches(seen: dict[str, Any], case: str) -> None:
+    waits = seen[case]["waits"]
+    assert waits["pack"] == {"reads": {}, "to_host": {}, "to_device": {}}
+    step = waits["step"]
+    # The counts of the batch, the number of micro-batches, the gradient's norm, the loss, the metrics.
+    assert sum(step["reads"].values()) == 5, step["reads"]
+    assert step["to_host"] == {}
+    # Two of them are numbers of the host's, agreed on before the first forward pass.
+    assert set(step["to_device"]) == {place for place in step["to_device"] if "/world.py:" in place}
+    assert sum(step["to_device"].values()) == 2
+    assert sum(waits["infer"]["reads"].values()) == 1
+
+
+@pytest.mark.parametrize("case", ["dense", "experts"])
+def test_an_export_copies_messages_not_parameters(seen: dict[str, Any], case: str) -> None:
+    facts, waits = seen[case]["facts"], seen[case]["waits"]["export"]
+    assert facts["exported"] == [["cpu", "torch.bfloat16"]]
+    assert facts["exported_tensors"] == facts["parameters"]
+    assert 0 < sum(waits["to_host"].values()) <= facts["buckets"] * CASES[case].get("world", 8)  # type: ignore[operator]
+    assert waits["reads"] == {}
+
+
+@pytest.mark.parametrize("case", ["dense", "experts"])
+def test_a_swap_moves_parameters_and_moments_and_trains_on(seen: dict[str, Any], case: str) -> None:
+    facts, waits = seen[case]["facts"], seen[case]["waits"]
+    assert facts["offloaded"] == ["cpu"]
+    moved = facts["tensors"] + 2 * facts["parameters"]
+    assert sum(waits["offload"]["to_host"].values()) == moved
+    assert sum(waits["onload"]["to_device"].values()) == moved
+    assert waits["step after"] == waits["step"]
