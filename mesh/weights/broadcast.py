@@ -2,7 +2,8 @@
 
 Invariants: the group is its own, apart from torch.distributed's default group, which belongs to whoever trains; every
 call ends within the timeout that it is given, whatever the others do; a group in which anything failed is of no more
-use to anybody, and closing it (from any thread) ends the calls that others have under way.
+use to anybody, and closing it (from any thread) ends the calls that others have under way; whatever becomes of it, the
+process that trains lives on.
 
 A round (one version) begins with all members saying through the store that they are there, and rank 0 answering
 whether it takes place, so that one that has died since is found before anybody waits for it in a collective.
@@ -10,9 +11,11 @@ whether it takes place, so that one that has died since is found before anybody 
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
@@ -31,6 +34,13 @@ DEPTH = 2
 # A step that does not get on for so long holds up all others, who have grpc to turn to.
 LONGEST_STALL_S = 20.0
 _GO = "go"
+# A bucket takes longer, and no event says that it is through: torch's own wait has no deadline without consequences.
+_LOOK_EVERY_S = 0.001
+# Beyond every deadline of ours, so that none of NCCL's strikes.
+_NCCL_PATIENCE = 10
+# torch reads these where a group is made. By default an error or a slow abort of any one group ends the process: in a
+# group that trains nothing is left to save then, here all bytes can still be had over grpc.
+_NCCL_ENVIRONMENT = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
 class BroadcastGroup:
@@ -132,7 +142,7 @@ class BroadcastGroup:
             WeightsError: it did not get through in time, or somebody has left.
         """
         with self._errors("a bucket did not get through"):
-            work.wait(self._timeout)
+            self._until_through(work)
             if self.device.type == "cuda":
                 # `wait` orders streams only.
                 torch.cuda.current_stream().synchronize()
@@ -146,6 +156,22 @@ class BroadcastGroup:
             group = self._group
         if group is not None and not done:
             group.abort()
+
+    def _until_through(self, work: Work) -> None:
+        """Waits for a collective, and leaves it as it is where it takes too long.
+
+        NCCL's own wait would mark it as overdue, and its watchdog would end the process for that.
+        """
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while not work.is_completed() and not self._closed:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no progress for {self._timeout.total_seconds():g} s")
+            time.sleep(_LOOK_EVERY_S)
+        # What an abort has ended may look like what has been sent.
+        if self._closed:
+            raise RuntimeError("the group has been left")
+        # Returns at once, and raises what went wrong.
+        work.wait()
 
     def _gather(self) -> None:
         members = [self._here(rank) for rank in range(1, self.size)]
@@ -164,8 +190,9 @@ class BroadcastGroup:
             from torch.distributed import ProcessGroupNCCL
 
             nccl = ProcessGroupNCCL.Options()
-            nccl._timeout = self._timeout
-            return ProcessGroupNCCL(self._store, self._rank, self.size, nccl)
+            nccl._timeout = self._timeout * _NCCL_PATIENCE
+            with _environment(_NCCL_ENVIRONMENT):
+                return ProcessGroupNCCL(self._store, self._rank, self.size, nccl)
         gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's stubs
         gloo._devices = [ProcessGroupGloo.create_device(hostname=self._host)]
         gloo._timeout = self._timeout
@@ -196,6 +223,21 @@ class BroadcastGroup:
         except RuntimeError as error:
             first_line = str(error).partition("\n")[0]
             raise WeightsError(f"{self.backend} broadcast {self.name}: {what}: {first_line}") from error
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables of this process for a moment."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class Staging:

@@ -24,8 +24,8 @@ from mesh.errors import WeightsError
 from mesh.weights import Wanted
 from mesh.weights import broadcast as group_module
 from protos import weights_pb2
-from tests.generators.weights.transports.cases import CASES
-from tests.generators.weights.transports.world import ROOT, Learner, LocalLearner, local_learner
+from tests.generators.weights.transports.cases import CASES, NCCL
+from tests.generators.weights.transports.world import ROOT, Case, Learner, LocalLearner, local_learner
 
 CASE = next(case for case in CASES if case.name == "gloo")
 DEADLINE_S = 30.0
@@ -34,15 +34,15 @@ PATIENCE_S = 3.0
 
 
 class Receiver:
-    """Receives like a generator whose setting is gloo."""
+    """Receives like a generator whose setting is gloo, or nccl."""
 
-    def __init__(self, member_id: str) -> None:
-        self.member_id = member_id
+    def __init__(self, member_id: str, setting: str = CASE.name) -> None:
+        self.member_id, self._setting = member_id, setting
         self.transports = transports("a host of its own")
 
     async def get(self, learner: Learner, wanted: Wanted, timeout_s: float = PATIENCE_S) -> Verified:
         fetch = learner.fetch(wanted, timeout_s, self.member_id)
-        *first, last = choose(self.transports, "gloo", wanted)
+        *first, last = choose(self.transports, self._setting, wanted)
         for transport in first:
             try:
                 return await receive(transport, fetch)
@@ -99,7 +99,7 @@ async def test_a_group_is_kept_until_its_members_change(tmp_path: Path) -> None:
 
 async def test_a_stopped_receiver_holds_up_no_one(tmp_path: Path) -> None:
     async with (
-        _stopping_receiver() as (process, start),
+        stopping_receiver(CASE) as (process, start),
         receivers(2) as members,
         local_learner(CASE, tmp_path) as learner,
     ):
@@ -241,10 +241,13 @@ async def _stopped(pid: int) -> None:
 
 
 @asynccontextmanager
-async def _stopping_receiver() -> AsyncIterator[tuple[Process, Callable[[LocalLearner], Awaitable[None]]]]:
+async def stopping_receiver(case: Case) -> AsyncIterator[tuple[Process, Callable[[LocalLearner], Awaitable[None]]]]:
     """A receiver in a process of its own, which stops itself while its first bucket is under way."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.generators.weights.transports.test_broadcast", cwd=ROOT, stdin=PIPE, stdout=PIPE
+        *(sys.executable, "-m", "tests.generators.weights.transports.test_broadcast", case.name),
+        cwd=ROOT,
+        stdin=PIPE,
+        stdout=PIPE,
     )
     assert process.stdout is not None
     assert process.stdin is not None
@@ -265,10 +268,13 @@ async def _stopping_receiver() -> AsyncIterator[tuple[Process, Callable[[LocalLe
         await process.wait()
 
 
-async def _receive_and_stop() -> None:
+async def _receive_and_stop(case: Case) -> None:
     import torch
 
     torch.set_num_threads(1)
+    if case.name == "nccl":
+        # The learner has the first.
+        torch.cuda.set_device(1)
     real = group_module.BroadcastGroup.finish
 
     def finish(self: group_module.BroadcastGroup, work: torch.distributed.Work) -> None:
@@ -279,8 +285,8 @@ async def _receive_and_stop() -> None:
     group_module.BroadcastGroup.finish = finish  # type: ignore[method-assign]
     print(json.dumps("ready"), flush=True)
     order = json.loads(await asyncio.to_thread(sys.stdin.readline))
-    learner = Learner(CASE, order["address"], Path("/"))
-    receiver = Receiver("stops")
+    learner = Learner(case, order["address"], Path("/"))
+    receiver = Receiver("stops", case.name)
     wanted = Wanted.full(weights_pb2.Manifest.FromString(bytes.fromhex(order["manifest"])))
     verified = await receiver.get(learner, wanted)
     print(json.dumps(verified.transport), flush=True)
@@ -289,4 +295,4 @@ async def _receive_and_stop() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_receive_and_stop())
+    asyncio.run(_receive_and_stop(next(case for case in (*CASES, NCCL) if case.name == sys.argv[1])))
