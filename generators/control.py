@@ -111,6 +111,11 @@ class Subject(Protocol):
         ...
 
     @property
+    def context(self) -> int:
+        """Tokens that prompt and response may have together."""
+        ...
+
+    @property
     def weights_transport(self) -> str:
         """Which transport brings the weights, and why no cheaper one."""
         ...
@@ -151,6 +156,7 @@ class GeneratorControl(generator_pb2_grpc.GeneratorControlServicer):
             waiting_reason=reason,
             engine=self._subject.engine_name,
             weights_transport=self._subject.weights_transport,
+            context=self._subject.context,
         )
         if status is not None:
             response.active_sequences = status.active

@@ -58,6 +58,7 @@ class Generator:
 
     Attributes:
         engine_name: `rollout.engine`.
+        context: tokens that prompt and response may have together.
         metrics: figures for Prometheus.
     """
 
@@ -87,6 +88,7 @@ class Generator:
         self._parts: Parts | None = None
         self._files: tempfile.TemporaryDirectory[str]
         self.engine_name = config.rollout.engine
+        self.context = config.rollout.context_tokens
         self.metrics = GeneratorMetrics()
 
     @property

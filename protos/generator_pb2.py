@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import trajectory_pb2 as protos_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/generator.proto\x12\x0brollmesh.v1\x1a\x17protos/trajectory.proto\"\x18\n\x16GeneratorStatusRequest\"\x93\x02\n\x17GeneratorStatusResponse\x12+\n\x07serving\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x16\n\x0eweights_digest\x18\x02 \x01(\t\x12\x13\n\x0bgroups_held\x18\x03 \x01(\r\x12\x18\n\x10\x61\x63tive_sequences\x18\x04 \x01(\r\x12\x18\n\x10queued_sequences\x18\x05 \x01(\r\x12\x18\n\x10tokens_generated\x18\x06 \x01(\x04\x12\r\n\x05swaps\x18\x07 \x01(\x04\x12\x16\n\x0ewaiting_reason\x18\x08 \x01(\t\x12\x0e\n\x06\x65ngine\x18\t \x01(\t\x12\x19\n\x11weights_transport\x18\n \x01(\t\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"\x0f\n\rDrainResponse\"d\n\x0fGenerateRequest\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.rollmesh.v1.SamplingParams\"\xa9\x01\n\x10GenerateResponse\x12\x14\n\x0cresponse_ids\x18\x01 \x03(\r\x12\x11\n\tlog_probs\x18\x02 \x03(\x02\x12,\n\x08versions\x18\x03 \x03(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.rollmesh.v1.FinishReason\x12\x0c\n\x04text\x18\x05 \x01(\t\"!\n\x0cProbeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xaa\x01\n\rProbeResponse\x12+\n\x07serving\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x18\n\x10\x61nnounced_digest\x18\x02 \x01(\t\x12\x14\n\x0c\x66ound_digest\x18\x03 \x01(\t\x12\x16\n\x0enot_comparable\x18\x04 \x01(\t\x12\x11\n\tdiffering\x18\x05 \x03(\t\x12\x11\n\tlog_probs\x18\x06 \x03(\x02\x32\xb0\x02\n\x10GeneratorControl\x12S\n\x06Status\x12#.rollmesh.v1.GeneratorStatusRequest\x1a$.rollmesh.v1.GeneratorStatusResponse\x12>\n\x05\x44rain\x12\x19.rollmesh.v1.DrainRequest\x1a\x1a.rollmesh.v1.DrainResponse\x12G\n\x08Generate\x12\x1c.rollmesh.v1.GenerateRequest\x1a\x1d.rollmesh.v1.GenerateResponse\x12>\n\x05Probe\x12\x19.rollmesh.v1.ProbeRequest\x1a\x1a.rollmesh.v1.ProbeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/generator.proto\x12\x0brollmesh.v1\x1a\x17protos/trajectory.proto\"\x18\n\x16GeneratorStatusRequest\"\xa4\x02\n\x17GeneratorStatusResponse\x12+\n\x07serving\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x16\n\x0eweights_digest\x18\x02 \x01(\t\x12\x13\n\x0bgroups_held\x18\x03 \x01(\r\x12\x18\n\x10\x61\x63tive_sequences\x18\x04 \x01(\r\x12\x18\n\x10queued_sequences\x18\x05 \x01(\r\x12\x18\n\x10tokens_generated\x18\x06 \x01(\x04\x12\r\n\x05swaps\x18\x07 \x01(\x04\x12\x16\n\x0ewaiting_reason\x18\x08 \x01(\t\x12\x0e\n\x06\x65ngine\x18\t \x01(\t\x12\x19\n\x11weights_transport\x18\n \x01(\t\x12\x0f\n\x07\x63ontext\x18\x0b \x01(\r\"\"\n\x0c\x44rainRequest\x12\x12\n\ntimeout_ms\x18\x01 \x01(\r\"\x0f\n\rDrainResponse\"d\n\x0fGenerateRequest\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12\x0e\n\x06prompt\x18\x02 \x01(\t\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.rollmesh.v1.SamplingParams\"\xa9\x01\n\x10GenerateResponse\x12\x14\n\x0cresponse_ids\x18\x01 \x03(\r\x12\x11\n\tlog_probs\x18\x02 \x03(\x02\x12,\n\x08versions\x18\x03 \x03(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.rollmesh.v1.FinishReason\x12\x0c\n\x04text\x18\x05 \x01(\t\"!\n\x0cProbeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xaa\x01\n\rProbeResponse\x12+\n\x07serving\x18\x01 \x01(\x0b\x32\x1a.rollmesh.v1.PolicyVersion\x12\x18\n\x10\x61nnounced_digest\x18\x02 \x01(\t\x12\x14\n\x0c\x66ound_digest\x18\x03 \x01(\t\x12\x16\n\x0enot_comparable\x18\x04 \x01(\t\x12\x11\n\tdiffering\x18\x05 \x03(\t\x12\x11\n\tlog_probs\x18\x06 \x03(\x02\x32\xb0\x02\n\x10GeneratorControl\x12S\n\x06Status\x12#.rollmesh.v1.GeneratorStatusRequest\x1a$.rollmesh.v1.GeneratorStatusResponse\x12>\n\x05\x44rain\x12\x19.rollmesh.v1.DrainRequest\x1a\x1a.rollmesh.v1.DrainResponse\x12G\n\x08Generate\x12\x1c.rollmesh.v1.GenerateRequest\x1a\x1d.rollmesh.v1.GenerateResponse\x12>\n\x05Probe\x12\x19.rollmesh.v1.ProbeRequest\x1a\x1a.rollmesh.v1.ProbeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATORSTATUSREQUEST']._serialized_start=64
   _globals['_GENERATORSTATUSREQUEST']._serialized_end=88
   _globals['_GENERATORSTATUSRESPONSE']._serialized_start=91
-  _globals['_GENERATORSTATUSRESPONSE']._serialized_end=366
-  _globals['_DRAINREQUEST']._serialized_start=368
-  _globals['_DRAINREQUEST']._serialized_end=402
-  _globals['_DRAINRESPONSE']._serialized_start=404
-  _globals['_DRAINRESPONSE']._serialized_end=419
-  _globals['_GENERATEREQUEST']._serialized_start=421
-  _globals['_GENERATEREQUEST']._serialized_end=521
-  _globals['_GENERATERESPONSE']._serialized_start=524
-  _globals['_GENERATERESPONSE']._serialized_end=693
-  _globals['_PROBEREQUEST']._serialized_start=695
-  _globals['_PROBEREQUEST']._serialized_end=728
-  _globals['_PROBERESPONSE']._serialized_start=731
-  _globals['_PROBERESPONSE']._serialized_end=901
-  _globals['_GENERATORCONTROL']._serialized_start=904
-  _globals['_GENERATORCONTROL']._serialized_end=1208
+  _globals['_GENERATORSTATUSRESPONSE']._serialized_end=383
+  _globals['_DRAINREQUEST']._serialized_start=385
+  _globals['_DRAINREQUEST']._serialized_end=419
+  _globals['_DRAINRESPONSE']._serialized_start=421
+  _globals['_DRAINRESPONSE']._serialized_end=436
+  _globals['_GENERATEREQUEST']._serialized_start=438
+  _globals['_GENERATEREQUEST']._serialized_end=538
+  _globals['_GENERATERESPONSE']._serialized_start=541
+  _globals['_GENERATERESPONSE']._serialized_end=710
+  _globals['_PROBEREQUEST']._serialized_start=712
+  _globals['_PROBEREQUEST']._serialized_end=745
+  _globals['_PROBERESPONSE']._serialized_start=748
+  _globals['_PROBERESPONSE']._serialized_end=918
+  _globals['_GENERATORCONTROL']._serialized_start=921
+  _globals['_GENERATORCONTROL']._serialized_end=1225
 # @@protoc_insertion_point(module_scope)

@@ -12,7 +12,7 @@ class GeneratorStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GeneratorStatusResponse(_message.Message):
-    __slots__ = ("serving", "weights_digest", "groups_held", "active_sequences", "queued_sequences", "tokens_generated", "swaps", "waiting_reason", "engine", "weights_transport")
+    __slots__ = ("serving", "weights_digest", "groups_held", "active_sequences", "queued_sequences", "tokens_generated", "swaps", "waiting_reason", "engine", "weights_transport", "context")
     SERVING_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     GROUPS_HELD_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class GeneratorStatusResponse(_message.Message):
     WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     serving: _trajectory_pb2.PolicyVersion
     weights_digest: str
     groups_held: int
@@ -33,7 +34,8 @@ class GeneratorStatusResponse(_message.Message):
     waiting_reason: str
     engine: str
     weights_transport: str
-    def __init__(self, serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., weights_digest: _Optional[str] = ..., groups_held: _Optional[int] = ..., active_sequences: _Optional[int] = ..., queued_sequences: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., swaps: _Optional[int] = ..., waiting_reason: _Optional[str] = ..., engine: _Optional[str] = ..., weights_transport: _Optional[str] = ...) -> None: ...
+    context: int
+    def __init__(self, serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., weights_digest: _Optional[str] = ..., groups_held: _Optional[int] = ..., active_sequences: _Optional[int] = ..., queued_sequences: _Optional[int] = ..., tokens_generated: _Optional[int] = ..., swaps: _Optional[int] = ..., waiting_reason: _Optional[str] = ..., engine: _Optional[str] = ..., weights_transport: _Optional[str] = ..., context: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("timeout_ms",)

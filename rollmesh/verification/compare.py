@@ -85,11 +85,28 @@ async def compare(
         async with _announcements(published, timeout_s) as announced:
             loaded = await published.load(_widest_dtype(announced.newest()))
             ids = _probe_ids(loaded.tokenizer, prompt, int(loaded.model.config.get_text_config().vocab_size))
-            following = _Following(published, announced, ids[: loaded.context], tolerance, security)
+            context = min([loaded.context, *await _contexts(generators, security)])
+            following = _Following(published, announced, ids[:context], tolerance, security)
             verdicts = await following.all(generators, timeout_s)
     finally:
         await published.close()
     return Comparison(learner.member_id, sorted(verdicts, key=lambda verdict: verdict.member_id))
+
+
+async def _contexts(generators: Sequence[membership_pb2.Member], security: SecuritySection) -> list[int]:
+    """How many tokens those take that say so. Who does not answer is asked again when it is compared."""
+
+    async def ask(member: membership_pb2.Member) -> int:
+        channel = open_channel(member.address, security)
+        try:
+            status = generator_pb2_grpc.GeneratorControlStub(channel).Status
+            return int((await status(generator_pb2.GeneratorStatusRequest(), timeout=_PROBE_TIMEOUT_S)).context)
+        except grpc.aio.AioRpcError:
+            return 0
+        finally:
+            await channel.close()
+
+    return [context for context in await asyncio.gather(*map(ask, generators)) if context]
 
 
 @dataclass(slots=True)

@@ -71,7 +71,8 @@ def _command(
 async def test_generators_are_compared_while_versions_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with mesh(tmp_path) as world:
+    # Fewer tokens than the probe has.
+    async with mesh(tmp_path, rollout__max_response_tokens=6) as world:
         learner = await world.learner()
         await learner.publish(0)
         for name in ("gen-1", "gen-2"):
