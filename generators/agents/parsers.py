@@ -1,8 +1,9 @@
 """The formats in which models write tool calls: pure functions from a turn's text to its content and calls.
 
-Invariants: no text makes a parser raise; what looks like a call and is none becomes an error that says what is wrong;
-text without a call is content, unchanged but for white space around it. What a model thinks (up to the last `</think>`)
-is content and never a call. Text comes with special tokens, without the one that ended the turn.
+Invariants: no text makes a parser raise, nor take longer than its length allows for; what looks like a call and is none
+becomes an error that says what is wrong; text without a call is content, unchanged but for white space around it. What
+a model thinks (up to the last `</think>`) is content and never a call. Text comes with special tokens, without the one
+that ended the turn.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ _SHOWN = 120
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _PYTHON_TAG = "<|python_tag|>"
 _TOOL_CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)</parameter>", re.DOTALL)
+_FUNCTION, _FUNCTION_END = re.compile(r"<function=([^<>\n]+)>"), "</function>"
+_PARAMETER, _PARAMETER_END = re.compile(r"<parameter=([^<>\n]+)>"), "</parameter>"
 # With the full-width bar of DeepSeek's special tokens.
 _DEEP_ALL, _DEEP_ALL_END = "<\uff5ctool▁calls▁begin\uff5c>", "<\uff5ctool▁calls▁end\uff5c>"
 _DEEP_ONE, _DEEP_ONE_END = "<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁call▁end\uff5c>"
 _DEEP_SEP = "<\uff5ctool▁sep\uff5c>"
-_FENCE = re.compile(r"^```(?:json)?\s*(.*?)\s*```$", re.DOTALL)
+_FENCE = "```"
+_BETWEEN = re.compile(r"[; \n\t]*")
 _PYTHONIC = re.compile(r"\[\s*[A-Za-z_][\w.]*\(")
 
 
@@ -63,7 +65,8 @@ def llama3_json(text: str) -> ParsedTurn:
             found.append(_not_json(body[place:], error))
             break
         found.append(_call_of(value))
-        place += len(body[place:]) - len(body[place:].lstrip("; \n\t"))
+        between = _BETWEEN.match(body, place)
+        place = between.end() if between else place
     if not tag and '"name"' not in body:
         # An answer in JSON.
         return ParsedTurn(body)
@@ -99,8 +102,7 @@ def deepseek(text: str) -> ParsedTurn:
             continue
         if name.strip() == "function" and "\n" in arguments:
             name, _, arguments = arguments.partition("\n")
-        fenced = _FENCE.match(arguments.strip())
-        found.append(_with_arguments(name.strip(), fenced[1] if fenced else arguments))
+        found.append(_with_arguments(name.strip(), _unfenced(arguments.strip())))
     if rest and not found:
         found.append(f"no call behind {_DEEP_ALL}")
     return ParsedTurn(content.strip(), tuple(found))
@@ -165,13 +167,14 @@ def _without_thoughts(parser: Parser, text: str) -> ParsedTurn:
 
 def _blocks(text: str) -> tuple[str, list[tuple[str, bool]]]:
     """The text outside of `<tool_call>` blocks, and (what is inside, or what is wrong, whether it is wrong) of each."""
-    outside, *pieces = text.split(_OPEN)
+    first, *pieces = text.split(_OPEN)
+    outside = [first]
     blocks: list[tuple[str, bool]] = []
     for piece in pieces:
         body, end, rest = piece.partition(_CLOSE)
         blocks.append((body, False) if end else (f"{_OPEN} is not closed by {_CLOSE}: {_shown(body)}", True))
-        outside += rest
-    return outside.strip(), blocks
+        outside.append(rest)
+    return "".join(outside).strip(), blocks
 
 
 def _json_call(text: str) -> _Found:
@@ -209,15 +212,28 @@ def _named_call(text: str) -> _Found:
 
 
 def _xml_call(text: str) -> _Found:
-    match = _FUNCTION.fullmatch(text)
-    if match is None:
+    text = text.strip()
+    match = _FUNCTION.match(text)
+    if match is None or not text.endswith(_FUNCTION_END, match.end()):
         return f"a call is <function=NAME> ... </function>, not {_shown(text)}"
-    name, body = match[1].strip(), match[2]
-    rest = _PARAMETER.sub("", body).strip()
-    if rest:
-        return f"{name!r} has something outside of <parameter=KEY> ... </parameter>: {_shown(rest)}"
-    arguments = {key.strip(): _one_line_less(value) for key, value in _PARAMETER.findall(body)}
+    name, body = match[1].strip(), text[match.end() : -len(_FUNCTION_END)]
+    arguments, rest, place = {}, [], 0
+    while opened := _PARAMETER.search(body, place):
+        end = body.find(_PARAMETER_END, opened.end())
+        if end < 0:
+            break
+        rest.append(body[place : opened.start()])
+        arguments[opened[1].strip()] = _one_line_less(body[opened.end() : end])
+        place = end + len(_PARAMETER_END)
+    outside = "".join([*rest, body[place:]]).strip()
+    if outside:
+        return f"{name!r} has something outside of <parameter=KEY> ... </parameter>: {_shown(outside)}"
     return ToolCall(name, arguments, textual=True)
+
+
+def _unfenced(text: str) -> str:
+    inside = text.removeprefix(_FENCE).removesuffix(_FENCE)
+    return inside.removeprefix("json").strip() if len(text) - len(inside) == 2 * len(_FENCE) else text
 
 
 def _one_line_less(value: str) -> str:
@@ -225,9 +241,12 @@ def _one_line_less(value: str) -> str:
 
 
 def _python_call(node: ast.expr) -> _Found:
+    try:
+        name = ast.unparse(node.func if isinstance(node, ast.Call) else node)
+    except RecursionError:
+        return "a call that is nested too deep"
     if not isinstance(node, ast.Call):
-        return f"not a call: {_shown(ast.unparse(node))}"
-    name = ast.unparse(node.func)
+        return f"not a call: {_shown(name)}"
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return f"{name}: arguments go by name"
     try:

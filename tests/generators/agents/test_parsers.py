@@ -174,3 +174,29 @@ def test_the_template_tells_the_format() -> None:
 
 def test_the_configuration_knows_every_parser() -> None:
     assert set(get_args(ParserName)) == {"auto", *PARSERS}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", get_args(ParserName)[1:])
+def test_what_a_model_repeats_without_end_is_read_in_no_time(name: ParserName) -> None:
+    """Each text takes minutes or hours where the time grows with the square of its length, or worse."""
+    parse, count = choose_parser(name, ""), 200_000
+    for text in (
+        "<tool_call><function=f>" + "<parameter=x>" * count + "</function></tool_call>",
+        "<tool_call><function=f>" + "<parameter=" * count + "</function></tool_call>",
+        "<tool_call><function=f>" + "</function>" * count + " " * count,
+        "<tool_call>" * count,
+        "{};" * count,
+        '<|python_tag|>{"name": "f"}' + "; " * count,
+        f"<{BAR}tool▁calls▁begin{BAR}><{BAR}tool▁call▁begin{BAR}>f<{BAR}tool▁sep{BAR}>```{' ' * count}x"
+        f"<{BAR}tool▁call▁end{BAR}>",
+        "[TOOL_CALLS]" * count,
+        "[" + " " * count + "f",
+    ):
+        parse(text)
+
+
+@pytest.mark.parametrize("repeated", ["a.", "-", "(", "[", "not ", "1+", "f(x="])
+def test_calls_nested_without_end_make_no_parser_raise(repeated: str) -> None:
+    for depth in (50, 300, 900, 100_000):
+        assert choose_parser("pythonic", "")(f"[f(x=1), {repeated * depth}g(x=1)]").calls
