@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mesh.errors import ConfigError
@@ -24,7 +24,9 @@ _MARK = "rollmeshturn"
 _CUT = " ... [cut]"
 # Tokens that a template may put between what was said and its end token, and behind it before the next message.
 _BEFORE_END = 2
-_CACHED = 4096
+_CACHED = 1024
+# Characters of messages up to which renderings are kept: long ones hardly come again.
+_CACHED_CHARACTERS = 4096
 # Of a text from outside, so many characters are looked at at first for each token that may be kept.
 _TOKEN_CHARACTERS = 8
 
@@ -67,6 +69,10 @@ class Chat:
         if not self.after_turn([], [{"role": role, "content": "1", "name": "f", "tool_call_id": "000000000"}]):
             raise ConfigError("the chat template puts nothing between two turns", hint="use another chat template")
 
+    @cached_property
+    def _longest_token(self) -> int:
+        return longest_token(self._tokenizer)
+
     @property
     def template(self) -> str:
         """The chat template's text."""
@@ -92,13 +98,26 @@ class Chat:
             turn: sampled tokens.
             messages: what is answered; roles, contents, and for tools `name` and `tool_call_id`.
         """
-        ids = self._encode(self._rest(tuple(tuple(sorted(message.items())) for message in messages)))
-        return ids[self._ended_by(turn, ids) :]
+        return self.behind(turn, self._encode(self.text_after_turn(messages)))
+
+    def text_after_turn(self, messages: Sequence[Message]) -> str:
+        """What follows a turn of which no end was sampled, as text.
+
+        Args:
+            messages: see `after_turn`.
+        """
+        frozen = tuple(tuple(sorted(message.items())) for message in messages)
+        short = sum(len(value) for message in messages for value in message.values()) <= _CACHED_CHARACTERS
+        return self._rest(frozen) if short else self._render_rest(frozen)
+
+    def behind(self, turn: Sequence[int], ids: Sequence[int]) -> list[int]:
+        """The tokens of `text_after_turn` without the end that the turn has sampled itself."""
+        return list(ids[self._ended_by(turn, ids) :])
 
     def contents(self, turn: Sequence[int], between: Sequence[int], messages: Sequence[Message]) -> list[str]:
         """The contents of messages that were rendered behind a turn: `after_turn` backwards, as far as text allows."""
         marked = [{**message, "content": f"{_MARK}{index}{_MARK}"} for index, message in enumerate(messages)]
-        rest = self._rest(tuple(tuple(sorted(message.items())) for message in marked))
+        rest = self.text_after_turn(marked)
         ids = self._encode(rest)
         text = self._decode(ids[: self._ended_by(turn, ids)]) + self._decode(between)
         pieces = re.split(rf"{_MARK}\d+{_MARK}", rest)
@@ -119,7 +138,8 @@ class Chat:
 
     def observed(self, text: str) -> str:
         """A text from outside as the model may see it: special tokens broken up, cut to the limit."""
-        # A huge text is not tokenised whole to keep a little of it.
+        # A huge text is not tokenised whole to keep a little of it: what is beyond here has no room anyway.
+        text = text[: (self._limit + 1) * self._longest_token]
         shown = self._limit * _TOKEN_CHARACTERS
         while True:
             part = self.harmless(text[:shown])
@@ -205,6 +225,11 @@ class Chat:
 def as_unicode(text: str) -> str:
     """A text that tokenizers take: halves of surrogate pairs, which JSON can bring, become `?`."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Characters that one token stands for at most."""
+    return max(map(len, tokenizer.get_vocab()), default=1)
 
 
 def _special_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:

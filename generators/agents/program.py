@@ -65,11 +65,11 @@ def program_of(section: AgentSection, at_once: int) -> Program:
         at_once: plain functions or processes at the same time.
 
     Raises:
-        ConfigError: there is no such function.
+        ConfigError: there is no such function, program or variable.
     """
     if section.program is not None:
         return FunctionProgram(section.program, at_once)
-    return CommandProgram(section.command, at_once)
+    return CommandProgram(section.command, at_once, section.pass_env)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +252,7 @@ class ProgramRunner:
         finish: FinishReason = chain[-1].finish if chain else "stop"
         cut = end.overdue or finish == "aborted" or episode.session.counts["no_room"] > 0
         finish = "length" if cut else finish
-        answer = end.outcome.answer
-        if answer is None and chain:
-            answer = self._completions.language.decode(chain[-1].sampled.response_ids.tolist())
+        answer = record.said if end.outcome.answer is None and chain else end.outcome.answer
         return EpisodeResult(
             request_id=request.request_id,
             response_ids=tokens.response_ids,
@@ -267,7 +265,7 @@ class ProgramRunner:
             failure=failure,
             figures=_figures(episode.session, record, chain, overdue=end.overdue),
             final_text=answer,
-            messages=chain[-1].messages if chain else (),
+            messages=record.messages,
         )
 
     # --------------------------------------------------------------------------------------------------- progress
@@ -286,31 +284,36 @@ class ProgramRunner:
         responses = []
         for name, least in at_least.items():
             episode = self._episodes.get(name)
-            tokens = _so_far(episode, latest.get(name, ""), parts) if episode is not None else None
-            if episode is not None and tokens is not None and len(tokens) >= least:
+            tokens = _so_far(episode, latest.get(name, ""), parts, least) if episode is not None else None
+            if episode is not None and tokens is not None:
                 responses.append(PartialResponse(name, tokens, time.monotonic() - episode.started))
         return responses
 
 
-def _so_far(episode: _Episode, running: str, parts: Mapping[str, SampledTokens]) -> SampledTokens | None:
-    """The tokens of an episode: up to the call that is running where there is something of it, else to the last one."""
-    session = episode.session
+def _so_far(episode: _Episode, running: str, parts: Mapping[str, SampledTokens], least: int) -> SampledTokens | None:
+    """The tokens of an episode: up to the call that is running where there is something of it, else to the last one.
+
+    None: they do not begin with the group's prompt, or there are fewer than `least`.
+    """
+    session, prompt_ids = episode.session, episode.request.prompt_ids
     begun = session.running.get(running)
-    turn: Turn | None = None
-    if begun is not None and running in parts:
-        turn = session.record.turn(begun.call, begun.choice, begun.prompt_ids, parts[running], "aborted")
-    chain = session.record.chain(turn)
-    found = transcript(chain, episode.request.prompt_ids) if chain else None
+    turn: Turn | None = session.record.last()
+    if begun is not None and begun.place is not None and running in parts:
+        turn = Turn(begun.call, begun.choice, begun.place, parts[running], "aborted")
+    if turn is None or turn.length - len(prompt_ids) < least:
+        return None
+    found = transcript(turn.chain(), prompt_ids)
     return found.sampled() if found is not None else None
 
 
 def _why_nothing(request: MemberRequest, chain: Sequence[Turn]) -> str:
     if not chain:
         return "the agent never called the model"
-    count = len(request.prompt_ids)
+    expected = list(request.prompt_ids)[:8]
+    found = chain[0].place.new_ids[: len(expected)].tolist()
     return (
-        f"the agent's conversation begins with tokens {list(chain[0].prompt_ids[:count])[:8]} ..., the group's prompt "
-        f"is {list(request.prompt_ids)[:8]} ...: it has to begin as the model's chat template does"
+        f"the agent's conversation begins with tokens {found} ..., the group's prompt is {expected} ...: it has to "
+        "begin as the model's chat template does"
     )
 
 

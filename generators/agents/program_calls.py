@@ -1,7 +1,8 @@
 """Agents of a user's own, called: a function or a command that talks to the endpoint by OpenAI's API.
 
 Invariants: whatever the user's code does ends in an `Outcome` or an `AgentError`; a command and all that it starts in
-its process group is gone when its call is over, and no more of its output is kept than says how it ended.
+its process group is gone when its call is over, and no more of its output is kept than says how it ended. Of the
+generator's environment, where tokens may stand, a command gets what it needs to run and what the configuration names.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from generators.agents.values import as_number, as_text, told
 from mesh.errors import ConfigError, RollmeshError
 from mesh.user_code import load_callable
 
+# What a command gets of the generator's environment: where and as whom it runs, and in which language.
+_PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE")
 # Of a command's output, in bytes: what is kept of each stream.
 _OUTPUT_BYTES = 64 << 10
 _ERROR_CHARACTERS = 500
@@ -153,17 +156,25 @@ class CommandProgram:
     Args:
         command: program and arguments.
         at_once: processes at the same time; others wait.
+        pass_env: `rollout.agent.pass_env`.
 
     Raises:
-        ConfigError: there is no such program.
+        ConfigError: there is no such program, or no such variable.
     """
 
-    def __init__(self, command: Sequence[str], at_once: int) -> None:
+    def __init__(self, command: Sequence[str], at_once: int, pass_env: Sequence[str] = ()) -> None:
         if shutil.which(command[0]) is None:
             raise ConfigError(
                 f"rollout.agent.command: there is no program {command[0]!r}",
                 hint=f"it is looked for in PATH, one with a / from {os.getcwd()}, where the generator runs",
             )
+        missing = [name for name in pass_env if name not in os.environ]
+        if missing:
+            raise ConfigError(
+                f"rollout.agent.pass_env: the generator's environment has no {', '.join(missing)}",
+                hint="set it where the generator is started, or remove it from the list",
+            )
+        self._environment = {name: os.environ[name] for name in (*_PASSED, *pass_env) if name in os.environ}
         self._command = list(command)
         self._turn = asyncio.Semaphore(at_once)
 
@@ -192,7 +203,7 @@ class CommandProgram:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=printed.end,
                     stderr=said.end,
-                    env={**os.environ, **found},
+                    env={**self._environment, **found},
                     start_new_session=True,
                 )
             except OSError as error:

@@ -1,74 +1,31 @@
-"""From a request to its answers: prompts, requests to the engine, what came of them.
+"""From a request to the engine: its prompts and how they are sampled.
 
-Invariants: a prompt that goes on from an answer of its session holds that answer's tokens as they were sampled; every
-answer of a session is recorded before the client learns its end; a call that its client leaves is aborted.
+Invariants: a prompt that goes on from an answer of its session holds that answer's tokens as they were sampled; a call
+that its client leaves is aborted; a long prompt is made in a thread, and one that is far too long is not tokenised.
 """
 
 from __future__ import annotations
 
-import json
-import secrets
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from typing import TypeVar
 
+from generators.endpoint.answering import Answering, Prompt
+from generators.endpoint.ends import Totals
 from generators.endpoint.engine_calls import EngineCalls
 from generators.endpoint.failures import INVALID, ApiError, not_ready, overloaded, too_long
-from generators.endpoint.growing import GrowingText, whole_text
-from generators.endpoint.language import Language
+from generators.endpoint.language import Language, TooLongError
 from generators.endpoint.messages import Message, normal
-from generators.endpoint.record import tools_key
+from generators.endpoint.record import Turn
 from generators.endpoint.requests import ChatRequest, TextRequest
 from generators.endpoint.sessions import Running, Session, first_tokens
-from generators.engines.base import (
-    GenerationRequest,
-    GenerationResult,
-    InferenceEngine,
-    SampledTokens,
-    SamplingParams,
-    TokenEvent,
-)
+from generators.endpoint.stories import of_messages, of_text
+from generators.endpoint.workers import Workers
+from generators.engines.base import GenerationRequest, InferenceEngine, SamplingParams
 from mesh.errors import PayloadError
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """What was sampled since the last piece of an answer."""
-
-    choice: int
-    text: str
-    ids: Sequence[int]
-    log_probs: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Finished:
-    """A whole answer.
-
-    Attributes:
-        choice: its number.
-        prompt_ids, result: its tokens.
-        text: of a text completion: all of it.
-        message: of a chat: what the model said, in OpenAI's form.
-        finish_reason: in OpenAI's words.
-    """
-
-    choice: int
-    prompt_ids: Sequence[int]
-    result: GenerationResult
-    text: str
-    message: Message
-    finish_reason: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Prompt:
-    """Token ids, and what they are made of: messages (a chat) or text (else)."""
-
-    ids: tuple[int, ...]
-    messages: tuple[Message, ...] = ()
-    text: str | None = None
+M = TypeVar("M", list[int], list[int] | None)
 
 
 class Completions:
@@ -87,39 +44,58 @@ class Completions:
     ) -> None:
         self._engine = engine
         self._calls = calls
-        self._context = context
         self._most = most
+        self.context = context
         self.language = language
 
-    @asynccontextmanager
-    async def begin(self, request: ChatRequest | TextRequest, session: Session | None) -> AsyncIterator[Answering]:
-        """Puts a request to the engine; it is aborted where the caller leaves early.
+    async def prepared(
+        self, request: ChatRequest | TextRequest, session: Session | None, workers: Workers, *, size: int
+    ) -> Answering:
+        """Makes of a request what the engine takes; to be begun at once.
+
+        Args:
+            request: checked.
+            session: of the caller; None: nothing is recorded.
+            workers: for what is large.
+            size: bytes of the request.
 
         Raises:
             ApiError: it cannot be answered.
         """
-        training = session is not None and session.rules is not None
         if self._engine.status().serving is None:
             raise not_ready("there are no weights yet: is a learner running?")
-        prompts = self._prompts(request, session)
-        wanted = len(prompts) * request.choices
-        if not training and self._calls.running + wanted > self._most:
-            raise overloaded(f"{self._calls.running} answers are being sampled already, at most {self._most} at once")
-        call = session.next_call() if session is not None else 0
+        self._check_room(request, session)
+        async with nullcontext() if session is None else session.preparing:
+            call = session.next_call() if session is not None else 0
+            try:
+                prompts = await workers.run(size, self._prompts, request, session)
+            except TooLongError as error:
+                if session is not None:
+                    session.counts["no_room"] += 1
+                raise too_long(error.tokens, self._limit(session), _prompt_field(request)) from error
+        # Others may have come meanwhile.
+        self._check_room(request, session)
         requests, running = [], {}
-        for choice in range(wanted):
+        for choice in range(request.answers):
             prompt = prompts[choice // request.choices]
             found = self._request(request, session, call, choice, prompt)
             requests.append(found)
-            running[found.request_id] = Running(call, choice, prompt.ids)
-        answering = Answering(request, session, self.language, requests, running, prompts)
+            running[found.request_id] = Running(call, choice, prompt.place)
+        return Answering(request, session, self.language, workers, requests, running, prompts)
+
+    @asynccontextmanager
+    async def begun(self, answering: Answering) -> AsyncIterator[None]:
+        """Puts a request to the engine; it is aborted where the caller leaves early.
+
+        Raises:
+            ApiError: the engine does not take it.
+        """
+        session = answering.session
         try:
-            async with self._calls.open(requests) as queue:
-                if session is None:
-                    yield answering.fed_by(queue)
-                else:
-                    with session.sampling(running):
-                        yield answering.fed_by(queue)
+            async with self._calls.open(answering.requests) as queue:
+                answering.fed_by(queue)
+                with nullcontext() if session is None else session.sampling(answering.running):
+                    yield
         except PayloadError as error:
             raise ApiError(400, error.message, reason="invalid_prompt", kind=INVALID) from error
         finally:
@@ -130,58 +106,89 @@ class Completions:
         """Ends early what is being sampled in a session; its clients get what there is."""
         self._calls.abort(list(session.running))
 
+    def _check_room(self, request: ChatRequest | TextRequest, session: Session | None) -> None:
+        if session is not None:
+            session.check_room(request.answers, self._limit(session))
+            if session.rules is not None:
+                return
+        if request.answers > self._most:
+            raise ApiError(400, f"{request.answers} answers are wanted, at most {self._most} are given to a call")
+        if self._calls.running + request.answers > self._most:
+            raise overloaded(f"{self._calls.running} answers are being sampled already, at most {self._most} at once")
+
+    def _limit(self, session: Session | None) -> int:
+        return self.context if session is None or session.rules is None else session.rules.limit
+
     # ------------------------------------------------------------------------------------------------- prompts
 
-    def _prompts(self, request: ChatRequest | TextRequest, session: Session | None) -> list[_Prompt]:
-        if isinstance(request, ChatRequest):
-            return [self._chat(request, session)]
-        if session is not None and len(request.prompts) > 1:
-            raise ApiError(400, "in a session there is one prompt per call", param="prompt")
-        return [self._text(prompt, session) for prompt in request.prompts]
+    def _prompts(self, request: ChatRequest | TextRequest, session: Session | None) -> list[Prompt]:
+        """The prompts of a request; in any thread.
 
-    def _chat(self, request: ChatRequest, session: Session | None) -> _Prompt:
+        Raises:
+            ApiError: they cannot be made.
+            TooLongError: one leaves no room for an answer.
+        """
+        limit = self._limit(session)
+        try:
+            if isinstance(request, ChatRequest):
+                prompts = [self._chat(request, session, limit)]
+            elif session is not None and len(request.prompts) > 1:
+                raise ApiError(400, "in a session there is one prompt per call", param="prompt")
+            else:
+                prompts = [self._text(prompt, session, limit) for prompt in request.prompts]
+        except RecursionError as error:
+            raise ApiError(400, "messages or tools are nested too deep", param=_prompt_field(request)) from error
+        longest = max(len(prompt.ids) for prompt in prompts)
+        if longest >= limit:
+            raise TooLongError(longest)
+        if not all(prompt.ids for prompt in prompts):
+            raise ApiError(400, "the prompt is empty", param=_prompt_field(request))
+        return prompts
+
+    def _chat(self, request: ChatRequest, session: Session | None, limit: int) -> Prompt:
         messages = tuple(normal(message, index) for index, message in enumerate(request.messages))
         tools = request.offered_tools
         if tools:
             self.language.check_tools(tools)
-        turn = session.record.extended_by(messages, tools_key(tools)) if session is not None else None
-        if turn is not None:
-            said = len(turn.messages)
-            more = self.language.goes_on(turn.sampled.response_ids.tolist(), messages[said:], tools)
+        if session is None:
+            return Prompt(self.language.prompt(messages, tools, limit), messages)
+        told = of_messages(messages, tools)
+        found = session.record.extended_by(told[:-1])
+        if found is not None:
+            said, turn = found
+            answer = turn.sampled.response_ids.tolist()
+            more = _behind(turn, limit, partial(self.language.goes_on, answer, messages[said - 1 :], tools))
             if more is not None:
-                return _Prompt((*turn.ids, *more), messages)
-        return _Prompt(tuple(self.language.prompt(messages, tools)), messages)
+                return _in_session(session, turn, more, messages, told)
+        return _in_session(session, None, self.language.prompt(messages, tools, limit), messages, told)
 
-    def _text(self, prompt: str | list[int], session: Session | None) -> _Prompt:
+    def _text(self, prompt: str | list[int], session: Session | None, limit: int) -> Prompt:
+        if session is None:
+            return Prompt(self.language.encode(prompt, limit) if isinstance(prompt, str) else prompt)
         if not isinstance(prompt, str):
-            return _Prompt(tuple(prompt))
-        turn = session.record.extended_by_text(prompt) if session is not None else None
-        if turn is not None and turn.text is not None:
-            more = prompt[len(turn.text) :]
-            return _Prompt((*turn.ids, *(self.language.encode_more(more) if more else ())), text=prompt)
-        return _Prompt(tuple(self.language.encode(prompt)), text=prompt)
+            return _in_session(session, None, prompt)
+        told = of_text(prompt)
+        found = session.record.extended_by(told)
+        if found is None:
+            return _in_session(session, None, self.language.encode(prompt, limit), told=told)
+        said, turn = found
+        more = prompt[said - 1 :]
+        new_ids = _behind(turn, limit, partial(self.language.encode_more, more)) if more else []
+        return _in_session(session, turn, new_ids, told=told)
 
     # ------------------------------------------------------------------------------------------------ requests
 
     def _request(
-        self, request: ChatRequest | TextRequest, session: Session | None, call: int, choice: int, prompt: _Prompt
+        self, request: ChatRequest | TextRequest, session: Session | None, call: int, choice: int, prompt: Prompt
     ) -> GenerationRequest:
         rules = session.rules if session is not None else None
-        limit = rules.limit if rules is not None else self._context
-        param = "messages" if isinstance(request, ChatRequest) else "prompt"
-        room = limit - len(prompt.ids)
-        if room < 1:
-            if session is not None:
-                session.counts["no_room"] += 1
-            raise too_long(len(prompt.ids), limit, param)
-        if not prompt.ids:
-            raise ApiError(400, "the prompt is empty", param=param)
+        room = self._limit(session) - len(prompt.ids)
         max_tokens = min(room, request.token_limit or room)
         prefix = None
         if session is not None and rules is not None:
             sampling = session.sampling_of(call, choice, max_tokens, request.stops)
-            if choice == 0 and not rules.pinned and (known := rules.replayed(prompt.ids)) is not None:
-                prefix = first_tokens(known, min(len(known), max_tokens))
+            if choice == 0 and not rules.pinned and prompt.known is not None:
+                prefix = first_tokens(prompt.known, min(len(prompt.known), max_tokens))
         else:
             sampling = _as_asked(request, choice, max_tokens)
         return GenerationRequest(
@@ -195,6 +202,31 @@ class Completions:
         )
 
 
+def _prompt_field(request: ChatRequest | TextRequest) -> str:
+    return "messages" if isinstance(request, ChatRequest) else "prompt"
+
+
+def _behind(turn: Turn, limit: int, encode: Callable[[int], M]) -> M:
+    """What stands behind a turn, where all of it may have so many tokens."""
+    try:
+        return encode(max(0, limit - turn.length))
+    except TooLongError as error:
+        raise TooLongError(turn.length + error.tokens) from error
+
+
+def _in_session(
+    session: Session,
+    before: Turn | None,
+    more: list[int],
+    messages: tuple[Message, ...] = (),
+    told: Totals | None = None,
+) -> Prompt:
+    """A prompt of a session: the tokens of the turn that it goes on from, and more."""
+    ids = more if before is None else [*before.ids().tolist(), *more]
+    known = None if session.rules is None else session.rules.replayed(ids)
+    return Prompt(ids, messages, session.record.place(before, more), told, known)
+
+
 def _as_asked(request: ChatRequest | TextRequest, choice: int, max_tokens: int) -> SamplingParams:
     seed = 0 if request.seed is None else (request.seed * 0x9E3779B1 + choice) % (1 << 63) or 1
     return SamplingParams(
@@ -205,120 +237,3 @@ def _as_asked(request: ChatRequest | TextRequest, choice: int, max_tokens: int) 
         stop=request.stops,
         seed=seed,
     )
-
-
-class Answering:
-    """The answers to one request, as they come.
-
-    Attributes:
-        complete: all of them are there.
-    """
-
-    def __init__(
-        self,
-        request: ChatRequest | TextRequest,
-        session: Session | None,
-        language: Language,
-        requests: Sequence[GenerationRequest],
-        running: dict[str, Running],
-        prompts: Sequence[_Prompt],
-    ) -> None:
-        self._request = request
-        self._session = session
-        self._language = language
-        self._requests = {request.request_id: request for request in requests}
-        self._running = running
-        self._prompts = prompts
-        self._texts = {
-            name: GrowingText(language.decode, found.sampling.stop) for name, found in self._requests.items()
-        }
-        self._open = set(self._requests)
-        self._queue: Any = None
-
-    @property
-    def complete(self) -> bool:
-        return not self._open
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
-        return sum(len(prompt.ids) for prompt in self._prompts)
-
-    def prompt_ids(self, choice: int) -> Sequence[int]:
-        """Of one answer."""
-        return self._prompts[choice // self._request.choices].ids
-
-    def fed_by(self, queue: Any) -> Answering:
-        """Names where events and results come from."""
-        self._queue = queue
-        return self
-
-    async def pieces(self) -> AsyncIterator[Piece | Finished]:
-        """Pieces where the request streams, and each answer's end.
-
-        Raises:
-            ApiError: the engine refused an answer, or gave up on it.
-        """
-        for name, request in self._requests.items():
-            # The engine tells of new tokens alone.
-            if request.prefix is not None and request.stream:
-                yield self._piece(name, request.prefix)
-        while self._open:
-            event = await self._queue.get()
-            if isinstance(event, TokenEvent):
-                yield self._piece(event.request_id, event.sampled)
-            else:
-                self._open.discard(event.request_id)
-                yield self._finish(event)
-
-    def _piece(self, name: str, sampled: SampledTokens) -> Piece:
-        ids = sampled.response_ids.tolist()
-        return Piece(self._running[name].choice, self._texts[name].add(ids), ids, sampled.log_probs.tolist())
-
-    def _finish(self, result: GenerationResult) -> Finished:
-        running = self._running[result.request_id]
-        if result.refusal:
-            raise ApiError(400, result.refusal)
-        if not len(result.response_ids):
-            raise not_ready("the answer was given up before its first token")
-        prompt = self._prompts[running.choice // self._request.choices]
-        request = self._requests[result.request_id]
-        ids = result.response_ids.tolist()
-        text = whole_text(self._language.decode(ids), request.sampling.stop)
-        reason = "stop" if result.finish_reason == "stop" else "length"
-        message: Message = {"role": "assistant", "content": text}
-        tools: list[Any] = []
-        if isinstance(self._request, ChatRequest):
-            tools = self._request.offered_tools
-            message = self._message(ids, text, tools)
-            reason = "tool_calls" if "tool_calls" in message and reason == "stop" else reason
-        if self._session is not None:
-            self._session.record.add(
-                running.call,
-                running.choice,
-                prompt.ids,
-                result,
-                result.finish_reason,
-                messages=(*prompt.messages, normal(message)) if prompt.messages else (),
-                tools=tools_key(tools),
-                text=None if prompt.text is None else prompt.text + text,
-            )
-        return Finished(running.choice, prompt.ids, result, text, message, reason)
-
-    def _message(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> Message:
-        if not tools:
-            return {"role": "assistant", "content": text}
-        found = self._language.answer(ids, text, tools)
-        calls = found.calls
-        assert isinstance(self._request, ChatRequest)
-        if self._request.parallel_tool_calls is False:
-            calls = calls[:1]
-        message: Message = {"role": "assistant", "content": found.content if found.content or not calls else None}
-        if calls:
-            message["tool_calls"] = [_tool_call(name, arguments) for name, arguments in calls]
-        return message
-
-
-def _tool_call(name: str, arguments: Any) -> dict[str, Any]:
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": {"name": name, "arguments": text}}

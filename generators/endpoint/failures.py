@@ -47,10 +47,10 @@ class ApiError(RollmeshError):
 
 
 def too_long(tokens: int, limit: int, param: str) -> ApiError:
-    """A prompt that leaves no room for an answer."""
+    """A prompt, of so many tokens or more, that leaves no room for an answer."""
     return ApiError(
         400,
-        f"the prompt has {tokens} tokens, but prompt and answer together may have at most {limit}",
+        f"the prompt has {tokens} tokens or more, but prompt and answer together may have at most {limit}",
         reason="context_length_exceeded",
         param=param,
     )
@@ -69,3 +69,8 @@ def not_ready(message: str) -> ApiError:
 def session_over(name: str) -> ApiError:
     """The session takes no call any more."""
     return ApiError(410, f"session {name} is over", reason="session_over")
+
+
+def session_full(name: str, what: str) -> ApiError:
+    """The session has no room for another answer."""
+    return ApiError(400, f"session {name} has {what}: begin another one", reason="session_full")

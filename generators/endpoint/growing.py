@@ -1,7 +1,8 @@
 """The text of an answer while its tokens come.
 
 Invariants: the pieces, one behind the other, are the beginning of the text that `whole_text` gives of all tokens; a
-piece never ends within a character, and never holds what may turn out to be the beginning of a stop string.
+piece never ends within a character, and never holds what may turn out to be the beginning of a stop string. All pieces
+together cost a few times what their tokens do, also where these are no characters for long.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable, Sequence
 
 Decode = Callable[[Sequence[int]], str]
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
+# Tokens of one character, about.
+_PATIENCE = 8
 
 
 def whole_text(text: str, stops: Sequence[str]) -> str:
@@ -32,17 +35,25 @@ class GrowingText:
         # Only the last tokens are decoded again: what is before `_done` is text already.
         self._context = 0
         self._done = 0
+        self._next = 0
         self._held = ""
         self._stopped = False
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are decoded again with the next ones."""
+        return len(self._ids) - self._context
 
     def add(self, ids: Sequence[int]) -> str:
         """The text that new tokens add, as far as it can be told."""
         self._ids.extend(ids)
-        if self._stopped:
+        if self._stopped or len(self._ids) < self._next:
             return ""
         before = self._decode(self._ids[self._context : self._done])
         now = self._decode(self._ids[self._context :])
         if now.endswith(_BROKEN) or len(now) <= len(before):
+            # Tried again with each token at first, then ever more seldom.
+            self._next = len(self._ids) + 1 + (len(self._ids) - self._done) // _PATIENCE
             return ""
         self._context, self._done = self._done, len(self._ids)
         text = self._held + now[len(before) :]

@@ -22,27 +22,51 @@ class Answer:
     calls: tuple[tuple[str, Any], ...] = ()
 
 
-class Language(Protocol):
-    """Between messages, text and tokens."""
+class TooLongError(Exception):
+    """A text has more tokens than are wanted of it; it was not tokenised to its end.
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+    Args:
+        tokens: that it has at least.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"{tokens} tokens or more")
+        self.tokens = tokens
+
+
+class Language(Protocol):
+    """Between messages, text and tokens; may be called in several threads at once."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any], most: int) -> list[int]:
         """A conversation up to where the model speaks.
+
+        Args:
+            messages: in normal form.
+            tools: offered to the model.
+            most: tokens that are wanted at most.
 
         Raises:
             ApiError: 400: the chat template cannot take it.
+            TooLongError: it has more tokens.
         """
         ...
 
-    def goes_on(self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any]) -> list[int] | None:
+    def goes_on(
+        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], most: int
+    ) -> list[int] | None:
         """What stands between the model's last token and its next.
 
         Args:
             answer: sampled tokens.
             new: messages that follow.
             tools: offered to the model.
+            most: tokens that are wanted at most.
 
         Returns:
             token ids; None: the template has no way to go on with such messages.
+
+        Raises:
+            TooLongError: it has more tokens.
         """
         ...
 
@@ -54,12 +78,20 @@ class Language(Protocol):
         """
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text completion's prompt, with the tokenizer's own special tokens."""
+    def encode(self, text: str, most: int) -> list[int]:
+        """Token ids of a text completion's prompt, with the tokenizer's own special tokens.
+
+        Raises:
+            TooLongError: there are more than `most`.
+        """
         ...
 
-    def encode_more(self, text: str) -> list[int]:
-        """Token ids of text that stands behind other tokens."""
+    def encode_more(self, text: str, most: int) -> list[int]:
+        """Token ids of text that stands behind other tokens.
+
+        Raises:
+            TooLongError: there are more than `most`.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,14 +1,13 @@
 """Chat messages in one form, whichever way a client writes them.
 
 Invariant: an assistant's message that a client sends back as it got it, through whatever object or dictionary of its
-library, has the form of the answer that went out; surrounding white space and fields without a value do not count.
+library, has the form of the answer that went out; fields without a value do not count.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from generators.endpoint.failures import ApiError
@@ -36,15 +35,6 @@ def normal(message: Message, index: int = 0) -> Message:
             raise ApiError(400, "the tool calls of a message are a list", param=f"messages[{index}].tool_calls")
         found["tool_calls"] = [_call(call, index) for call in calls]
     return found
-
-
-def same(left: Sequence[Message], right: Sequence[Message]) -> bool:
-    """Whether normal messages say the same."""
-    return len(left) == len(right) and all(_bare(a) == _bare(b) for a, b in zip(left, right, strict=True))
-
-
-def _bare(message: Message) -> Message:
-    return {**message, "content": message["content"].strip()} if message["role"] == "assistant" else message
 
 
 def _text(content: Any, index: int) -> str | None:

@@ -1,24 +1,49 @@
 """What was sampled in a session, call by call, and the one trajectory that comes of it.
 
-A call's *turn* is its prompt, whole, and the tokens sampled behind it. A turn whose prompt begins with another's tokens
-goes on from that one; turns form a tree, because a client may rewrite its history or ask several things at once.
+A call's *turn* is its prompt and the tokens sampled behind it. A turn whose prompt begins with another's tokens goes on
+from that one, and holds what stands behind them alone; turns form a tree, because a client may rewrite its history or
+ask several things at once.
 
 Invariants: sampled tokens stand in a later prompt as they were sampled, never made of text again; the trajectory is the
 chain of turns that ends in the last call's; a token of it has mask 1 exactly if it was sampled in a turn of the chain.
+To place a call costs its new tokens, however long the session. Turns are added in the event loop's thread; any thread
+may look them up.
 """
 
 from __future__ import annotations
 
-import json
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from generators.agents.transcript import Transcript
-from generators.endpoint.messages import Message, same
+from generators.endpoint.ends import Ends, Totals, totals
+from generators.endpoint.messages import Message
+from generators.endpoint.stories import Story
 from generators.engines.base import FinishReason, GenerationResult, SampledTokens
 
 Sampled = GenerationResult | SampledTokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where an answer stands.
+
+    Attributes:
+        parent: the turn that its prompt goes on from; None: it starts anew.
+        new_ids: int32: the prompt's tokens behind those of the parent.
+        length: tokens of the whole prompt.
+        total: of the whole prompt (`ends`).
+    """
+
+    parent: Turn | None
+    new_ids: NDArray[np.int32]
+    length: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,28 +52,28 @@ class Turn:
 
     Attributes:
         call, choice: numbers of the call, in the order in which calls arrived, and of the answer to it.
-        prompt_ids: all tokens before the answer.
+        place: its prompt.
         sampled: the answer's tokens, at least one; all of them sampled.
         finish: why it ended.
-        parent: the turn that it goes on from; None: it starts anew.
-        messages: the conversation up to and with the answer, in normal form; none of a text completion.
-        tools: those offered, as JSON.
-        text: of prompt and answer of a text completion, else None.
+        total: of prompt and answer (`ends`); 0 of one that is not complete.
     """
 
     call: int
     choice: int
-    prompt_ids: tuple[int, ...]
+    place: Place
     sampled: Sampled
     finish: FinishReason
-    parent: Turn | None
-    messages: tuple[Message, ...] = ()
-    tools: str = ""
-    text: str | None = None
-    ids: tuple[int, ...] = field(init=False)
+    total: int = 0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ids", (*self.prompt_ids, *self.sampled.response_ids.tolist()))
+    @property
+    def parent(self) -> Turn | None:
+        """The turn that it goes on from."""
+        return self.place.parent
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.place.length + len(self.sampled.response_ids)
 
     def chain(self) -> list[Turn]:
         """From the first turn to this one."""
@@ -59,72 +84,96 @@ class Turn:
             turn = turn.parent
         return turns[::-1]
 
+    def ids(self) -> NDArray[np.int32]:
+        """All tokens, prompt and answer."""
+        parts = [part for turn in self.chain() for part in (turn.place.new_ids, turn.sampled.response_ids)]
+        return np.concatenate(parts)
+
 
 class Record:
-    """The turns of a session."""
+    """The turns of a session.
+
+    Attributes:
+        turns: as they were answered.
+        tokens: that are held.
+        messages: the conversation up to and with the last turn's answer, in normal form; none of a text completion.
+        said: the text of that answer.
+    """
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
+        self.tokens = 0
+        self.messages: tuple[Message, ...] = ()
+        self.said = ""
+        self._last: Turn | None = None
+        self._lock = threading.Lock()
+        self._ends: Ends[Turn] = Ends()
+        self._told: Ends[Turn] = Ends()
+
+    def place(self, before: Turn | None, new_ids: Sequence[int]) -> Place:
+        """Where an answer will stand: behind the longest turn whose tokens its prompt begins with.
+
+        Args:
+            before: a turn whose tokens the prompt is known to begin with.
+            new_ids: the prompt's tokens behind those.
+        """
+        ids = np.asarray(new_ids, np.int32)
+        start, total = (0, 0) if before is None else (before.length, before.total)
+        found = totals(ids, start, total)
+        with self._lock:
+            known = self._ends.longest(found, start)
+        length, parent = known or (start, None)
+        return Place(parent, ids[length - start :], start + len(ids), int(found[-1]))
 
     def add(
         self,
         call: int,
         choice: int,
-        prompt_ids: Sequence[int],
+        place: Place,
         sampled: Sampled,
         finish: FinishReason,
         *,
+        story: Story | None = None,
         messages: Sequence[Message] = (),
-        tools: str = "",
-        text: str | None = None,
+        said: str = "",
     ) -> Turn:
-        """Takes down an answer."""
-        turn = self.turn(call, choice, prompt_ids, sampled, finish)
-        turn = replace(turn, messages=tuple(messages), tools=tools, text=text)
+        """Takes down an answer.
+
+        Args:
+            call, choice, place, sampled, finish: see `Turn`.
+            story: prompt and answer as the client will tell them when it goes on; None: it cannot be known.
+            messages, said: see `Record`.
+        """
+        total = int(totals(sampled.response_ids, place.length, place.total)[-1])
+        turn = Turn(call, choice, place, sampled, finish, total)
         self.turns.append(turn)
+        self.tokens += len(place.new_ids) + len(sampled.response_ids)
+        if self._last is None or (call, -choice) > (self._last.call, -self._last.choice):
+            self._last, self.messages, self.said = turn, tuple(messages), said
+        with self._lock:
+            self._ends.add(turn.length, total, turn)
+            if story is not None:
+                told = self._told.at(*story)
+                if told is None or told.call < call:
+                    self._told.put(*story, turn)
         return turn
 
-    def turn(
-        self,
-        call: int,
-        choice: int,
-        prompt_ids: Sequence[int],
-        sampled: Sampled,
-        finish: FinishReason,
-    ) -> Turn:
-        """An answer in its place, not taken down."""
-        ids = tuple(prompt_ids)
-        return Turn(call, choice, ids, sampled, finish, self.parent_of(ids))
+    def extended_by(self, told: Totals) -> tuple[int, Turn] | None:
+        """The turn whose story is the longest that another begins with, and of those the latest; with its length.
 
-    def parent_of(self, prompt_ids: tuple[int, ...]) -> Turn | None:
-        """The turn that a prompt goes on from: the longest whose tokens it begins with."""
-        found = [turn for turn in self.turns if prompt_ids[: len(turn.ids)] == turn.ids]
-        return max(found, key=lambda turn: len(turn.ids), default=None)
-
-    def extended_by(self, messages: Sequence[Message], tools: str) -> Turn | None:
-        """The turn whose conversation goes on in these messages: the longest, and of those the latest."""
-        found = [
-            turn
-            for turn in self.turns
-            if 0 < len(turn.messages) < len(messages)
-            and turn.tools == tools
-            and same(turn.messages, messages[: len(turn.messages)])
-        ]
-        return max(found, key=lambda turn: (len(turn.messages), turn.call), default=None)
-
-    def extended_by_text(self, text: str) -> Turn | None:
-        """The text completion that goes on in this text: the longest, and of those the latest."""
-        found = [turn for turn in self.turns if turn.text and text.startswith(turn.text)]
-        return max(found, key=lambda turn: (len(turn.text or ""), turn.call), default=None)
+        Args:
+            told: of all beginnings of the other story that count.
+        """
+        with self._lock:
+            return self._told.longest(told)
 
     def last(self) -> Turn | None:
         """The turn in which the trajectory ends: of the last call that was answered, its first answer."""
-        return max(self.turns, key=lambda turn: (turn.call, -turn.choice), default=None)
+        return self._last
 
-    def chain(self, running: Turn | None = None) -> list[Turn]:
-        """The turns of the trajectory; `running`: with a turn that is not complete as the last."""
-        last = running or self.last()
-        return last.chain() if last is not None else []
+    def chain(self) -> list[Turn]:
+        """The turns of the trajectory."""
+        return self._last.chain() if self._last is not None else []
 
     def dropped(self, chain: Sequence[Turn]) -> list[Turn]:
         """Turns that no trajectory holds."""
@@ -132,19 +181,20 @@ class Record:
         return [turn for turn in self.turns if id(turn) not in kept]
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Turn by turn, for a reader."""
-        numbers = {id(turn): index for index, turn in enumerate(self.turns)}
+        """Turn by turn, for a reader; prompts without the tokens of the turns that they go on from."""
+        turns = list(self.turns)
+        numbers = {id(turn): index for index, turn in enumerate(turns)}
         return [
             {
                 "call": turn.call,
                 "parent": None if turn.parent is None else numbers[id(turn.parent)],
-                "prompt_ids": list(turn.prompt_ids),
+                "prompt_ids": turn.place.new_ids.tolist(),
                 "response_ids": turn.sampled.response_ids.tolist(),
                 "log_probs": turn.sampled.log_probs.tolist(),
                 "versions": turn.sampled.versions.to_lists(),
                 "finish_reason": turn.finish,
             }
-            for turn in self.turns
+            for turn in turns
         ]
 
 
@@ -161,15 +211,12 @@ def transcript(chain: Sequence[Turn], prompt_ids: Sequence[int]) -> Transcript |
         chain: as `Turn.chain` gives it, at least one turn.
         prompt_ids: at least one token.
     """
-    if chain[0].prompt_ids[: len(prompt_ids)] != tuple(prompt_ids):
+    first = chain[0].place.new_ids
+    if first[: len(prompt_ids)].tolist() != list(prompt_ids):
         return None
     found = Transcript(prompt_ids)
     for turn in chain:
-        found.add_masked(turn.prompt_ids[len(prompt_ids) + found.length :])
+        between = turn.place.new_ids if turn.parent is not None else first[len(prompt_ids) :]
+        found.add_masked(between.tolist())
         found.add_turn(turn.sampled)
     return found
-
-
-def tools_key(tools: Sequence[Any]) -> str:
-    """Tools in a form that can be compared."""
-    return json.dumps(tools, sort_keys=True) if tools else ""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from generators.endpoint.failures import ApiError
 
@@ -21,6 +21,12 @@ FORCED = (
     "temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "logit_bias",
 )  # fmt: skip
 _MOST_CHOICES = 128
+_Item = TypeVar("_Item")
+# The first item that is wrong is told of, and no further one looked for.
+_List = Annotated[list[_Item], Field(fail_fast=True)]
+_Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+# Characters of a wrong name that are told back.
+_SHOWN = 64
 # OpenAI's own default for text completions.
 _TEXT_TOKENS = 16
 _UNFORCED = "nothing forces the model's tokens"
@@ -61,7 +67,6 @@ class Request(_NoMeaning, ABC):
         NOTHING: fields that cannot be honoured, and the values with which each asks for nothing.
     """
 
-    model_config = ConfigDict(extra="forbid")
     NOTHING: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "presence_penalty": (0,),
         "frequency_penalty": (0,),
@@ -80,13 +85,18 @@ class Request(_NoMeaning, ABC):
     stop: str | Annotated[list[str], Field(max_length=4)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Any = None
     return_token_ids: bool | None = None
 
     @property
     def choices(self) -> int:
         """Answers wanted of each prompt."""
         return self.n or 1
+
+    @property
+    def answers(self) -> int:
+        """Answers wanted in all."""
+        return self.choices
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -141,8 +151,8 @@ class ChatRequest(Request):
         **dict.fromkeys(("audio", "functions", "function_call", "web_search_options"), ()),
     }
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[_List[dict[str, Any]], Field(min_length=1)]
+    tools: _List[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -190,7 +200,7 @@ class TextRequest(Request):
 
     NOTHING = {**Request.NOTHING, "echo": (False,), "suffix": ("",)}
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | _List[str] | _List[_Token] | _List[_List[_Token]]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
     best_of: int | None = None
@@ -217,6 +227,10 @@ class TextRequest(Request):
             return [[part for part in self.prompt if isinstance(part, int)]] if self.prompt else []
         return [part for part in self.prompt if not isinstance(part, int)]
 
+    @property
+    def answers(self) -> int:
+        return len(self.prompts) * self.choices
+
     def refuse_what_cannot_be(self, *, training: bool) -> None:
         super().refuse_what_cannot_be(training=training)
         if self.best_of not in (None, self.choices):
@@ -240,6 +254,12 @@ def parse(form: Form, body: Any, *, training: bool) -> ChatRequest | TextRequest
     Raises:
         ApiError: 400, naming the first field that is wrong.
     """
+    fields = _FORMS[form].model_fields
+    unknown = next((name for name in body if name not in fields), None) if isinstance(body, dict) else None
+    if unknown is not None:
+        unknown = unknown[:_SHOWN]
+        message = f"unrecognized request argument supplied: {unknown}"
+        raise ApiError(400, message, reason="unknown_parameter", param=unknown)
     try:
         request = _FORMS[form].model_validate(body)
     except pydantic.ValidationError as error:
@@ -253,9 +273,6 @@ def _of_pydantic(error: pydantic.ValidationError) -> ApiError:
     # Alternatives of a union end the path with their type's name.
     path = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
     param = ".".join(map(str, path))
-    if first["type"] == "extra_forbidden":
-        message = f"unrecognized request argument supplied: {param}"
-        return ApiError(400, message, reason="unknown_parameter", param=param)
     if first["type"] == "missing":
         message = f"missing required parameter: {param!r}"
         return ApiError(400, message, reason="missing_required_parameter", param=param)

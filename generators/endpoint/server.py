@@ -1,27 +1,35 @@
 """The endpoint over HTTP.
 
 Invariants: every refusal has OpenAI's form and the status that its client library acts on; what is bound to more than
-this machine needs the mesh's token or TLS, as every service; the way for agents of this generator is bound to loopback,
-speaks plain HTTP whatever the mesh does, and serves sessions of training alone, each by its own key.
+this machine needs the mesh's token or TLS, as every service, and where no token is asked for no foreign web page is
+answered; the way for agents of this generator is bound to loopback, speaks plain HTTP whatever the mesh does, and
+serves sessions of training alone, each by its own key. Bodies are bounded, and what is large is read and written in
+threads: whatever one client sends, the generator keeps its leases and answers others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import logging
+import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from generators.endpoint.completions import Completions, Finished
+from generators.endpoint.answering import Answering, Finished, Piece
+from generators.endpoint.bodies import Bodies
+from generators.endpoint.callers import check_caller
+from generators.endpoint.completions import Completions
 from generators.endpoint.failures import INVALID, ApiError, session_over
 from generators.endpoint.figures import EndpointFigures
-from generators.endpoint.requests import Form, parse
+from generators.endpoint.requests import ChatRequest, Form, TextRequest, parse
 from generators.endpoint.sessions import Session, Sessions
 from generators.endpoint.wording import END_OF_STREAM, Wording, event
+from generators.endpoint.workers import Workers
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError, RollmeshError
 from mesh.rpc import check_exposure, read_token
@@ -29,13 +37,26 @@ from mesh.service import advertised_address
 
 log = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
-_MAX_BODY_BYTES = 32 << 20
 _CLIENT_LEFT = 499
+# Pieces of work at once on what is large: of this generator's agents, and of all others.
+_AGENT_THREADS, _OTHER_THREADS = 2, 1
+# Seconds that a client has to take a part of its answer.
+_WRITE_S = 60.0
 # Under which a request keeps its session of training.
 _TRAINING = "rollmesh.training"
 # Seconds that connections get at the end.
 _CLOSE_S = 1.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _Way(NamedTuple):
+    """What one way to the endpoint has of its own: nobody outside takes it from the generator's agents."""
+
+    workers: Workers
+    bodies: Bodies
+
+
+_WAY = web.AppKey("way", _Way)
 
 
 class EndpointServer:
@@ -71,6 +92,9 @@ class EndpointServer:
         self._model = model
         self._security = security
         self._created = created
+        self._agents_way = _Way(Workers(_AGENT_THREADS, "endpoint-agents"), Bodies(completions.context))
+        self._public_way = _Way(Workers(_OTHER_THREADS, "endpoint"), Bodies(completions.context))
+        self._names: frozenset[str] = frozenset()
         self._runners: list[web.AppRunner] = []
         self.url = ""
         self.agents_url = ""
@@ -82,14 +106,15 @@ class EndpointServer:
             ConfigError: a non-loopback address without token or TLS; an unreadable token or certificate.
             PortInUseError: the port is taken.
         """
-        bound = await self._listen(self._app(None, agents=True), _LOOPBACK, 0, None)
+        bound = await self._listen(self._app(None, self._agents_way), _LOOPBACK, 0, None)
         self.agents_url = f"http://{_LOOPBACK}:{bound}"
         if not public:
             return
         check_exposure(host, self._security)
         tls = _tls(self._security)
-        bound = await self._listen(self._app(read_token(self._security), agents=False), host, port, tls)
+        bound = await self._listen(self._app(read_token(self._security), self._public_way), host, port, tls)
         name = advertised_address(host, bound, _host_of(advertise))
+        self._names = frozenset({name.rpartition(":")[0].lower(), socket.gethostname().lower()})
         self.url = f"{'https' if tls else 'http'}://{name}"
         log.info("OpenAI-compatible endpoint at %s/v1, model %s", self.url, self._model)
 
@@ -98,9 +123,13 @@ class EndpointServer:
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
+        for way in (self._agents_way, self._public_way):
+            way.workers.close()
 
     async def _listen(self, app: web.Application, host: str, port: int, tls: ssl.SSLContext | None) -> int:
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S)
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S, auto_decompress=False
+        )
         await runner.setup()
         self._runners.append(runner)
         try:
@@ -111,8 +140,9 @@ class EndpointServer:
             ) from error
         return int(runner.addresses[0][1])
 
-    def _app(self, token: str | None, *, agents: bool) -> web.Application:
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard(token, agents=agents)])
+    def _app(self, token: str | None, way: _Way) -> web.Application:
+        app = web.Application(middlewares=[self._guard(token, agents=way is self._agents_way)])
+        app[_WAY] = way
         for prefix in ("/v1", "/sessions/{session}/v1"):
             app.router.add_post(f"{prefix}/chat/completions", self._chat)
             app.router.add_post(f"{prefix}/completions", self._text)
@@ -155,6 +185,8 @@ class EndpointServer:
             # However long its body takes: no call goes to another session that comes to bear the name.
             request[_TRAINING] = session
         expected = session.key if session is not None and session.key else token
+        if not expected:
+            check_caller(request.headers.get("Host", ""), request.headers.get("Origin"), self._names)
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if expected and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode()):
             raise ApiError(401, "missing or wrong API key: it is the mesh's token", reason="invalid_api_key")
@@ -185,49 +217,53 @@ class EndpointServer:
         return response
 
     async def _answer(self, form: Form, request: web.Request) -> web.StreamResponse:
-        try:
-            body = await request.json()
-        except (ValueError, LookupError, RecursionError) as error:  # LookupError: of an unknown encoding
-            raise ApiError(400, f"the body is not JSON: {error}") from error
-        name = request.match_info.get("session", "")
-        session = request.get(_TRAINING)
+        way, session = request.app[_WAY], request.get(_TRAINING)
         training = session is not None
-        if name and session is None:
-            session = self._sessions.of(name)
-        call = parse(form, body, training=training)
-        if session is not None and training:
-            self._count_forced(session, call.forced())
-        elif call.model != self._model:
-            raise _no_model(call.model, self._model)
+        async with way.bodies.read(request) as body:
+            call = await way.workers.run(len(body), _read, form, body, request.charset, training=training)
+            name = request.match_info.get("session", "")
+            if session is not None:
+                self._count_forced(session, call.forced())
+            elif call.model != self._model:
+                raise _no_model(call.model, self._model)
+            elif name:
+                session = self._sessions.of(name)
+            answering = await self._completions.prepared(call, session, way.workers, size=len(body))
         wording = Wording(call, self._completions.language.token, self._model)
-        async with self._completions.begin(call, session) as answering:
-            if not call.stream:
-                answers = [piece async for piece in answering.pieces() if isinstance(piece, Finished)]
-                response: web.StreamResponse = web.json_response(wording.whole(answering, answers))
+        async with self._completions.begun(answering):
+            if call.stream:
+                response, answers = await self._stream(request, wording, answering)
             else:
-                answers = []
-                headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-                response = web.StreamResponse(headers=headers)
-                await response.prepare(request)
-                try:
-                    async for piece in answering.pieces():
-                        if isinstance(piece, Finished):
-                            answers.append(piece)
-                            chunks = wording.end(piece, answering)
-                        else:
-                            chunks = wording.piece(piece, answering)
-                        for chunk in chunks:
-                            await response.write(event(chunk))
-                    for chunk in wording.closing(answering, answers):
-                        await response.write(event(chunk))
-                    await response.write(END_OF_STREAM)
-                except ApiError as error:
-                    # The status has gone out already.
-                    await response.write(event(error.body()))
-                await response.write_eof()
+                answers = [piece async for piece in answering.pieces() if isinstance(piece, Finished)]
+                text = await way.workers.run(
+                    answering.prompt_tokens + _sampled(answers), _whole, wording, answering, answers
+                )
+                response = web.Response(text=text, content_type="application/json")
             self._figures.tokens.labels("prompt").inc(answering.prompt_tokens)
-            self._figures.tokens.labels("sampled").inc(sum(len(answer.result.response_ids) for answer in answers))
+            self._figures.tokens.labels("sampled").inc(_sampled(answers))
             return response
+
+    async def _stream(
+        self, request: web.Request, wording: Wording, answering: Answering
+    ) -> tuple[web.StreamResponse, list[Finished]]:
+        answers: list[Finished] = []
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        workers = request.app[_WAY].workers
+        try:
+            async for piece in answering.pieces():
+                size = len(piece.ids) if isinstance(piece, Piece) else len(piece.text)
+                await _send(response, await workers.run(size, _events, wording, piece, answering))
+                if isinstance(piece, Finished):
+                    answers.append(piece)
+            closing = [event(chunk) for chunk in wording.closing(answering, answers)]
+            await _send(response, b"".join([*closing, END_OF_STREAM]))
+        except ApiError as error:
+            # The status has gone out already.
+            await _send(response, event(error.body()))
+        await response.write_eof()
+        return response, answers
 
     def _count_forced(self, session: Session, forced: list[str]) -> None:
         for name in forced:
@@ -258,7 +294,8 @@ class EndpointServer:
 
     async def _show(self, request: web.Request) -> web.Response:
         session = self._session(request)
-        return web.json_response({"id": session.name, "object": "session", "turns": session.record.to_json()})
+        text = await request.app[_WAY].workers.run(session.record.tokens, _shown, session)
+        return web.Response(text=text, content_type="application/json")
 
     async def _delete(self, request: web.Request) -> web.Response:
         session = self._session(request)
@@ -269,8 +306,42 @@ class EndpointServer:
         return web.json_response({"id": session.name, "object": "session.deleted", "deleted": True})
 
 
+def _read(form: Form, body: bytes, charset: str | None, *, training: bool) -> ChatRequest | TextRequest:
+    try:
+        found = json.loads(body.decode(charset or "utf-8"))
+    except (ValueError, LookupError, RecursionError) as error:  # LookupError: of an unknown encoding
+        raise ApiError(400, f"the body is not JSON: {error}") from error
+    return parse(form, found, training=training)
+
+
+def _whole(wording: Wording, answering: Answering, answers: Sequence[Finished]) -> str:
+    return json.dumps(wording.whole(answering, answers))
+
+
+def _events(wording: Wording, piece: Piece | Finished, answering: Answering) -> bytes:
+    chunks = wording.end(piece, answering) if isinstance(piece, Finished) else wording.piece(piece, answering)
+    return b"".join(map(event, chunks))
+
+
+def _shown(session: Session) -> str:
+    return json.dumps({"id": session.name, "object": "session", "turns": session.record.to_json()})
+
+
+def _sampled(answers: Sequence[Finished]) -> int:
+    return sum(len(answer.result.response_ids) for answer in answers)
+
+
+async def _send(response: web.StreamResponse, data: bytes) -> None:
+    """Raises ConnectionError where the client does not take it."""
+    try:
+        async with asyncio.timeout(_WRITE_S):
+            await response.write(data)
+    except TimeoutError as error:
+        raise ConnectionResetError(f"the client took nothing for {_WRITE_S:g} s") from error
+
+
 def _no_model(asked: str, model: str) -> ApiError:
-    message = f"the model {asked!r} does not exist: {model!r} is served here"
+    message = f"the model {asked[:64]!r} does not exist: {model!r} is served here"
     return ApiError(404, message, reason="model_not_found", param="model")
 
 

@@ -54,7 +54,7 @@ class Endpoint:
         self._slots = rollout.slots
         self._calls = EngineCalls(engine)
         self.model = config.run.name
-        self.sessions = Sessions(rollout.endpoint.max_sessions, rollout.endpoint.session_s, time.monotonic)
+        self.sessions = Sessions(rollout.endpoint, time.monotonic)
         language = TokenizerLanguage(
             text.tokenizer,
             end_ids=text.end_ids,

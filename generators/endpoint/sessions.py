@@ -1,12 +1,14 @@
 """Sessions: what belongs together of the calls that come in.
 
 Invariants: a session of training has a key of its own and draws tokens by its task's rules, whatever its client asks
-for; a session that is over takes no call; at most `max_sessions` of other clients are kept, and none longer than
-`session_s` after its last call.
+for; a session that is over, or full, takes no call; at most `max_sessions` of other clients are kept, with at most
+`_ALL_TOKENS` tokens, and none longer than `session_s` after its last call. Calls of one session are prepared one after
+the other, in the order in which they came: so they are numbered, and drawn, alike when they are made again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import secrets
 from collections import Counter
@@ -16,10 +18,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from generators.endpoint.failures import overloaded, session_over
-from generators.endpoint.record import Record
+from generators.endpoint.failures import overloaded, session_full, session_over
+from generators.endpoint.record import Place, Record
 from generators.engines.base import SampledTokens, SamplingParams
+from mesh.config.rollout import EndpointSection
 from mesh.versions import VersionRuns
+
+# Tokens that are held of one session, and of all that are not training's: 12 bytes each at most.
+_SESSION_TOKENS = 4 << 20
+_ALL_TOKENS = 64 << 20
+_LONGEST_CONVERSATIONS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,11 +77,11 @@ def first_tokens(sampled: SampledTokens, end: int, start: int = 0) -> SampledTok
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """An answer that is being sampled."""
+    """An answer that is being sampled; it has a place in a session."""
 
     call: int
     choice: int
-    prompt_ids: tuple[int, ...]
+    place: Place | None
 
 
 class Session:
@@ -82,36 +90,56 @@ class Session:
     Args:
         name: stands in the address.
         rules: of training; None: the client decides.
+        most: answers that are recorded.
 
     Attributes:
         key: what a client of training has to show; empty: what the mesh asks for.
         record: of the answers.
         running: by the engine's name of the request.
+        preparing: held by the call that is being prepared.
         over: takes no call any more.
-        calls: answered or being answered.
+        calls: answered, being answered, or refused for their prompts.
         counts: `aborted` calls; `forced`: those that asked for another sampling than training has; `no_room`: those
-            that were refused because the conversation has used up its tokens.
+            that were refused because the conversation has used up its tokens, or the session its answers.
     """
 
-    def __init__(self, name: str, rules: Rules | None = None) -> None:
+    def __init__(self, name: str, rules: Rules | None, most: int) -> None:
         self.name = name
         self.rules = rules
+        self._most = most
         self.key = secrets.token_urlsafe(24) if rules is not None else ""
         self.record = Record()
         self.running: dict[str, Running] = {}
+        self.preparing = asyncio.Lock()
         self.over = False
         self.calls = 0
         self.counts: Counter[str] = Counter()
         self.used_at = 0.0
 
-    def next_call(self) -> int:
-        """The number of a call that begins.
+    def check_room(self, answers: int, context: int) -> None:
+        """Refuses a call that asks for more answers than can be recorded.
+
+        Args:
+            answers: wanted.
+            context: tokens of a conversation at most.
 
         Raises:
-            ApiError: 410: the session is over.
+            ApiError: 410: the session is over; 400: it is full.
         """
         if self.over:
             raise session_over(self.name)
+        held = len(self.record.turns) + len(self.running)
+        full = ""
+        if held + answers > self._most:
+            full = f"{held} answers, of at most {self._most} (rollout.endpoint.session_answers)"
+        elif self.record.tokens >= max(_SESSION_TOKENS, _LONGEST_CONVERSATIONS * context):
+            full = f"{self.record.tokens} tokens recorded, and no room for more"
+        if full:
+            self.counts["no_room"] += 1
+            raise session_full(self.name, full)
+
+    def next_call(self) -> int:
+        """The number of a call that begins."""
         self.calls += 1
         return self.calls - 1
 
@@ -138,13 +166,14 @@ class Sessions:
     """All sessions of an endpoint.
 
     Args:
-        max_sessions, session_s: see `rollout.endpoint`; they hold for sessions that are not training's.
+        section: `rollout.endpoint`; number and age are bounded of sessions that are not training's.
         clock: monotonic seconds.
     """
 
-    def __init__(self, max_sessions: int, session_s: float, clock: Callable[[], float]) -> None:
-        self._max = max_sessions
-        self._session_s = session_s
+    def __init__(self, section: EndpointSection, clock: Callable[[], float]) -> None:
+        self._max = section.max_sessions
+        self._session_s = section.session_s
+        self._answers = section.session_answers
         self._clock = clock
         self._found: dict[str, Session] = {}
 
@@ -154,7 +183,7 @@ class Sessions:
 
     def train(self, rules: Rules) -> Session:
         """A session of training, under a name that cannot be guessed."""
-        session = Session(secrets.token_hex(16), rules)
+        session = Session(secrets.token_hex(16), rules, self._answers)
         self._found[session.name] = session
         return session
 
@@ -170,18 +199,20 @@ class Sessions:
         """The session of a call; it comes into being with its first one.
 
         Raises:
-            ApiError: 429: there are too many.
+            ApiError: 429: there are too many, or they hold too much.
         """
         now = self._clock()
         session = self._found.get(name)
         if session is None:
             self._forget_old(now)
-            others = sum(session.rules is None for session in self._found.values())
-            if others >= self._max:
-                raise overloaded(
-                    f"{others} sessions are recorded already: delete some, or wait until they are forgotten"
-                )
-            session = self._found[name] = Session(name)
+        others = [found.record.tokens for found in self._found.values() if found.rules is None]
+        if sum(others) >= _ALL_TOKENS or (session is None and len(others) >= self._max):
+            raise overloaded(
+                f"{len(others)} sessions are recorded already, with {sum(others)} tokens: delete some, or wait until "
+                "they are forgotten"
+            )
+        if session is None:
+            session = self._found[name] = Session(name, None, self._answers)
         session.used_at = now
         return session
 

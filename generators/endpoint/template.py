@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from generators.agents.calls import typed_arguments
-from generators.agents.chat import Chat, as_unicode
+from generators.agents.chat import Chat, as_unicode, longest_token
 from generators.agents.parsers import choose_parser
 from generators.endpoint.failures import ApiError
-from generators.endpoint.language import Answer
+from generators.endpoint.language import Answer, TooLongError
 from generators.endpoint.messages import Message
-from generators.endpoint.record import tools_key
 from mesh.config.rollout import ParserName
 from mesh.errors import ConfigError
 
@@ -21,7 +20,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # Sets of tools for which renderings are kept.
-_TOOL_SETS = 64
+_TOOL_SETS = 16
+# Of a text that may be too long, so many characters for each token that is wanted are tokenised first.
+_TOKEN_CHARACTERS = 4
+# Tokens by which a text that was cut may have more than the same characters of the whole.
+_CUT_TOKENS = 64
 
 
 class TokenizerLanguage:
@@ -46,9 +49,12 @@ class TokenizerLanguage:
         self._end_ids = end_ids
         self._parser = parser
         self._template_kwargs = dict(template_kwargs or {})
-        self._chats: OrderedDict[str, Chat] = OrderedDict()
+        self._chat_with = lru_cache(_TOOL_SETS)(self._make_chat)
+        self._longest = longest_token(tokenizer)
+        # The first use sets what later ones, in several threads, leave as it is.
+        tokenizer.encode("")
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Any]) -> list[int]:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Any], most: int) -> list[int]:
         import jinja2
 
         if self._tokenizer.chat_template is None:
@@ -63,21 +69,37 @@ class TokenizerLanguage:
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
-        return self.encode_more(str(text))
+        return self.encode_more(str(text), most)
 
-    def goes_on(self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any]) -> list[int] | None:
+    def goes_on(
+        self, answer: Sequence[int], new: Sequence[Message], tools: Sequence[Any], most: int
+    ) -> list[int] | None:
         if any(not isinstance(value, str) for message in new for value in message.values()):
             return None
+        chat = self._chat(tools)
         try:
-            return self._chat(tools).after_turn(answer, new)
+            text = chat.text_after_turn(new)
         except ConfigError:
             return None
+        return chat.behind(answer, self.encode_more(text, most))
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(as_unicode(text))["input_ids"])
+    def encode(self, text: str, most: int) -> list[int]:
+        return self._encoded(text, most, lambda part: list(self._tokenizer(part)["input_ids"]))
 
-    def encode_more(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(as_unicode(text), add_special_tokens=False))
+    def encode_more(self, text: str, most: int) -> list[int]:
+        return self._encoded(text, most, lambda part: list(self._tokenizer.encode(part, add_special_tokens=False)))
+
+    def _encoded(self, text: str, most: int, encode: Callable[[str], list[int]]) -> list[int]:
+        """A text's tokens; one that is far too long is not tokenised to its end."""
+        text = as_unicode(text)
+        first = _TOKEN_CHARACTERS * most
+        if len(text) > first:
+            if len(text) > self._longest * most:
+                raise TooLongError(len(text) // self._longest)
+            begun = len(encode(text[:first])) - _CUT_TOKENS
+            if begun > most:
+                raise TooLongError(begun)
+        return encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -111,17 +133,12 @@ class TokenizerLanguage:
         return template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
 
     def _chat(self, tools: Sequence[Any]) -> Chat:
-        key = tools_key(tools)
-        chat = self._chats.get(key)
-        if chat is None:
-            chat = Chat(
-                self._tokenizer, end_ids=self._end_ids, tools=list(tools), template_kwargs=self._template_kwargs
-            )
-            self._chats[key] = chat
-            if len(self._chats) > _TOOL_SETS:
-                self._chats.popitem(last=False)
-        self._chats.move_to_end(key)
-        return chat
+        return self._chat_with(json.dumps(tools))
+
+    def _make_chat(self, tools: str) -> Chat:
+        return Chat(
+            self._tokenizer, end_ids=self._end_ids, tools=json.loads(tools), template_kwargs=self._template_kwargs
+        )
 
 
 def _parameters(tools: Sequence[Any], name: str) -> Any:

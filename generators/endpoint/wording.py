@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from generators.endpoint.completions import Answering, Finished, Piece
+from generators.endpoint.answering import Answering, Finished, Piece
 from generators.endpoint.requests import ChatRequest, TextRequest
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -37,7 +37,7 @@ class Wording:
     model: str
     name: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
-    _spoken: dict[int, str] = field(default_factory=dict)
+    _spoken: dict[int, list[str]] = field(default_factory=dict)
     _begun: set[int] = field(default_factory=set)
     _offsets: dict[int, int] = field(default_factory=dict)
 
@@ -79,7 +79,7 @@ class Wording:
         """What goes out of a part of an answer."""
         text = "" if self.holds_text_back else piece.text
         chunks = self._opening(piece.choice, answering)
-        self._spoken[piece.choice] = self._spoken.get(piece.choice, "") + text
+        self._spoken.setdefault(piece.choice, []).append(text)
         if text or self.request.wants_log_probs or self.request.return_token_ids:
             chunks.append(self._part(piece.choice, text, piece.ids, piece.log_probs))
         return chunks
@@ -88,7 +88,7 @@ class Wording:
         """What goes out at the end of an answer: text held back, tool calls, and why it ended."""
         chunks = self._opening(answer.choice, answering)
         text = (answer.message.get("content") or "") if self.is_chat else answer.text
-        spoken = self._spoken.get(answer.choice, "")
+        spoken = "".join(self._spoken.get(answer.choice, ()))
         if text.startswith(spoken) and len(text) > len(spoken):
             chunks.append(self._part(answer.choice, text[len(spoken) :], (), ()))
         calls = [{"index": index, **call} for index, call in enumerate(answer.message.get("tool_calls", ()))]

@@ -109,6 +109,11 @@ class AgentSection(Section):
         description="Agent of your own as a command; it finds OPENAI_BASE_URL and OPENAI_API_KEY in its environment "
         "and the task as JSON on its standard input.",
     )
+    pass_env: list[str] = Field(
+        default_factory=list,
+        description="Variables of the generator's environment that the command gets beside PATH, HOME, LANG and the "
+        "like; all others are kept from it.",
+    )
     parser: ParserName = Field(
         "auto",
         description="How tool calls are written in a response: hermes, llama3_json, mistral, qwen3_coder, deepseek, "
@@ -143,6 +148,8 @@ class AgentSection(Section):
     def _one_driver(self) -> AgentSection:
         if self.program is not None and self.command:
             raise ValueError("an agent is a program or a command, not both")
+        if self.pass_env and not self.command:
+            raise ValueError("pass_env is of `command`: an agent that is a function runs in the generator itself")
         if self.call_timeout_s > self.episode_timeout_s:
             raise ValueError("tool_timeout_s is over episode_timeout_s: one call may take no longer than its episode")
         if (self.program is not None or self.command) and (self.tools or self.environment is not None):
@@ -155,6 +162,9 @@ class EndpointSection(Section):
     port: int = Field(0, ge=0, le=65535, description="Port; 0 picks a free one (`rollmesh status` shows it).")
     max_sessions: PositiveInt = Field(256, description="Sessions that are recorded at once.")
     session_s: PositiveFloat = Field(3600.0, description="Seconds after its last call at which a session is forgotten.")
+    session_answers: PositiveInt = Field(
+        2048, description="Answers that a session records, an agent's own too; further calls are refused."
+    )
 
 
 def _slots(validated: dict[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,8 @@ import psutil
 import pytest
 import torch
 
-from generators.agents.program import ProgramRunner
+from generators.agents.program import ProgramRunner, program_of
+from generators.agents.program_calls import Way
 from generators.engines.base import GenerationResult, SampledTokens, SamplingParams
 from generators.responder import EpisodeResult, MemberRequest
 from mesh.config.rollout import AgentSection
@@ -205,6 +207,22 @@ def test_an_agent_that_cannot_be_called_is_told_of_at_the_start(serving: Serving
         Runs(serving, **agent)
 
 
+def test_a_command_gets_what_is_named_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    monkeypatch.setenv("SEARCH_KEY", "wanted")
+    show = "import json, os; print(json.dumps({'answer': json.dumps(dict(os.environ))}))"
+    section = AgentSection(command=[sys.executable, "-c", show], pass_env=["SEARCH_KEY"])
+    found = asyncio.run(program_of(section, 1)({}, Way("http://here", "key", "tiny"), 60.0))
+    shown = json.loads(found.answer or "")
+    assert shown["PATH"] == os.environ["PATH"]
+    assert (shown["OPENAI_BASE_URL"], shown["OPENAI_API_KEY"], shown["SEARCH_KEY"]) == ("http://here", "key", "wanted")
+    assert "WANDB_API_KEY" not in shown
+    with pytest.raises(ConfigError, match="NOT_SET"):
+        program_of(section.model_copy(update={"pass_env": ["PATH", "NOT_SET"]}), 1)
+    with pytest.raises(ValueError, match="pass_env"):
+        AgentSection(program="a:b", pass_env=["PATH"])
+
+
 async def test_an_overdue_episode_is_ended_as_it_is(serving: Serving) -> None:
     runs = Runs(serving, program=f"{AGENTS}:endless", tool_timeout_s=1.0, episode_timeout_s=1.0)
     request = runs.request("a", opening="<user>")
@@ -218,7 +236,12 @@ async def test_an_overdue_episode_is_ended_as_it_is(serving: Serving) -> None:
     runs.close()
 
 
-async def test_an_agent_that_talks_until_its_tokens_are_used_up_is_judged(serving: Serving) -> None:
+@pytest.mark.parametrize("answers", [None, 2], ids=["tokens", "answers"])
+async def test_an_agent_that_talks_until_its_tokens_or_answers_are_used_up_is_judged(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, answers: int | None
+) -> None:
+    if answers is not None:
+        monkeypatch.setattr(serving.endpoint.sessions, "_answers", answers)
     runs = Runs(serving, program=f"{AGENTS}:talks_on")
     request = runs.request("a", opening="<user>")
     runs.submit(request)
@@ -226,8 +249,9 @@ async def test_an_agent_that_talks_until_its_tokens_are_used_up_is_judged(servin
     ids = checked(serving, request, result)
     assert result.finish_reason == "length"
     assert result.rewards is None
-    assert result.figures["turns"] == result.figures["calls"] - 1 > 1
-    assert 200 < len(ids) <= 251
+    assert result.figures["turns"] == (answers or result.figures["calls"] - 1) > 1
+    assert len(ids) <= 251
+    assert len(ids) > 200 or answers is not None
     runs.close()
 
 

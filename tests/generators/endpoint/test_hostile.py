@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 from typing import Any
@@ -37,7 +38,7 @@ def asking(**fields: Any) -> bytes:
     ("body", "headers"),
     [
         (b"{", {}),
-        (b"[" * 100_000, {}),
+        (b"[" * 10_000, {}),
         (b'{"model": ' + b"9" * 5000 + b"}", {}),
         (asking(), {"Content-Type": "application/json; charset=nonsense"}),
         (b"\xff\xfe", {}),
@@ -53,10 +54,27 @@ def test_what_is_no_request_is_refused_in_the_right_form(
     assert answer["error"]["type"] == "invalid_request_error"
 
 
-def test_a_body_over_the_limit_is_refused(serving: Serving) -> None:
-    status, answer = post(serving, b" " * ((32 << 20) + 1))
-    assert status == 413
-    assert answer["error"]["message"]
+@pytest.mark.parametrize(
+    ("body", "headers", "status"),
+    [
+        # A context of 400 tokens, at 32 bytes each, and a MiB of tools and the like.
+        (b" " * ((1 << 20) + 32 * 400 + 1), {}, 413),
+        # Small, and long to parse.
+        (b"[" + b"[]," * 10_000 + b"1]", {}, 413),
+        (asking(), {"Content-Type": "text/plain"}, 415),
+        (asking(), {"Content-Type": "application/x-www-form-urlencoded"}, 415),
+        (gzip.compress(asking()), {"Content-Encoding": "gzip"}, 415),
+    ],
+    ids=["bytes", "values", "text", "form", "packed"],
+)
+def test_what_is_not_worth_parsing_is_refused_unparsed(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    parsed: list[object] = []
+    monkeypatch.setattr("generators.endpoint.server.parse", lambda *args, **more: parsed.append(args))
+    found, answer = post(serving, body, **headers)
+    assert (found, answer["error"]["type"]) == (status, "invalid_request_error")
+    assert not parsed
 
 
 @pytest.mark.parametrize(
@@ -74,7 +92,7 @@ def test_calls_and_tools_that_are_none_are_named(serving: Serving, fields: dict[
 
 
 def test_arguments_nested_without_end_are_text(serving: Serving) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "[" * 100_000}}
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "[" * 10_000}}
     status, answer = post(serving, asking(messages=[{"role": "assistant", "content": "", "tool_calls": [call]}]))
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
@@ -124,7 +142,7 @@ def test_stop_strings_and_characters_over_several_tokens(serving: Serving, cut: 
     """However the tokens come, the pieces are the text before the first stop string, whole characters each."""
     text = "the 🦊 quick — STOquick é STOP here 🦊 STOP"
     language = TokenizerLanguage(serving.tokenizer, end_ids=frozenset())
-    ids = [token for character in text for token in language.encode_more(character)]
+    ids = [token for character in text for token in language.encode_more(character, 99)]
     assert len(ids) > len(text), "some characters have several tokens"
     for stops in ((), ("STOP",), ("STOP here", " é STOP"), ("quick — S",)):
         growing = GrowingText(language.decode, stops)

@@ -23,6 +23,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from prometheus_client import CollectorRegistry
 
+from generators.endpoint.callers import check_caller
+from generators.endpoint.failures import ApiError
 from generators.endpoint.figures import EndpointFigures
 from generators.endpoint.server import EndpointServer
 from generators.endpoint.sessions import Rules
@@ -180,6 +182,52 @@ def test_the_key_is_the_meshs_token(serving: Serving, tmp_path: Path) -> None:
         assert OpenAI(base_url=base, api_key="right").models.list().data
 
 
+@pytest.mark.parametrize(
+    ("host", "origin", "reason"),
+    [
+        ("127.0.0.1:8011", None, ""),
+        ("localhost:8011", None, ""),
+        ("[::1]:8011", None, ""),
+        ("10.1.2.3", None, ""),
+        ("Node-7:8011", None, ""),
+        ("", None, ""),
+        ("localhost:8011", "http://localhost:8011", ""),
+        ("LOCALHOST:8011", "http://localhost:8011", ""),
+        ("127.0.0.1:8011", "https://evil.example", "foreign_origin"),
+        ("127.0.0.1:8011", "http://127.0.0.1:3000", "foreign_origin"),
+        ("127.0.0.1:8011", "null", "foreign_origin"),
+        ("127.0.0.1:8011", "http://[", "foreign_origin"),
+        # A name of the page's server that now points to this machine.
+        ("evil.example:8011", "http://evil.example:8011", "foreign_host"),
+        ("evil.example:8011", None, "foreign_host"),
+        ("127.0.0.1.evil.example", None, "foreign_host"),
+        ("[", None, "foreign_host"),
+    ],
+)
+def test_foreign_pages_are_told_from_friends(host: str, origin: str | None, reason: str) -> None:
+    if not reason:
+        check_caller(host, origin, {"node-7"})
+        return
+    with pytest.raises(ApiError) as refused:
+        check_caller(host, origin, {"node-7"})
+    assert (refused.value.status, refused.value.reason) == (403, reason)
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}])
+def test_a_web_page_needs_the_key(serving: Serving, tmp_path: Path, headers: dict[str, str]) -> None:
+    def status(url: str, key: str) -> int:
+        body = {"model": "tiny", "messages": HELLO, "max_tokens": 1}
+        sent = {**headers, "Authorization": f"Bearer {key}"}
+        return httpx.post(f"{url}/v1/chat/completions", json=body, headers=sent, timeout=60).status_code
+
+    assert status(serving.url, "none") == 403
+    token = tmp_path / "token"
+    token.write_text("right\n")
+    with served_by(serving, SecuritySection(token_file=token)) as url:
+        assert status(url, "wrong") == 401
+        assert status(url, "right") == 200
+
+
 def test_open_addresses_need_a_token_or_tls(serving: Serving) -> None:
     with pytest.raises(ConfigError, match="refusing to bind"), served_by(serving, SecuritySection(), host="0.0.0.0"):
         pass
@@ -213,6 +261,7 @@ def test_a_session_that_ends_while_its_call_is_read_takes_it_no_more(serving: Se
         connection.putrequest("POST", f"/sessions/{session.name}/v1/chat/completions")
         connection.putheader("Authorization", f"Bearer {session.key}")
         connection.putheader("Content-Length", str(len(body)))
+        connection.putheader("Content-Type", "application/json")
         connection.endheaders()
         assert reached.wait(30)
         # In the event loop: behind the whole of the call's admission.

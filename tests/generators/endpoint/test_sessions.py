@@ -14,6 +14,7 @@ from generators.endpoint.failures import ApiError
 from generators.endpoint.record import transcript
 from generators.endpoint.sessions import Rules, Running, Session, Sessions
 from generators.engines.base import SampledTokens, SamplingParams
+from mesh.config.rollout import EndpointSection
 from mesh.versions import VersionRuns
 from tests.generators.endpoint.world import TOOL, Serving
 
@@ -240,10 +241,10 @@ def test_the_figure_of_sessions_is_that_of_now(serving: Serving) -> None:
 
 def test_sessions_are_forgotten_in_time_but_for_those_at_work() -> None:
     now = 0.0
-    sessions = Sessions(2, 60.0, lambda: now)
+    sessions = Sessions(EndpointSection(max_sessions=2, session_s=60.0), lambda: now)
     idle, busy = sessions.of("idle"), sessions.of("busy")
     training = sessions.train(Rules((5,), SamplingParams()))
-    with busy.sampling({"request": Running(0, 0, (5,))}):
+    with busy.sampling({"request": Running(0, 0, None)}):
         now = 60.0
         assert (sessions.known("idle"), sessions.known("busy")) == (idle, busy)
         with pytest.raises(ApiError, match="recorded already"):
@@ -255,3 +256,31 @@ def test_sessions_are_forgotten_in_time_but_for_those_at_work() -> None:
     assert sessions.known("busy") is None
     assert sessions.known(training.name) is training
     assert len(sessions) == 2
+
+
+def test_full_sessions_take_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions(EndpointSection(session_answers=3), lambda: 0.0)
+    session = sessions.of("mine")
+    tokens = SampledTokens(np.zeros(4, np.int32), np.zeros(4, np.float32), VersionRuns(()))
+    for call in range(2):
+        session.record.add(call, 0, session.record.place(None, [call]), tokens, "stop")
+    session.check_room(1, 100)
+    with pytest.raises(ApiError, match="at most 3") as full:
+        session.check_room(2, 100)
+    assert (full.value.status, full.value.reason) == (400, "session_full")
+    # What is being sampled has its room already.
+    with session.sampling({"request": Running(2, 0, None)}), pytest.raises(ApiError, match="at most 3"):
+        session.check_room(1, 100)
+    assert session.counts["no_room"] == 2
+    monkeypatch.setattr("generators.endpoint.sessions._SESSION_TOKENS", 10)
+    session.check_room(1, 1)
+    monkeypatch.setattr("generators.endpoint.sessions._LONGEST_CONVERSATIONS", 1)
+    with pytest.raises(ApiError, match="10 tokens recorded"):
+        session.check_room(1, 1)
+    monkeypatch.setattr("generators.endpoint.sessions._ALL_TOKENS", 10)
+    for name in ("mine", "another"):
+        with pytest.raises(ApiError, match="with 10 tokens") as crowded:
+            sessions.of(name)
+        assert crowded.value.status == 429
+    sessions.forget(session)
+    assert sessions.of("another").record.tokens == 0

@@ -1,0 +1,89 @@
+"""Which of many sequences a new one begins with, in a time that hardly depends on their number.
+
+A *total* names the beginning of a sequence: the sum modulo 2**64, over its symbols, of a number mixed of symbol, place
+and a secret of this process. The totals of all beginnings come of one cumulative sum, and go on from that of any of
+them. Two beginnings with the same total and length are taken for equal: nobody without the secret can make others so.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+T = TypeVar("T")
+Totals = npt.NDArray[np.uint64]
+_SECRET = np.uint64(secrets.randbits(64))
+_STRIDE = np.uint64(0x9E3779B97F4A7C15)
+
+
+def totals(symbols: npt.ArrayLike, start: int = 0, total: int = 0) -> Totals:
+    """Of the beginnings of a sequence.
+
+    Args:
+        symbols: [n], integers: from place `start` on.
+        start: symbols before them.
+        total: of those.
+
+    Returns:
+        uint64 [n + 1]: of the first `start`, `start` + 1, ... symbols.
+    """
+    numbers = np.asarray(symbols, np.uint64)
+    places = np.arange(start, start + len(numbers), dtype=np.uint64)
+    found = np.empty(len(numbers) + 1, np.uint64)
+    found[0] = total
+    found[1:] = _mixed(_mixed(numbers ^ _SECRET) + places * _STRIDE)
+    return np.cumsum(found, dtype=np.uint64)
+
+
+def _mixed(numbers: Totals) -> Totals:
+    """Splitmix64's finish: each bit of the result depends on all bits."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+class Ends(Generic[T]):
+    """What is known by the sequences that end with it."""
+
+    def __init__(self) -> None:
+        self._items: list[T] = []
+        self._places: dict[tuple[int, int], int] = {}
+        self._lengths, self._totals = array("q"), array("Q")
+
+    def add(self, length: int, total: int, item: T) -> None:
+        """Adds an item under a sequence's length and total; what has the same is kept."""
+        if (length, total) not in self._places:
+            self._places[length, total] = len(self._items)
+            self._items.append(item)
+            self._lengths.append(length)
+            self._totals.append(total)
+
+    def put(self, length: int, total: int, item: T) -> None:
+        """Adds an item; it takes the place of what has the same sequence."""
+        self.add(length, total, item)
+        self._items[self._places[length, total]] = item
+
+    def at(self, length: int, total: int) -> T | None:
+        """What ends with just that sequence."""
+        place = self._places.get((length, total))
+        return None if place is None else self._items[place]
+
+    def longest(self, found: Totals, start: int = 0) -> tuple[int, T] | None:
+        """The item with the longest sequence that another begins with, and that sequence's length.
+
+        Args:
+            found: `totals` of the other, from its first `start` symbols on: shorter ones are not looked at.
+        """
+        if not self._items:
+            return None
+        lengths, known = np.frombuffer(self._lengths, np.int64), np.frombuffer(self._totals, np.uint64)
+        places = np.flatnonzero((lengths >= start) & (lengths < start + len(found)))
+        places = places[found[lengths[places] - start] == known[places]]
+        if not len(places):
+            return None
+        place = int(places[np.argmax(lengths[places])])
+        return int(lengths[place]), self._items[place]
