@@ -1,7 +1,7 @@
 """What other services use to score: `RewardClient` (remote) and `LocalScorer` (here), one interface.
 
-Invariant: `score` returns one result per item, in order, within its deadline; a failure of an item or of a server is
-an error result, never an exception and never a score.
+Invariant: `score` returns one result per item, in order; a failure of an item or of a server is an error result, never
+an exception and never a score. A scorer that is merely slow makes callers wait, and fails nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from reward_service.endpoint import Connect, connector, mesh_connector
 from reward_service.engine import ScoringEngine
 from reward_service.interface import RewardScorer
 from reward_service.loading import FunctionSpec
+from reward_service.outcomes import waits_for_its_turn
 from reward_service.routing import split_routes
 
 __all__ = [
@@ -63,7 +64,13 @@ class LocalScorer:
     ) -> list[reward_pb2.ScoreResult]:
         """See `RewardScorer.score`."""
         _refuse_repeated(items)
-        return await self._engine.score(items, self._wait_s if timeout_s is None else timeout_s)
+        limit = self._wait_s if timeout_s is None else timeout_s
+        results = await self._engine.score(items, limit)
+        while waiting := [place for place, result in enumerate(results) if waits_for_its_turn(result)]:
+            again = await self._engine.score([items[place] for place in waiting], limit)
+            for place, result in zip(waiting, again, strict=True):
+                results[place] = result
+        return results
 
     def set_endpoints(self, endpoints: Iterable[str]) -> None:
         """Has no endpoints to change."""

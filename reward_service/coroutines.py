@@ -3,7 +3,7 @@
 A user's coroutine may block its loop by mistake; that must not stop the service's heartbeats and other calls. A
 loop that does not answer is given up and replaced. (Functions named by path run in `reward_service.workers`.)
 
-Invariant: every call ends in its outcomes or in `Failed("timeout")`, by the deadline and a short grace.
+Invariant: every call ends in its outcomes, in `Failed("timeout")`, or as not begun, by the deadline and a short grace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from mesh.service import AsyncBridge
-from reward_service.outcomes import Failed, Outcome
+from reward_service.outcomes import Failed, Outcome, not_begun
+from reward_service.times import Times
 
 log = logging.getLogger(__name__)
 Start = Callable[[], Coroutine[Any, Any, list[Outcome]]]
@@ -33,13 +34,13 @@ class CoroutinePool:
         self._bridge: AsyncBridge | None = None
 
     async def run(
-        self, starts: Sequence[Start], *, call_timeout_s: float, deadline: float
+        self, starts: Sequence[Start], *, call_timeout_s: float, times: Times
     ) -> list[list[Outcome] | Failed]:
         """Runs calls together.
 
         Args:
             call_timeout_s: seconds that one call may take.
-            deadline: monotonic time by which all must be done.
+            times: until when calls may be begun, and by when all must be done.
 
         Returns:
             per call its outcomes, or the `Failed` of one that was not done in time.
@@ -50,13 +51,20 @@ class CoroutinePool:
 
         async def one(index: int) -> None:
             try:
-                async with asyncio.timeout(deadline - time.monotonic()), gate:
-                    async with asyncio.timeout(call_timeout_s):
-                        answers[index] = await starts[index]()
+                async with asyncio.timeout(times.begin_by - time.monotonic()):
+                    await gate.acquire()
             except TimeoutError:
-                overdue = time.monotonic() >= deadline
+                answers[index] = not_begun(f"{_MAX_CONCURRENT} others are under way")
+                return
+            try:
+                async with asyncio.timeout(min(call_timeout_s, times.deadline - time.monotonic())):
+                    answers[index] = await starts[index]()
+            except TimeoutError:
+                overdue = time.monotonic() >= times.deadline
                 why = "the call's deadline passed" if overdue else f"no answer within {call_timeout_s:g} s"
                 answers[index] = Failed("timeout", why, retryable=True)
+            finally:
+                gate.release()
 
         async def everything() -> None:
             await asyncio.gather(*(one(index) for index in range(len(starts))))
@@ -65,7 +73,7 @@ class CoroutinePool:
             self._bridge = AsyncBridge("scorer-loop")
         bridge = self._bridge
         future = asyncio.wrap_future(bridge.submit(everything()))
-        longest = min(deadline - time.monotonic(), call_timeout_s * -(-len(starts) // _MAX_CONCURRENT))
+        longest = min(times.deadline - time.monotonic(), call_timeout_s * -(-len(starts) // _MAX_CONCURRENT))
         done, _ = await asyncio.wait((future,), timeout=max(0.0, longest) + _GRACE_S)
         if not done:
             future.cancel()

@@ -1,14 +1,16 @@
 """Sends items to a set of equal endpoints: coalesced, balanced, failed over, retried, within each caller's deadline.
 
-Invariants: `score` returns one result per item by its deadline and raises for no remote failure; a request holds
-whole groups unless they exceed the endpoint's limit, and no item_id twice; an item is tried again only for retryable
-errors, at most `attempts` times (a lost connection is no try: the item goes elsewhere until the deadline).
+Invariants: `score` returns one result per item and raises for no remote failure; a request holds whole groups unless
+they exceed the endpoint's limit, and no item_id twice; an item is tried again only for retryable errors, at most
+`attempts` times (a lost connection is no try: the item goes elsewhere while its time lasts). An item waits for its turn
+for as long as endpoints work on others; its time is that without an answer from any, or since it first failed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ import grpc
 
 from protos import reward_pb2
 from reward_service.endpoint import Connect, Endpoint, close_all
-from reward_service.outcomes import error_result
+from reward_service.outcomes import error_result, waits_for_its_turn
 from reward_service.tickets import Entry, Ticket
 from reward_service.validation import match_answer
 
@@ -68,6 +70,8 @@ class Dispatcher:
         self._wake: asyncio.TimerHandle | None = None
         self._pump_due = False
         self._closed = False
+        # When an endpoint last answered.
+        self._heard_at = -math.inf
         self.set_endpoints(endpoints)
 
     @property
@@ -90,9 +94,13 @@ class Dispatcher:
             self._pump_soon()
 
     async def score(self, items: Sequence[reward_pb2.ScoreItem], *, timeout_s: float) -> list[reward_pb2.ScoreResult]:
-        """One result per item, in order, within `timeout_s` seconds."""
+        """One result per item, in order.
+
+        Args:
+            timeout_s: seconds without an answer of any endpoint, or since its first failure, after which an item ends.
+        """
         loop = asyncio.get_running_loop()
-        ticket = Ticket(items, loop.time() + timeout_s)
+        ticket = Ticket(items, loop.time())
         self.stats.items += len(items)
         groups: dict[str, list[Entry]] = {}
         for entry in ticket.entries:
@@ -102,11 +110,11 @@ class Dispatcher:
         self._queue.extend(groups.values())
         self._pump_soon()
         try:
-            await asyncio.wait((ticket.finished,), timeout=timeout_s)
+            while not ticket.finished.done():
+                due = ticket.expire(loop.time(), timeout_s, self._heard_at, self._why_overdue)
+                await asyncio.wait((ticket.finished,), timeout=due - loop.time())
         finally:
-            waiting = self.waiting_reason()
-            code = "unreachable" if waiting else "timeout"
-            ticket.expire(code, f"no score within {timeout_s:g} s: {waiting or 'the call is under way'}")
+            ticket.abandon()
         results = ticket.results()
         self.stats.errors += sum(result.WhichOneof("outcome") == "error" for result in results)
         return results
@@ -119,6 +127,17 @@ class Dispatcher:
         if len(failing) < len(self._endpoints):
             return ""
         return "no reward service answers: " + "; ".join(f"{e.address}: {e.circuit.last_error}" for e in failing)
+
+    def backlog(self) -> str:
+        """What waits for room at endpoints that work; empty where nothing does."""
+        waiting = sum(len(unit) for unit in self._queue)
+        return f"{waiting} responses wait for their turn" if waiting and not self.waiting_reason() else ""
+
+    def _why_overdue(self) -> tuple[str, str]:
+        """(code, words) of an item whose time is over."""
+        if waiting := self.waiting_reason():
+            return "unreachable", waiting
+        return "timeout", "the call is under way"
 
     async def close(self) -> None:
         """Ends calls in flight; waiting items are answered with an error."""
@@ -156,7 +175,7 @@ class Dispatcher:
                 endpoint.begin(0, now)
                 self._spawn(self._describe(endpoint))
                 continue
-            batch = self._take(endpoint.limit)
+            batch = self._take(endpoint.limit, endpoint.room)
             if batch:
                 endpoint.begin(len(batch), now)
                 self._spawn(self._send(endpoint, batch))
@@ -175,8 +194,8 @@ class Dispatcher:
         at, endpoint = min(ready, key=lambda pair: (pair[0], _rank(pair[1], avoid)))
         return endpoint, at
 
-    def _take(self, limit: int) -> list[Entry]:
-        """Open entries for one request, by whole groups where they fit."""
+    def _take(self, limit: int, room: float) -> list[Entry]:
+        """Open entries for one request, by whole groups where they fit; beyond `room` by no more than one group."""
         batch: list[Entry] = []
         ids: set[str] = set()
         size = 0
@@ -192,16 +211,15 @@ class Dispatcher:
             batch.extend(unit)
             ids.update(entry.item.item_id for entry in unit)
             size += sum(entry.item.ByteSize() for entry in unit)
-            if size >= _MAX_BYTES or len(batch) >= limit:
+            if size >= _MAX_BYTES or len(batch) >= min(limit, room):
                 break
         return batch
 
     async def _send(self, endpoint: Endpoint, batch: list[Entry]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            longest = max(entry.ticket.deadline for entry in batch) - loop.time()
             self.stats.calls += 1
-            response = await endpoint.score([entry.item for entry in batch], max(0.001, min(self._timeout_s, longest)))
+            response = await endpoint.score([entry.item for entry in batch], self._timeout_s)
         except asyncio.CancelledError:
             _refuse_closed(batch)
             raise
@@ -210,7 +228,7 @@ class Dispatcher:
             self._on_failed_call(endpoint, batch, error)
         else:
             endpoint.circuit.succeed()
-            endpoint.grow()
+            self._heard_at = loop.time()
             self._on_answer(endpoint, batch, response)
         finally:
             self._ended(endpoint, len(batch))
@@ -241,20 +259,29 @@ class Dispatcher:
                 len(matched.unknown_ids),
                 matched.unknown_ids[0],
             )
-        again = []
+        again, waiting = [], []
         for entry, result in zip(batch, matched.results, strict=True):
+            if waits_for_its_turn(result):
+                entry.first_failed_at = None
+                waiting.append(entry)
+                continue
             entry.attempts += 1
             if result.WhichOneof("outcome") != "error":
                 entry.resolve(result)
                 continue
             error = result.error
             message = f"{endpoint.address}: {error.message}"
-            entry.note(error.code, message, retryable=error.retryable, address=endpoint.address)
+            entry.note(error.code, message, retryable=error.retryable, address=endpoint.address, now=self._heard_at)
             if error.retryable and entry.attempts < self._attempts:
                 again.append(entry)
             else:
                 entry.fail()
         self._retry(again)
+        if waiting:
+            endpoint.pressed(len(waiting))
+            self._wait_on(waiting)
+        else:
+            endpoint.grow(len(batch))
 
     def _on_failed_call(self, endpoint: Endpoint, batch: list[Entry], error: grpc.aio.AioRpcError) -> None:
         status = error.code()
@@ -269,13 +296,27 @@ class Dispatcher:
             endpoint.shrink(len(batch))
             self._retry(batch, at_once=True)
             return
+        now = asyncio.get_running_loop().time()
+        if status is grpc.StatusCode.DEADLINE_EXCEEDED and endpoint.outstanding > 1:
+            # It may have more than it can do: that is no failure of these.
+            endpoint.overloaded(len(batch))
+            self._wait_on(batch)
+            return
         code, message = _explain(status, what, self._timeout_s)
         for entry in batch:
             entry.attempts += not lost
-            entry.note(code, message, retryable=status not in _HOPELESS, address=endpoint.address)
+            entry.note(code, message, retryable=status not in _HOPELESS, address=endpoint.address, now=now)
             if entry.attempts >= self._attempts:
                 entry.fail()
         self._retry([entry for entry in batch if entry.result is None], at_once=lost)
+
+    def _wait_on(self, entries: list[Entry]) -> None:
+        """Queues entries in front of those that came later."""
+        groups: dict[tuple[int, str], list[Entry]] = {}
+        for entry in entries:
+            groups.setdefault((id(entry.ticket), entry.item.group_id), []).append(entry)
+        self._queue.extendleft(reversed(groups.values()))
+        self._pump_soon()
 
     def _retry(self, entries: list[Entry], *, at_once: bool = False) -> None:
         """Queues entries again: at once where another endpoint (or the circuit) decides, else after a pause."""

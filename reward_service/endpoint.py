@@ -3,11 +3,15 @@
 Calls in flight: two at any time; more only where the last call began a while ago. So items pile up into larger
 requests while an endpoint is busy, a slow endpoint still gets a fresh request every few milliseconds, and the CPU
 that calls cost is bounded either way.
+
+Items in flight: as many as there are, until the endpoint cannot begin some in time, or does not answer in time. Then it
+gets as many as it could take, and with every answer twice as many again: the others wait here, in their order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 import grpc
@@ -27,6 +31,8 @@ _MAX_CALLS = 32
 _SPACING_S = 0.02
 _INFO_TIMEOUT_S = 2.0
 _MAX_ITEMS = 512
+# By how much fewer items are sent after silence: it costs a call's deadline each time.
+_FEWER = 8
 
 
 class Endpoint:
@@ -46,6 +52,7 @@ class Endpoint:
         self.outstanding = 0
         self.described = False
         self.last_start = 0.0
+        self._window = math.inf
         self._channel = connect(address)
         self._stub = reward_pb2_grpc.RewardStub(self._channel)
         self._calls = 0
@@ -57,19 +64,36 @@ class Endpoint:
         """Most items for one request at present: what the server declared, less while it refuses such requests."""
         return self._limit
 
+    @property
+    def room(self) -> float:
+        """Items that it takes beyond those in flight."""
+        return self._window - self.outstanding
+
+    def pressed(self, refused: int) -> None:
+        """It could not begin so many of those in flight."""
+        self._window = max(1, self.outstanding - refused)
+
+    def overloaded(self, items: int) -> None:
+        """It has not answered a call of so many items in time; by itself that says nothing of any of them."""
+        alone = self.outstanding == items
+        self._window = max(1, self.outstanding // _FEWER)
+        if alone and items > 1:
+            self.shrink(items)
+
     def shrink(self, refused: int) -> None:
         """The server found a request of `refused` items too large."""
         self._limit = max(1, refused // 2)
 
-    def grow(self) -> None:
-        """A request went well."""
+    def grow(self, items: int) -> None:
+        """A request of so many items went well."""
         self._limit = min(self._declared, self._limit + 1)
+        self._window += items
 
     def ready_at(self, now: float) -> float:
         """Monotonic time from which it may be called; infinite where only a finished call can free it."""
         at = self.circuit.ready_at()
         probing = not self.circuit.closed or not self.described
-        if self._calls >= (1 if probing else _MAX_CALLS):
+        if self._calls >= (1 if probing else _MAX_CALLS) or self.room <= 0:
             return float("inf")
         if self._calls >= _FREE_CALLS:
             at = max(at, self.last_start + _SPACING_S)

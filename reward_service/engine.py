@@ -1,7 +1,8 @@
 """Scores items with reward functions: routing by data_source, deadlines, and the sum of several functions.
 
-Invariants: the answer has one result per item, in order, by the deadline; one item's failure touches no other item
-(a group function's failure: its group alone); several functions are summed only where none of them failed, and a
+Invariants: the answer has one result per item, in order, by the deadline; what is begun gets its whole time, and what
+cannot be begun in time to get it is answered as not begun, which is no failure; one item's failure touches no other
+item (a group function's failure: its group alone); several functions are summed only where none of them failed, and a
 function without an opinion (unscorable) is left out of the sum unless all are. Which function runs where:
 `reward_service.workers`.
 """
@@ -21,9 +22,10 @@ from protos import reward_pb2
 from reward_service.coroutines import CoroutinePool
 from reward_service.functions import RewardFunction
 from reward_service.loading import FunctionSpec, is_path, load_function, named
-from reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable, to_proto
+from reward_service.outcomes import NOT_BEGUN, Failed, Outcome, RewardItem, Scored, Unscorable, not_begun, to_proto
 from reward_service.scorers import is_linear
 from reward_service.threads import ThreadPool
+from reward_service.times import Times
 from reward_service.workers.pool import PoolStats, ProcessPool
 
 Answers = list[list[Outcome] | Failed]
@@ -46,11 +48,15 @@ class _Function:
 
 
 class _Request:
-    """The items of one `score` call; those that are needed here are decoded once."""
+    """The items of one `score` call; those that are needed here are decoded once.
 
-    def __init__(self, items: Sequence[reward_pb2.ScoreItem], deadline: float) -> None:
+    Attributes:
+        times: when its items may be begun, and when they must be done.
+    """
+
+    def __init__(self, items: Sequence[reward_pb2.ScoreItem], times: Times) -> None:
         self.items = items
-        self.deadline = deadline
+        self.times = times
         self._parsed: dict[int, RewardItem | Failed] = {}
 
     def parsed(self, index: int) -> RewardItem | Failed:
@@ -69,7 +75,9 @@ class ScoringEngine:
     Args:
         functions: names or functions, summed.
         by_data_source: data_source -> functions that take precedence for it.
-        workers: most worker processes; as many threads, where functions are given as objects.
+        workers: most worker processes for functions that compute.
+        waiting_workers: the same for functions that wait for something, and threads where functions are given as
+            objects; none: `workers`.
         call_timeout_s: seconds that one call of a function may take.
 
     Raises:
@@ -82,16 +90,18 @@ class ScoringEngine:
         by_data_source: Mapping[str, Sequence[FunctionSpec]] = MappingProxyType({}),
         *,
         workers: int = 4,
+        waiting_workers: int | None = None,
         call_timeout_s: float = 8.0,
     ) -> None:
+        most = max(workers, waiting_workers or 0)
         self._call_timeout_s = call_timeout_s
         self._remote: list[tuple[str, str]] = []
         self._default = self._prepared(functions)
         self._by_data_source = {source: self._prepared(specs) for source, specs in by_data_source.items()}
-        self._processes = ProcessPool(self._remote, workers=workers, call_timeout_s=call_timeout_s)
+        self._processes = ProcessPool(self._remote, workers=workers, most=most, call_timeout_s=call_timeout_s)
         # One thread is all that linear scorers can use.
         objects = any(function.there is None for function in self._functions())
-        self._threads = ThreadPool(workers if objects else 1)
+        self._threads = ThreadPool(most if objects else 1)
         self._coroutines = CoroutinePool()
 
     @property
@@ -105,7 +115,7 @@ class ScoringEngine:
         return self._processes.stats
 
     def waiting_reason(self) -> str:
-        """Why items wait although there should be room for them; empty while all is well."""
+        """Why items wait; empty while they are scored as they come."""
         hanging = self.hanging_threads
         return f"{hanging} reward calls hang in this process" if hanging else self._processes.waiting_reason()
 
@@ -121,7 +131,7 @@ class ScoringEngine:
 
     async def score(self, items: Sequence[reward_pb2.ScoreItem], timeout_s: float) -> list[reward_pb2.ScoreResult]:
         """One result per item, in order, within `timeout_s` seconds."""
-        request = _Request(items, time.monotonic() + timeout_s)
+        request = _Request(items, Times.within(timeout_s, self._call_timeout_s))
         outcomes: list[Outcome | None] = [None] * len(items)
         routed: dict[tuple[_Function, ...], list[int]] = {}
         for index, item in enumerate(items):
@@ -182,30 +192,30 @@ class ScoringEngine:
         units = _units([item.group_id for item in items], whole_group=function.whole_group)
         batches = [[items[place] for place in unit] for unit in units]
         if function.asynchronous:
-            answers = await self._run_coroutines(function, batches, request.deadline)
+            answers = await self._run_coroutines(function, batches, request.times)
         else:
-            answers = await self._run_threads(function, batches, request.deadline)
+            answers = await self._run_threads(function, batches, request.times)
         scored = iter(_spread(function.name, units, answers))
         return [item if isinstance(item, Failed) else next(scored) for item in parsed]
 
     async def _run_threads(
-        self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], deadline: float
+        self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], times: Times
     ) -> Answers:
         works = [lambda batch=batch: function.score(batch) for batch in batches]
         share = max(1, -(-len(works) // self._threads.size))
         parts = [works[start : start + share] for start in range(0, len(works), share)]
         answers = await asyncio.gather(
-            *(self._threads.run(part, call_timeout_s=self._call_timeout_s, deadline=deadline) for part in parts)
+            *(self._threads.run(part, call_timeout_s=self._call_timeout_s, times=times) for part in parts)
         )
         return [answer for part in answers for answer in part]
 
     async def _run_coroutines(
-        self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], deadline: float
+        self, function: RewardFunction, batches: Sequence[Sequence[RewardItem]], times: Times
     ) -> Answers:
         return await self._coroutines.run(
             [lambda batch=batch: function.score_async(batch) for batch in batches],  # type: ignore[misc]  # the default argument binds it
             call_timeout_s=self._call_timeout_s,
-            deadline=deadline,
+            times=times,
         )
 
     # ------------------------------------------------------------------------------------------ there
@@ -213,16 +223,16 @@ class ScoringEngine:
     async def _there(self, function: _Function, request: _Request, indices: Sequence[int]) -> list[Outcome]:
         there = cast("int", function.there)
         try:
-            async with asyncio.timeout(request.deadline - time.monotonic()):
+            async with asyncio.timeout(request.times.deadline - time.monotonic()):
                 await self._processes.start()
         except TimeoutError:
-            return [Failed("timeout", f"{function.name}: its worker still starts", retryable=True)] * len(indices)
+            return [not_begun(f"{function.name}: its worker still starts")] * len(indices)
         except RewardError as error:
             return [Failed("no_worker", str(error), retryable=True)] * len(indices)
         items = [request.items[index] for index in indices]
         units = _units([item.group_id for item in items], whole_group=self._processes.kinds[there].whole_group)
         batches = [[items[place].SerializeToString() for place in unit] for unit in units]
-        return _spread(function.name, units, await self._processes.run(there, batches, deadline=request.deadline))
+        return _spread(function.name, units, await self._processes.run(there, batches, times=request.times))
 
 
 def _units(groups: Sequence[str], *, whole_group: bool) -> list[list[int]]:
@@ -256,9 +266,10 @@ def combine(names: Sequence[str], outcomes: Sequence[Outcome]) -> Outcome:
     """
     if len(outcomes) == 1 and isinstance(only := outcomes[0], Scored):  # the common case, and on the hot path
         return Scored(only.total, {names[0]: only.total, **only.components}, only.per_token)
-    failed = next((outcome for outcome in outcomes if isinstance(outcome, Failed)), None)
-    if failed is not None:
-        return failed
+    # Where one has failed for good, it does not matter that another was not begun.
+    failures = sorted((o for o in outcomes if isinstance(o, Failed)), key=lambda failed: failed.code == NOT_BEGUN)
+    if failures:
+        return failures[0]
     scored = [(name, outcome) for name, outcome in zip(names, outcomes, strict=True) if isinstance(outcome, Scored)]
     if not scored:
         reasons = [f"{name}: {o.reason}" for name, o in zip(names, outcomes, strict=True) if isinstance(o, Unscorable)]

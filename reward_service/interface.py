@@ -26,7 +26,8 @@ class RewardScorer(Protocol):
 
         Args:
             items: unique item_ids; a group's items are kept together where they are given together.
-            timeout_s: seconds for all of it, retries and failover included; none: the scorer's default.
+            timeout_s: seconds for an item, retries and failover included, in which it does not wait for its turn behind
+                others; none: the scorer's default.
 
         Raises:
             PayloadError: two items with the same item_id.

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from protos import reward_pb2
 from reward_service.engine import ScoringEngine
+from reward_service.outcomes import NOT_BEGUN
 
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 
@@ -64,7 +65,7 @@ class RewardMetrics:
             counts[key] = counts.get(key, 0) + 1
         for (outcome, code), count in counts.items():
             self._items.labels(outcome, code).inc(count)
-            if outcome == "error":
+            if outcome == "error" and code != NOT_BEGUN:
                 self._totals["errors"] += count
         self._seconds.observe(seconds)
         self._totals["items"] += len(results)

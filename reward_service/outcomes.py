@@ -17,6 +17,8 @@ from mesh.errors import PayloadError
 from mesh.text import bounded
 from protos import reward_pb2
 
+NOT_BEGUN = "not_begun"
+"""Code of an item for which there was no room yet: no failure, it is asked again for as long as it takes."""
 # Characters of a reason, and of an error's code.
 REASON_LENGTH = 2000
 _CODE_LENGTH = 64
@@ -104,7 +106,7 @@ class Unscorable:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Scoring failed. `code` is short and stable: timeout, crashed, exception, nan, bad_input, bad_output, ..."""
+    """Scoring failed. `code` is short and stable: timeout, crashed, exception, nan, bad_input, not_begun, ..."""
 
     code: str
     message: str
@@ -113,6 +115,16 @@ class Failed:
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", bounded(str(self.code), _CODE_LENGTH))
         object.__setattr__(self, "message", bounded(str(self.message), REASON_LENGTH))
+
+
+def not_begun(why: str) -> Failed:
+    """There was no room for the item yet."""
+    return Failed(NOT_BEGUN, f"not begun yet: {why}", retryable=True)
+
+
+def waits_for_its_turn(result: reward_pb2.ScoreResult) -> bool:
+    """Whether a result says no more than that there was no room yet."""
+    return result.WhichOneof("outcome") == "error" and result.error.code == NOT_BEGUN
 
 
 Outcome = Scored | Unscorable | Failed

@@ -4,9 +4,9 @@ A Python thread cannot be ended from outside. So a thread whose call is overdue 
 fresh thread takes its place, and whatever the late call returns is dropped. A call that never lets go of the
 interpreter stops its whole process: only functions that cannot leave it run here (see `reward_service.workers`).
 
-Invariants: every call of a job ends in its results or in `Failed("timeout")`, at its deadline at the latest; a late
-result is never used; at most `max_lost` given-up threads exist at a time, after which jobs wait for a free one (and
-fail at their deadlines).
+Invariants: every call of a job ends in its results, in `Failed("timeout")`, or as not begun, at the deadline at the
+latest; a late result is never used; at most `max_lost` given-up threads exist at a time, after which jobs wait for a
+free one (and fail at their deadlines).
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from reward_service.outcomes import Failed, Outcome
+from reward_service.outcomes import Failed, Outcome, not_begun
+from reward_service.times import Times
 
 log = logging.getLogger(__name__)
 Work = Callable[[], list[Outcome]]
 
 
 class _Job:
-    """Calls that one thread runs in order. All fields below `lock` are guarded by it."""
+    """Calls that one thread runs in order, as long as they may be begun. All fields below `lock` are guarded by it."""
 
-    def __init__(self, works: Sequence[Work]) -> None:
+    def __init__(self, works: Sequence[Work], begin_by: float) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = asyncio.get_running_loop()
         self._works = works
+        self._begin_by = begin_by
         self._lock = threading.Lock()
         self._results: list[list[Outcome]] = []
         self._running_since: float | None = None
@@ -38,7 +40,7 @@ class _Job:
 
     @property
     def running_since(self) -> float | None:
-        """Monotonic time at which the present call began; None before the first."""
+        """Monotonic time at which the present call began; None between calls."""
         with self._lock:
             return self._running_since
 
@@ -48,12 +50,15 @@ class _Job:
             with self._lock:
                 if self._closed:
                     return self._running_since is None
+                if time.monotonic() >= self._begin_by:
+                    break
                 self._running_since = time.monotonic()
             outcomes = work()
             with self._lock:
                 if self._closed:
                     return False
                 self._results.append(outcomes)
+                self._running_since = None
         with self._lock:
             if not self._closed:  # its loop may be gone otherwise
                 self._loop.call_soon_threadsafe(self._finish)
@@ -63,8 +68,7 @@ class _Job:
         """Ends the job: its results so far, and whether a thread was inside a call."""
         with self._lock:
             self._closed = True
-            inside = self._running_since is not None and len(self._results) < len(self._works)
-            return self._results, inside
+            return self._results, self._running_since is not None
 
     def _finish(self) -> None:
         if not self.done.done():
@@ -95,37 +99,33 @@ class ThreadPool:
         with self._lock:
             return self._lost
 
-    async def run(
-        self, works: Sequence[Work], *, call_timeout_s: float, deadline: float
-    ) -> list[list[Outcome] | Failed]:
+    async def run(self, works: Sequence[Work], *, call_timeout_s: float, times: Times) -> list[list[Outcome] | Failed]:
         """Runs calls one after another in one thread.
 
         Args:
             call_timeout_s: seconds that one call may take.
-            deadline: monotonic time by which all must be done.
+            times: until when calls may be begun, and by when all must be done.
 
         Returns:
             per call its outcomes, or the `Failed` of one that was not done in time.
         """
         results: list[list[Outcome] | Failed] = []
         while len(results) < len(works):
-            job = _Job(works[len(results) :])
+            job = _Job(works[len(results) :], times.begin_by)
             self._jobs.put(job)
             try:
-                finished = await _watched(job, call_timeout_s, deadline)
+                await _watched(job, call_timeout_s, times)
             finally:
                 done, inside = job.close()
                 if inside:
                     self._give_up()
             results.extend(done)
-            if finished:
+            if not inside:
                 break
-            if time.monotonic() >= deadline:
-                late = Failed("timeout", f"the call's deadline passed{self._describe()}", retryable=True)
-                results.extend([late] * (len(works) - len(results)))
-            elif inside:
-                results.append(Failed("timeout", f"no answer within {call_timeout_s:g} s", retryable=True))
-        return results
+            late = time.monotonic() >= times.deadline
+            why = "the call's deadline passed: it began late" if late else f"no answer within {call_timeout_s:g} s"
+            results.append(Failed("timeout", why, retryable=True))
+        return results + [self._not_begun()] * (len(works) - len(results))
 
     def close(self) -> None:
         """Lets the threads end; calls that hang are left to the end of the process (the threads are daemons)."""
@@ -135,9 +135,12 @@ class ThreadPool:
         for _ in range(alive):
             self._jobs.put(None)
 
-    def _describe(self) -> str:
+    def _not_begun(self) -> Failed:
         lost = self.lost
-        return f" ({lost} reward calls hang in this process)" if lost else ""
+        if lost >= self._max_lost:
+            why = f"the call's deadline passed ({lost} reward calls hang in this process)"
+            return Failed("timeout", why, retryable=True)
+        return not_begun(f"{self._size} threads are busy (reward.workers)")
 
     def _give_up(self) -> None:
         with self._lock:
@@ -163,14 +166,14 @@ class ThreadPool:
                 return
 
 
-async def _watched(job: _Job, call_timeout_s: float, deadline: float) -> bool:
-    """Waits until the job is done (True), or its present call or the whole is overdue (False)."""
-    while True:
+async def _watched(job: _Job, call_timeout_s: float, times: Times) -> None:
+    """Waits until the job is done, its present call is overdue, or it is too late to begin another."""
+    while not job.done.done():
         now = time.monotonic()
         since = job.running_since
-        limit = min(deadline, (now if since is None else since) + call_timeout_s)
+        limit = times.begin_by if since is None else min(times.deadline, since + call_timeout_s)
         if limit <= now:
-            return job.done.done()
+            return
+        # Of a beginning no one hears: no call is overdue sooner than this.
+        limit = min(limit, now + call_timeout_s)
         await asyncio.wait((job.done,), timeout=limit - now)
-        if job.done.done():
-            return True

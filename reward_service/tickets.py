@@ -1,23 +1,23 @@
 """The client's bookkeeping: items that wait for a result, on behalf of one `score` call.
 
-Invariant: every entry of a ticket is resolved exactly once, at the ticket's deadline at the latest; later results
-are dropped.
+Invariant: every entry of a ticket is resolved exactly once; later results are dropped. Time counts against an entry
+only while no one answers anything, or since it has failed itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from protos import reward_pb2
 from reward_service.outcomes import error_result
 
 
 class Ticket:
-    """One `score` call: its items, its results so far, its deadline (monotonic seconds)."""
+    """One `score` call: its items, its results so far, its beginning (monotonic seconds)."""
 
-    def __init__(self, items: Sequence[reward_pb2.ScoreItem], deadline: float) -> None:
-        self.deadline = deadline
+    def __init__(self, items: Sequence[reward_pb2.ScoreItem], began: float) -> None:
+        self._began = began
         self.entries = [Entry(self, item) for item in items]
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open = len(self.entries)
@@ -34,11 +34,32 @@ class Ticket:
         if not self._open and not self.finished.done():
             self.finished.set_result(None)
 
-    def expire(self, code: str, reason: str) -> None:
-        """Resolves what is open with an error."""
+    def abandon(self) -> None:
+        """The caller has gone: what is open is not sent any more."""
         for entry in self.entries:
             if entry.result is None:
-                entry.resolve(entry.overdue(code, reason))
+                entry.resolve(entry.overdue("closed", "the caller has gone"))
+
+    def expire(self, now: float, timeout_s: float, heard_at: float, why: Callable[[], tuple[str, str]]) -> float:
+        """Resolves entries whose time is over with an error; returns when to look again.
+
+        Args:
+            timeout_s: their time.
+            heard_at: when anyone last answered anything.
+            why: code and words for those that never failed.
+        """
+        silent_since = max(self._began, heard_at)
+        due = silent_since + timeout_s
+        for entry in self.entries:
+            if entry.result is not None:
+                continue
+            since = silent_since if entry.first_failed_at is None else min(silent_since, entry.first_failed_at)
+            if since + timeout_s <= now:
+                code, words = why()
+                entry.resolve(entry.overdue(code, f"no score within {timeout_s:g} s: {words}"))
+            else:
+                due = min(due, since + timeout_s)
+        return due
 
 
 class Entry:
@@ -47,16 +68,18 @@ class Entry:
     Attributes:
         attempts: calls that answered for this item, or timed out, so far.
         failed_at: address at which the last try failed; avoided if there is another.
+        first_failed_at: when it first failed, since it last waited for its turn.
         last_error: the last try's error.
     """
 
-    __slots__ = ("attempts", "failed_at", "item", "last_error", "result", "ticket")
+    __slots__ = ("attempts", "failed_at", "first_failed_at", "item", "last_error", "result", "ticket")
 
     def __init__(self, ticket: Ticket, item: reward_pb2.ScoreItem) -> None:
         self.ticket = ticket
         self.item = item
         self.attempts = 0
         self.failed_at = ""
+        self.first_failed_at: float | None = None
         self.last_error: reward_pb2.Error | None = None
         self.result: reward_pb2.ScoreResult | None = None
 
@@ -66,8 +89,9 @@ class Entry:
             self.result = result
             self.ticket.resolved()
 
-    def note(self, code: str, message: str, *, retryable: bool, address: str) -> None:
+    def note(self, code: str, message: str, *, retryable: bool, address: str, now: float) -> None:
         """Remembers a failed try."""
+        self.first_failed_at = now if self.first_failed_at is None else self.first_failed_at
         self.last_error = reward_pb2.Error(code=code, message=message, retryable=retryable)
         self.failed_at = address
 

@@ -1,6 +1,7 @@
 """What the owner keeps of its callers: a call, and the units of it that go to workers.
 
-Invariants: each unit of a call gets one answer; what is still open at the call's deadline is answered then.
+Invariants: each unit of a call gets one answer; what is still open at the call's deadline is answered then, and what is
+not begun when it is too late to begin it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from reward_service.outcomes import Failed, Outcome
+from reward_service.times import Times
 from reward_service.workers.messages import pack
 
 CLOSED = Failed("closed", "the reward workers are closed", retryable=True)
@@ -22,11 +24,11 @@ class Call:
     """One caller that waits for several units.
 
     Args:
-        deadline: monotonic time by which it goes.
+        times: until when its units may be begun, and when it goes.
     """
 
-    def __init__(self, units: int, deadline: float) -> None:
-        self.deadline = deadline
+    def __init__(self, units: int, times: Times) -> None:
+        self.times = times
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.answers: list[list[Outcome] | Failed | None] = [None] * units
         self._open = units

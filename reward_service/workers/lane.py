@@ -1,8 +1,9 @@
 """The queue of units before several workers, and how many workers there are.
 
 Invariants: a unit waits for a worker on its call's time, not on its own; workers are started when units wait, never
-more than `limit`; a unit under suspicion is tried alone or first, as its `Trial` says; workers that die one after
-another are started ever more slowly, and the reason is told.
+more than `limit` where they compute, nor than `most` where they wait for something; a unit under suspicion is tried
+alone or first, as its `Trial` says; workers that die one after another are started ever more slowly, and the reason is
+told.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 
-from reward_service.outcomes import Failed
+from reward_service.outcomes import Failed, not_begun
 from reward_service.workers.calls import CLOSED, Trial, Unit
+from reward_service.workers.effort import Effort, processor_seconds
 from reward_service.workers.process import WorkerProcess
 from reward_service.workers.slot import Slot
 
@@ -23,6 +25,10 @@ log = logging.getLogger(__name__)
 
 # Seconds that a unit waits before another worker is started for it.
 _PATIENCE_S = 0.1
+# Seconds after which it is seen whether workers compute at all.
+_LOOK_S = 0.5
+# Seconds of a wait, and of a call, that are worth telling.
+_SLOW_S, _WORTH_TELLING_S = 2.0, 0.01
 # Seconds of work that are not worth a second worker.
 _NOTHING_S = 0.005
 # Seconds of work in one message to a worker, and most units and bytes of it.
@@ -45,13 +51,20 @@ class Lane:
 
     Args:
         functions: (name in the configuration, name for errors) of all that a worker loads.
-        limit: most workers.
+        limit: most workers that compute.
+        most: most workers that wait for something: a model's judgement, a sandbox.
         concurrent: they run coroutine functions, many units at a time; else one unit after another.
         call_timeout_s: seconds that one unit may take.
     """
 
     def __init__(
-        self, functions: Sequence[tuple[str, str]], *, limit: int, concurrent: bool, call_timeout_s: float
+        self,
+        functions: Sequence[tuple[str, str]],
+        *,
+        limit: int,
+        concurrent: bool,
+        call_timeout_s: float,
+        most: int | None = None,
     ) -> None:
         self.concurrent = concurrent
         self.call_timeout_s = call_timeout_s
@@ -59,6 +72,8 @@ class Lane:
         self.died = 0
         self._functions = functions
         self._limit = limit
+        self._most = max(limit, most or 0)
+        self._effort = Effort()
         self._queue: deque[Unit] = deque()
         # Each is here because a worker has died, so as many new workers come as there are of these.
         self._suspects: deque[Unit] = deque()
@@ -88,17 +103,34 @@ class Lane:
         self._rouse()
 
     def waiting_reason(self) -> str:
-        """Why units wait although workers should be free; empty while all is well."""
+        """Why units wait; empty while they are taken as they come."""
+        if broken := self._broken():
+            return broken
+        oldest = next((unit for unit in self._queue if unit.open), None)
+        waited = time.monotonic() - oldest.queued if oldest is not None else 0.0
+        if waited < _SLOW_S:
+            return ""
+        return f"{len(self._queue)} calls of reward functions wait, the longest for {waited:.0f} s: {self._busy()}"
+
+    def not_begun(self) -> Failed:
+        """Of a unit that has waited in vain: that is no failure, unless there are no workers to be had."""
+        if broken := self._broken():
+            return Failed("timeout", f"the call's deadline passed: {broken}", retryable=True)
+        return not_begun(self._busy())
+
+    def _broken(self) -> str:
+        """Why no worker lives long enough to do anything; empty while they do."""
         if self._deaths > _FEW_DEATHS:
             return f"{self._deaths} reward workers ended one after another, at last: {self._last_death}"
         return ""
 
-    def why_not_begun(self) -> str:
-        """What a unit has waited for in vain."""
-        text = f"no free worker: {len(self._slots)} of reward.workers ({self._limit}) are busy or start"
+    def _busy(self) -> str:
+        each = max(self._seconds.values(), default=0.0)
+        text = f"no free worker, {len(self._slots)} are busy or start (reward.workers)"
+        text += f", {each:.2g} s a call" if each >= _WORTH_TELLING_S else ""
         if self.overdue:
             text += f"; calls that were ended after {self.call_timeout_s:g} s each, so far: {self.overdue}"
-        return self.waiting_reason() or text
+        return text
 
     def adopt(self, worker: WorkerProcess | None = None) -> None:
         """Adds a slot, with a worker that has loaded its functions already, or none yet."""
@@ -192,8 +224,8 @@ class Lane:
         self.died += 1
         self._deaths += 1
         self._last_death = why
-        if self._deaths > _FEW_DEATHS:
-            log.error("%s", self.waiting_reason())
+        if broken := self._broken():
+            log.error("%s", broken)
 
     # ------------------------------------------------------------------------------------------ size
 
@@ -213,8 +245,9 @@ class Lane:
         for slot in self._slots:
             if slot.idle or self.concurrent:
                 slot.wake()
-        if self._growth is None and len(self._slots) < self._limit:
-            self._growth = asyncio.get_running_loop().call_later(_PATIENCE_S if self._slots else 0.0, self._grow)
+        if self._growth is None and len(self._slots) < self._most:
+            patience_s = _PATIENCE_S if len(self._slots) < self._limit else _LOOK_S
+            self._growth = asyncio.get_running_loop().call_later(patience_s if self._slots else 0.0, self._grow)
 
     def _leave(self, slot: Slot, task: asyncio.Task[None]) -> None:
         """A slot has ended: with the lane, or by an unexpected error: others do its work then."""
@@ -228,8 +261,15 @@ class Lane:
     def _grow(self) -> None:
         self._growth = None
         waits = next((unit for unit in chain(self._suspects, self._queue) if unit.open), None)
-        if waits is None or len(self._slots) >= self._limit:
+        if waits is None or len(self._slots) >= self._most:
             return
-        if not self._slots or time.monotonic() - waits.queued >= _PATIENCE_S:
+        wanted = not self._slots or time.monotonic() - waits.queued >= _PATIENCE_S
+        if wanted and (len(self._slots) < self._limit or self._effort.idle(self._processor_times())):
             self.adopt()
         self._rouse()
+
+    def _processor_times(self) -> dict[int, float]:
+        """Seconds of processor time by worker; empty while one starts: it computes."""
+        if any(slot.pid is None for slot in self._slots):
+            return {}
+        return {pid: seconds for pid in self.pids if (seconds := processor_seconds(pid)) is not None}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reward_service.outcomes import Failed, Outcome
+from reward_service.times import Times
 from reward_service.workers.calls import Call, Unit
 from reward_service.workers.lane import Lane
 from reward_service.workers.process import Kind, WorkerProcess
@@ -30,14 +31,15 @@ class ProcessPool:
 
     Args:
         functions: (name in the configuration, name for errors).
-        workers: most processes for plain functions.
+        workers: most processes for plain functions that compute.
+        most: the same for those that wait for something.
         call_timeout_s: seconds that one call of a function may take.
     """
 
-    def __init__(self, functions: Sequence[tuple[str, str]], *, workers: int, call_timeout_s: float) -> None:
+    def __init__(self, functions: Sequence[tuple[str, str]], *, workers: int, most: int, call_timeout_s: float) -> None:
         self.kinds: list[Kind] = []
         self._functions = functions
-        self._plain = Lane(functions, limit=workers, concurrent=False, call_timeout_s=call_timeout_s)
+        self._plain = Lane(functions, limit=workers, most=most, concurrent=False, call_timeout_s=call_timeout_s)
         self._coroutines = Lane(functions, limit=1, concurrent=True, call_timeout_s=call_timeout_s)
         self._call_timeout_s = call_timeout_s
         self._starting: asyncio.Task[None] | None = None
@@ -74,33 +76,37 @@ class ProcessPool:
         (self._plain if plain else self._coroutines).adopt(worker)
 
     async def run(
-        self, function: int, units: Sequence[Sequence[bytes]], *, deadline: float
+        self, function: int, units: Sequence[Sequence[bytes]], *, times: Times
     ) -> list[list[Outcome] | Failed]:
         """Calls a function once per unit.
 
         Args:
             function: its index.
             units: serialized ScoreItems per call.
-            deadline: monotonic time by which all must be answered.
+            times: until when units may be begun, and by when all must be answered.
 
         Returns:
             per unit its outcomes, or the `Failed` of one that was not done.
         """
         lane = self._coroutines if self.kinds[function].asynchronous else self._plain
-        call = Call(len(units), deadline)
+        call = Call(len(units), times)
         mine = [Unit(call, place, function, items) for place, items in enumerate(units)]
         lane.put(mine)
+        late = Failed("timeout", "the call's deadline passed: a worker is still busy with it", retryable=True)
         try:
-            await asyncio.wait((call.done,), timeout=max(0.0, deadline - time.monotonic()))
+            await asyncio.wait((call.done,), timeout=max(0.0, times.begin_by - time.monotonic()))
+            for unit in mine:
+                if unit.open and not unit.begun:
+                    unit.answer(lane.not_begun())
+            await asyncio.wait((call.done,), timeout=max(0.0, times.deadline - time.monotonic()))
         finally:
             for unit in mine:
                 if unit.open:
-                    why = "a worker is still busy with it" if unit.begun else lane.why_not_begun()
-                    unit.answer(Failed("timeout", f"the call's deadline passed: {why}", retryable=True))
+                    unit.answer(late if unit.begun else lane.not_begun())
         return [answer for answer in call.answers if answer is not None]
 
     def waiting_reason(self) -> str:
-        """Why items wait although workers should be free; empty while all is well."""
+        """Why items wait; empty while they are scored as they come."""
         return self._plain.waiting_reason() or self._coroutines.waiting_reason()
 
     async def close(self) -> None:

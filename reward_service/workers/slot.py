@@ -173,7 +173,9 @@ class Slot:
             sent = self._sent.pop(ticket, None)
             if sent is None:  # it was recalled too late, and is somebody else's now
                 continue
-            if outcomes is not None:
+            if outcomes is None:
+                sent.unit.begun = False
+            else:
                 answered.append(sent)
                 sent.unit.answer(outcomes)
         if not answered:
@@ -193,7 +195,10 @@ class Slot:
             for unit in units:
                 unit.begun = True
                 self._sent[self._tickets] = _Sent(unit, now)
-                message.append((self._tickets, unit.call.deadline, unit.items))
+                times = unit.call.times
+                # A plain function is not interrupted but by its owner: to its worker only the beginning matters.
+                until = times.deadline if self._lane.concurrent else times.begin_by
+                message.append((self._tickets, until, unit.items))
                 self._tickets += 1
             worker.send((units[0].function, message))
 

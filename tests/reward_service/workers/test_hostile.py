@@ -150,10 +150,11 @@ async def test_those_that_wait_for_one_that_hangs_are_given_to_another_worker(ma
 
 def test_who_finds_no_free_worker_hears_what_the_workers_do() -> None:
     lane = Lane([("f", "f")], limit=4, concurrent=False, call_timeout_s=8.0)
-    assert "ended" not in lane.why_not_begun()
+    assert "ended" not in lane.not_begun().message
+    lane.learned(0, 1.5, 3)
     for _ in range(119):
         lane.ended("signal SIGKILL", overdue=True)
-    assert lane.why_not_begun().endswith("; calls that were ended after 8 s each, so far: 119")
+    assert lane.not_begun().message.endswith(", 0.5 s a call; calls that were ended after 8 s each, so far: 119")
 
 
 async def test_an_item_that_finds_no_free_worker_says_so_and_is_not_charged(
@@ -166,7 +167,7 @@ async def test_an_item_that_finds_no_free_worker_says_so_and_is_not_charged(
     await asyncio.to_thread((tmp_path / "busy").read_text)
     waiting = asyncio.create_task(engine.score([make_item("waits")], 30.0))
     (late,) = await engine.score([make_item("late")], 0.5)
-    assert said(late) == "timeout"
+    assert said(late) == "not_begun"
     assert "no free worker" in late.error.message
     assert "reward.workers" in late.error.message
     assert late.error.retryable
@@ -213,7 +214,7 @@ async def test_workers_that_die_one_after_another_are_started_ever_more_slowly(
 ) -> None:
     engine = make_engine("compute_score", workers=1, call_timeout_s=_LIMIT_S)
     await engine.start()
-    results = await engine.score([make_item(str(n), "exit") for n in range(200)], 3.0)
+    results = await engine.score([make_item(str(n), "exit") for n in range(200)], 3.0 + _LIMIT_S)
     codes = [said(result) for result in results]
     assert codes.count("crashed") == engine.workers.died < 20
     assert codes.count("timeout") == 200 - engine.workers.died

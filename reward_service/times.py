@@ -1,0 +1,29 @@
+"""The times of one call for scores: until when its items may be begun, and by when all must be answered."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Self
+
+# What an answer needs besides the item's own time: a worker that is overdue is ended first.
+_GRACE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Monotonic times; `begin_by` is at most `deadline`."""
+
+    begin_by: float
+    deadline: float
+
+    @classmethod
+    def within(cls, timeout_s: float, call_timeout_s: float) -> Self:
+        """Of a call that gets `timeout_s`, of which each item may take `call_timeout_s`.
+
+        What is begun by then is done by the deadline. Where the call has not the time of a single item, each may be
+        begun up to its end, and what began late is cut off there.
+        """
+        now = time.monotonic()
+        room = timeout_s - call_timeout_s - _GRACE_S
+        return cls(now + (room if room > 0 else timeout_s), now + timeout_s)

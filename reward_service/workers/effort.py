@@ -1,0 +1,40 @@
+"""Whether busy workers compute, or wait for something: only then do more of them score more in the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import psutil
+
+# Share of a processor below which a busy worker waits for something.
+_COMPUTES = 0.25
+_LEAST_S = 0.4
+
+
+class Effort:
+    """Looks at the same workers again and again."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, Mapping[int, float]] = (0.0, {})
+
+    def idle(self, seconds: Mapping[int, float], now: float | None = None) -> bool:
+        """Whether they have hardly computed since the last look.
+
+        Args:
+            seconds: processor time by worker; another set of workers than at the last look says nothing yet.
+            now: monotonic time.
+        """
+        now = time.monotonic() if now is None else now
+        (at, before), self._before = self._before, (now, dict(seconds))
+        if not seconds or before.keys() != seconds.keys() or now - at < _LEAST_S:
+            return False
+        return sum(seconds.values()) - sum(before.values()) < _COMPUTES * (now - at) * len(seconds)
+
+
+def processor_seconds(pid: int) -> float | None:
+    """Processor time of a process and of children that have ended; None where it has ended itself."""
+    try:
+        return sum(psutil.Process(pid).cpu_times()[:4])
+    except psutil.Error:
+        return None
