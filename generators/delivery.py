@@ -95,10 +95,21 @@ class Delivery:
         self._on_error = on_error
         self._pack = pack
         self._tasks: set[asyncio.Task[None]] = set()
+        # Members that wait for their reward, and since when, by batch.
+        self._waiting: dict[int, tuple[int, float]] = {}
         self.scored = 0
         self.unscorable = 0
         self.failed = 0
         self.superseded = 0
+
+    def waiting_for_rewards(self) -> tuple[int, float]:
+        """Members whose reward is not there yet, and for how many seconds the first of them has waited."""
+        if not self._waiting:
+            return 0, 0.0
+        return (
+            sum(members for members, _ in self._waiting.values()),
+            time.monotonic() - min(since for _, since in self._waiting.values()),
+        )
 
     def deliver(self, batch: Batch) -> None:
         """Scores and stores members, in the background."""
@@ -151,7 +162,11 @@ class Delivery:
             return
         texts = self._text.decode([finished.result.response_ids for _, finished in members])
         items = [_score_item(group, finished, text) for (group, finished), text in zip(members, texts, strict=True)]
-        results = await self._scorer.score(items)
+        self._waiting[id(batch)] = (len(items), time.monotonic())
+        try:
+            results = await self._scorer.score(items)
+        finally:
+            del self._waiting[id(batch)]
         writes: Writes = []
         for (group, finished), result in zip(members, results, strict=True):
             if group.dropped:

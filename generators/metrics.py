@@ -21,6 +21,8 @@ _HELP = {
     "concurrency_limit": "Sequences that the engine is given at once.",
     "groups_held": "Groups in hand.",
     "undelivered_members": "Finished members being scored or written.",
+    "members_unscored": "Finished members that wait for their reward.",
+    "reward_wait_seconds": "For how long the first of them has waited.",
     "tokens_generated": "Sampled tokens since the start.",
     "tokens_for_groups": "Of those, for members of groups: calls from outside are left out.",
     "swaps": "Weight updates since the start.",
@@ -123,6 +125,7 @@ class GeneratorMetrics:
             agents: counts of episodes; None without agents.
         """
         load = rollout.load
+        unscored, reward_wait_s = delivery.waiting_for_rewards()
         now = time.monotonic()
         elapsed = max(1e-6, now - self._last_time)
         tokens = status.tokens_generated - self._last_tokens
@@ -139,6 +142,8 @@ class GeneratorMetrics:
             "concurrency_limit": rollout.limit,
             "groups_held": rollout.held,
             "undelivered_members": load.undelivered,
+            "members_unscored": unscored,
+            "reward_wait_seconds": reward_wait_s,
             "tokens_generated": status.tokens_generated,
             "tokens_for_groups": status.tokens_for_groups,
             "swaps": status.swaps,

@@ -47,6 +47,8 @@ from protos import buffer_pb2, weights_pb2
 from reward_service.client import build_scorer
 
 log = logging.getLogger(__name__)
+# Seconds of a wait for rewards that are worth telling.
+_SLOW_S = 5.0
 
 
 class Parts:
@@ -190,6 +192,9 @@ class Parts:
         load = self.rollout.load
         if load.undelivered and (reason := self.scorer.waiting_reason()):
             return f"waits for rewards: {reason}"
+        members, longest_s = self.delivery.waiting_for_rewards()
+        if longest_s >= _SLOW_S:
+            return f"waits for rewards: {members} responses, the first of them for {longest_s:.0f} s"
         if load.undelivered and not load.generating:
             return f"waits until {load.undelivered} members are scored and stored"
         if load.generating == 0 and self.rollout.held == 0:

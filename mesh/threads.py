@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+# What waits costs memory alone.
+# What waits costs memory alone.
+_WAITING_WORKERS = 32
+
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
@@ -51,13 +55,16 @@ def plan_threads(
     )
 
 
-def reward_workers() -> int:
-    """Most processes that score on this machine, where no setting says otherwise.
+def reward_workers(setting: int | None) -> tuple[int, int]:
+    """Most processes that score on this machine: (those that compute, those that wait for something).
 
-    Scorers that compute need no more than the cores; those that wait for something need a few at least. They are
-    started as they are needed, so the number costs nothing where scoring is quick.
+    Scorers that compute need no more than the cores; those that wait, for a model's judgement or a sandbox, need as
+    many as are to wait together. They are started as they are needed: the numbers cost nothing where scoring is quick.
+
+    Args:
+        setting: `reward.workers`, which is both.
     """
-    return max(4, min(16, available_cores()))
+    return (setting, setting) if setting is not None else (max(4, min(16, available_cores())), _WAITING_WORKERS)
 
 
 def thread_environment(threads: int) -> dict[str, str]:

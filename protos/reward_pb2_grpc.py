@@ -51,7 +51,8 @@ class RewardServicer:
 
     def Score(self, request, context):
         """Scores items; the answer has one result per item, in any order, matched by item_id.
-        The call's deadline is the caller's; an item that cannot be done in time is answered with `error`.
+        The call's deadline is the caller's; an item that cannot be done in time is answered with `error`. Calls that are
+        not answered in time are repeated with fewer items.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

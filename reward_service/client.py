@@ -21,6 +21,7 @@ from reward_service.interface import RewardScorer
 from reward_service.loading import FunctionSpec
 from reward_service.outcomes import waits_for_its_turn
 from reward_service.routing import split_routes
+from reward_service.times import GRACE_S
 
 __all__ = [
     "ClientStats",
@@ -36,7 +37,7 @@ class LocalScorer:
     """Scores without a service: in this process and workers of its own.
 
     Args:
-        functions, by_data_source, workers, call_timeout_s: as of `ScoringEngine`.
+        functions, by_data_source, workers, waiting_workers, call_timeout_s: as of `ScoringEngine`.
         wait_s: default deadline of `score` in seconds.
 
     Raises:
@@ -49,10 +50,18 @@ class LocalScorer:
         by_data_source: Mapping[str, Sequence[FunctionSpec]] = MappingProxyType({}),
         *,
         workers: int = 4,
+        waiting_workers: int | None = None,
         call_timeout_s: float = 8.0,
         wait_s: float = 30.0,
     ) -> None:
-        self._engine = ScoringEngine(functions, by_data_source, workers=workers, call_timeout_s=call_timeout_s)
+        self._engine = ScoringEngine(
+            functions,
+            by_data_source,
+            workers=workers,
+            waiting_workers=waiting_workers,
+            call_timeout_s=call_timeout_s,
+        )
+        self._call_timeout_s = call_timeout_s
         self._wait_s = wait_s
 
     async def start(self) -> None:
@@ -64,7 +73,8 @@ class LocalScorer:
     ) -> list[reward_pb2.ScoreResult]:
         """See `RewardScorer.score`."""
         _refuse_repeated(items)
-        limit = self._wait_s if timeout_s is None else timeout_s
+        # What is begun is to get its whole time.
+        limit = max(self._wait_s if timeout_s is None else timeout_s, 2 * (self._call_timeout_s + GRACE_S))
         results = await self._engine.score(items, limit)
         while waiting := [place for place, result in enumerate(results) if waits_for_its_turn(result)]:
             again = await self._engine.score([items[place] for place in waiting], limit)
@@ -205,10 +215,12 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
     foreign = connector(security, max_message_mb=size)
     local = None
     if reward.in_process:
+        computing, waiting = reward_workers(reward.workers)
         local = LocalScorer(
             reward.functions,
             functions,
-            workers=reward.workers or reward_workers(),
+            workers=computing,
+            waiting_workers=waiting,
             call_timeout_s=reward.scorer_timeout_s,
             wait_s=config.rollout.reward_wait_s,
         )

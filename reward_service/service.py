@@ -57,8 +57,13 @@ async def serve(
     """
     reward = config.reward
     local, _ = split_routes(reward.by_data_source)
+    computing, waiting = reward_workers(reward.workers)
     engine = ScoringEngine(
-        reward.functions, local, workers=reward.workers or reward_workers(), call_timeout_s=reward.scorer_timeout_s
+        reward.functions,
+        local,
+        workers=computing,
+        waiting_workers=waiting,
+        call_timeout_s=reward.scorer_timeout_s,
     )
     server = RewardServer(
         engine,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 # What an answer needs besides the item's own time: a worker that is overdue is ended first.
-_GRACE_S = 0.5
+GRACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Times:
     def within(cls, timeout_s: float, call_timeout_s: float) -> Self:
         """Of a call that gets `timeout_s`, of which each item may take `call_timeout_s`.
 
-        What is begun by then is done by the deadline. Where the call has not the time of a single item, each may be
-        begun up to its end, and what began late is cut off there.
+        What is begun by then is done by the deadline, unless the call has hardly the time of a single item: then items
+        may be begun in its first half, and those that take longer than the other half are cut off.
         """
         now = time.monotonic()
-        room = timeout_s - call_timeout_s - _GRACE_S
-        return cls(now + (room if room > 0 else timeout_s), now + timeout_s)
+        room = max(timeout_s - call_timeout_s - GRACE_S, timeout_s / 2)
+        return cls(now + room, now + timeout_s)

@@ -95,10 +95,12 @@ def _serving(config: Config, functions: Sequence[RewardFunction | str]) -> Itera
         yield _with_reward(config, functions=names)
         return
     local, remote = split_routes(config.reward.by_data_source)
+    computing, waiting = reward_workers(config.reward.workers)
     engine = ScoringEngine(
         functions,
         local,
-        workers=config.reward.workers or reward_workers(),
+        workers=computing,
+        waiting_workers=waiting,
         call_timeout_s=config.reward.scorer_timeout_s,
     )
 

@@ -95,7 +95,11 @@ class RewardSection(Section):
     endpoints: list[str] = Field(
         default_factory=list, description="`grpc://host:port` of reward services; none: one is started here."
     )
-    timeout_s: PositiveFloat = Field(10.0, description="Deadline of one Score call, in seconds.")
+    timeout_s: PositiveFloat = Field(
+        20.0,
+        description="Deadline of one Score call, in seconds. Items that cannot be begun in time to get their "
+        "`scorer_timeout_s` come back and wait for their turn, which is no failure.",
+    )
     scorer_timeout_s: PositiveFloat = Field(
         8.0, description="Seconds that one scorer call may take; then its worker process is ended and replaced."
     )
@@ -105,8 +109,8 @@ class RewardSection(Section):
     )
     workers: PositiveInt | None = Field(
         None,
-        description="Most processes that run scorers, started as they are needed; none: as many as there are cores, at "
-        "least 4 and at most 16. Slow functions that wait for something need more.",
+        description="Most processes that run scorers, started as they are needed; none: as many as there are cores (4 "
+        "to 16) for functions that compute, and 32 for those that wait for something.",
     )
     python: Path | None = Field(None, description="Interpreter of the reward service; none: that of `rollmesh`.")
 

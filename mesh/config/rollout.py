@@ -199,7 +199,11 @@ class RolloutSection(Section):
         default_factory=_slots,
         description="Sequences that one generator decodes together; with vllm and sglang 256 where nothing is given.",
     )
-    reward_wait_s: PositiveFloat = Field(30.0, description="Seconds within which a finished response must be scored.")
+    reward_wait_s: PositiveFloat = Field(
+        30.0,
+        description="Seconds that a finished response waits for its reward while no service answers, or since it first "
+        "failed; time behind others does not count.",
+    )
     max_attempts: PositiveInt = Field(4, description="Times a group is handed out before it ends as failed.")
     draft_every_s: PositiveFloat = Field(
         5.0, description="Seconds after which an unfinished response is drafted to the buffer, from where others go on."

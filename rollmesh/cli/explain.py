@@ -69,8 +69,10 @@ def explain(config: Config) -> Iterator[str]:
     yield f"reward: {_rewards(config)}"
     if not config.reward.endpoints:
         where = "in each generator" if config.reward.in_process else "in the reward service"
+        computing, waiting = reward_workers(config.reward.workers)
+        number = f"{computing}" if computing == waiting else f"{computing}, or {waiting} where they wait for something,"
         yield (
-            f"reward workers: at most {config.reward.workers or reward_workers()} processes {where}; a call that is "
+            f"reward workers: at most {number} processes {where}; a call that is "
             f"not done after {config.reward.scorer_timeout_s:g} s costs its worker, which is replaced"
         )
     yield f"buffer: {_front(config)}"

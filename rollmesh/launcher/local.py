@@ -30,6 +30,7 @@ from rollmesh.launcher.preflight import check_code, check_files
 from rollmesh.launcher.process import log_file
 from rollmesh.launcher.quiet import Quiet, no_step
 from rollmesh.launcher.services import ServiceCatalogue, drain_order, mesh_address, thread_plan
+from rollmesh.launcher.slow import SlowRewards, reward_wait_s, slow_rewards
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.view import View, open_view
 from rollmesh.report.html import write_report
@@ -260,7 +261,7 @@ class LocalRun:
         log = MeshLog(self._folder, self._events.tell)
         latest = Snapshot(trouble="starting")
         await self._announced.wait()
-        quiet = Quiet(time.monotonic())
+        quiet, slow = Quiet(time.monotonic()), SlowRewards()
         async with MeshView(self._mesh_address(), self._config.security) as mesh:
             while True:
                 records = metrics.read()
@@ -271,6 +272,8 @@ class LocalRun:
                 self._view.update(latest, records)
                 self._events.look_at_view()
                 await self._tell_quiet(quiet, mesh, latest, records)
+                if slow.due(reward_wait_s(latest)):
+                    self._events.tell(slow_rewards(latest, self._config.reward))
                 await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _tell_quiet(self, quiet: Quiet, mesh: MeshView, seen: Snapshot, records: Sequence[Record]) -> None:

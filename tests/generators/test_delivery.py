@@ -271,3 +271,19 @@ async def test_side_data_is_stored_before_the_member_that_names_it() -> None:
     assert around.writes[0].head.meta.outcome == trajectory_pb2.OUTCOME_SCORED, "what is refused is left out"
     assert not around.writes[1].head.meta.side
     assert around.settled == 2
+
+
+async def test_it_says_how_many_responses_wait_for_their_reward_and_for_how_long() -> None:
+    around = Surroundings(scored)
+    seen: list[tuple[int, float]] = []
+
+    def look(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        seen.append(around.delivery.waiting_for_rewards())
+        return scored(item)
+
+    around.score_item = look
+    around.delivery.deliver([(held("a"), [finished(0, 1, 2), finished(1, 3, 4)])])
+    await around.delivery.drained()
+    assert [members for members, _ in seen] == [2, 2]
+    assert seen[0][1] <= seen[1][1]
+    assert around.delivery.waiting_for_rewards() == (0, 0.0)

@@ -1,0 +1,166 @@
+"""A reward that is merely slow makes its callers wait; what hangs ends by itself, and takes no other with it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mesh.config.models import SecuritySection
+from protos import reward_pb2
+from reward_service.client import LocalScorer, RewardClient, RewardScorer
+from reward_service.endpoint import Endpoint, connector
+from reward_service.engine import combine
+from reward_service.outcomes import Failed, Scored, not_begun
+from reward_service.tickets import Ticket
+from reward_service.times import Times
+from reward_service.workers.effort import Effort
+
+# One worker takes longer than a call may last, and than a response waits where no one answers.
+_ITEMS, _EACH_S = 36, 0.1
+_WAIT_S = 2.5
+
+
+def nap(solution_str: str, ground_truth: str) -> float:
+    time.sleep(_EACH_S)
+    return 1.0
+
+
+async def nap_async(solution_str: str, ground_truth: str) -> float:
+    await asyncio.sleep(_EACH_S)
+    return 1.0
+
+
+@pytest.fixture(params=["service", "here", "threads"])
+async def slow_scorer(request: Any, serve: Any) -> AsyncIterator[RewardScorer]:
+    path = f"{Path(__file__)}:nap"
+    scorer: RewardScorer
+    if request.param == "service":
+        address = await serve(path, workers=1, call_timeout_s=1.4, timeout_s=2.0)
+        scorer = RewardClient([address], timeout_s=2.2, wait_s=_WAIT_S)
+    else:
+        function = path if request.param == "here" else nap
+        scorer = LocalScorer([function], workers=1, call_timeout_s=0.5, wait_s=_WAIT_S)
+    await scorer.start()
+    yield scorer
+    await scorer.close()
+
+
+async def test_a_slow_reward_fails_nothing(slow_scorer: RewardScorer, make_item: Any) -> None:
+    items = [make_item(str(number), group_id=f"g{number % 3}") for number in range(_ITEMS)]
+    results = await slow_scorer.score(items)
+    assert [result.scored.total for result in results] == [1.0] * _ITEMS, results
+
+
+async def test_a_server_that_is_given_too_much_gets_less_until_it_answers(scripted: Any, make_item: Any) -> None:
+    async def two_at_most(request: reward_pb2.ScoreRequest, _context: Any) -> reward_pb2.ScoreResponse:
+        if len(request.items) > 2:
+            await asyncio.sleep(60)
+        response = reward_pb2.ScoreResponse()
+        for item in request.items:
+            response.results.add(item_id=item.item_id).scored.total = 1.0
+        return response
+
+    server = await scripted(two_at_most)
+    client = RewardClient([server.address], timeout_s=0.3, attempts=1, wait_s=30.0)
+    results = await client.score([make_item(str(number)) for number in range(16)])
+    assert [result.WhichOneof("outcome") for result in results] == ["scored"] * 16, results
+    await client.close()
+
+
+async def test_what_hangs_ends_alone_among_those_that_were_sent_with_it(scripted: Any, make_item: Any) -> None:
+    async def poisoned(request: reward_pb2.ScoreRequest, _context: Any) -> reward_pb2.ScoreResponse:
+        response = reward_pb2.ScoreResponse()
+        for item in request.items:
+            if item.item_id == "3":
+                await asyncio.sleep(60)
+            response.results.add(item_id=item.item_id).scored.total = 1.0
+        return response
+
+    server = await scripted(poisoned)
+    client = RewardClient([server.address], timeout_s=0.3, attempts=2, wait_s=30.0)
+    results = await client.score([make_item(str(number)) for number in range(8)])
+    assert [result.error.code for result in results] == ["", "", "", "timeout", "", "", "", ""]
+    await client.close()
+
+
+async def test_more_workers_come_where_they_wait_for_something(make_item: Any, tmp_path: Path) -> None:
+    """Three calls are under way at once, although one worker is all that would be worth computing with."""
+    import os
+
+    mine = tmp_path / "mine.py"
+    mine.write_text("def score(solution_str, ground_truth): return float(len(open(solution_str).read()))\n")
+    items = []
+    for number in range(3):
+        os.mkfifo(tmp_path / str(number))
+        items.append(make_item(str(number), str(tmp_path / str(number))))
+    scorer = LocalScorer([f"{mine}:score"], workers=1, waiting_workers=3, call_timeout_s=60.0, wait_s=90.0)
+    scoring = asyncio.create_task(scorer.score(items))
+    for number in (2, 1, 0):  # who opens the other end waits until the last of them is called
+        await asyncio.wait_for(asyncio.to_thread((tmp_path / str(number)).write_text, "x"), 60.0)
+    assert [result.scored.total for result in await scoring] == [1.0] * 3
+    await scorer.close()
+
+
+def test_busy_workers_are_idle_where_they_take_no_processor_time() -> None:
+    effort = Effort()
+    assert not effort.idle({1: 5.0}, 10.0)
+    assert not effort.idle({1: 5.9, 2: 0.0}, 11.0), "others than before"
+    assert not effort.idle({1: 6.8, 2: 0.1}, 12.0), "one of two computes"
+    assert effort.idle({1: 6.9, 2: 0.2}, 13.0)
+    assert not effort.idle({1: 6.9, 2: 0.2}, 13.1), "too soon to say"
+    assert not effort.idle({}, 14.0)
+
+
+def test_what_is_begun_gets_its_whole_time() -> None:
+    times = Times.within(20.0, 8.0)
+    assert times.deadline - times.begin_by > 8.0
+    short = Times.within(5.0, 8.0)
+    assert short.deadline - short.begin_by == pytest.approx(2.5)
+
+
+async def test_an_endpoint_gets_as_much_as_it_could_begin_and_then_more() -> None:
+    endpoint = Endpoint("grpc://127.0.0.1:1", connector(SecuritySection()))
+    endpoint.described = True
+    assert endpoint.room == math.inf
+    endpoint.begin(64, 0.0)
+    endpoint.pressed(50)
+    endpoint.end(64)
+    assert endpoint.room == 14
+    endpoint.begin(14, 1.0)
+    assert endpoint.ready_at(2.0) == math.inf
+    endpoint.grow(14)
+    endpoint.end(14)
+    assert (endpoint.room, endpoint.ready_at(2.0)) == (28, 2.0)
+    endpoint.begin(16, 3.0)
+    endpoint.overloaded(16)
+    endpoint.end(16)
+    assert (endpoint.room, endpoint.limit) == (2, 8)
+    await endpoint.close()
+
+
+async def test_time_counts_against_an_item_only_while_no_one_answers_or_since_it_failed(make_item: Any) -> None:
+    ticket = Ticket([make_item("waits"), make_item("fails")], began=0.0)
+    waits, fails = ticket.entries
+    why: Callable[[], tuple[str, str]] = lambda: ("unreachable", "no one")  # noqa: E731
+    assert ticket.expire(29.0, 30.0, heard_at=-math.inf, why=why) == 30.0
+    assert ticket.expire(40.0, 30.0, heard_at=39.0, why=why) == 69.0
+    fails.note("unreachable", "lost", retryable=True, address="a", now=40.0)
+    fails.note("unreachable", "lost", retryable=True, address="a", now=65.0)
+    assert ticket.expire(69.0, 30.0, heard_at=68.0, why=why) == 70.0
+    assert ticket.expire(70.0, 30.0, heard_at=69.5, why=why) == 99.5
+    assert (waits.result, fails.result is not None) == (None, True)
+    ticket.expire(99.5, 30.0, heard_at=69.5, why=why)
+    assert waits.result is not None
+    assert waits.result.error.code == "unreachable"
+
+
+def test_a_failure_counts_for_more_than_what_was_not_begun() -> None:
+    failed = Failed("exception", "no")
+    assert combine(["a", "b", "c"], [not_begun("busy"), failed, Scored(1.0)]) == failed
+    assert combine(["a", "b"], [Scored(1.0), not_begun("busy")]) == not_begun("busy")

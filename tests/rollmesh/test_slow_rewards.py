@@ -1,0 +1,44 @@
+"""What is told of a reward that is slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from mesh.config.models import RewardSection
+from protos import buffer_pb2, membership_pb2
+from rollmesh.launcher.monitor import Snapshot
+from rollmesh.launcher.slow import SlowRewards, reward_wait_s, slow_rewards
+
+BUSY = "40 calls of reward functions wait, the longest for 9 s: no free worker, 4 are busy or start (reward.workers)"
+
+
+def test_it_is_told_once_a_response_waits_for_long_and_again_when_it_doubles() -> None:
+    slow = SlowRewards()
+    assert [second for second in range(100) if slow.due(float(second))] == [10, 20, 40, 80]
+    assert not any(SlowRewards().due(9.0) for _ in range(100)), "that long is how it is"
+
+
+@pytest.mark.parametrize(
+    ("reward", "remedy"),
+    [
+        (RewardSection(), "--reward.workers=64"),
+        (RewardSection(workers=5), "--reward.workers=10"),
+        (RewardSection(endpoints=["grpc://a:1"]), "More services in reward.endpoints"),
+    ],
+)
+def test_it_says_how_many_wait_why_and_which_key_changes_it(reward: RewardSection, remedy: str) -> None:
+    def member(role: membership_pb2.Role, reason: str, *figures: float) -> membership_pb2.Member:
+        gauges = dict(zip(("members_unscored", "reward_wait_seconds"), figures, strict=False))
+        return membership_pb2.Member(role=role, waiting_reason=reason, gauges=gauges)
+
+    members = [
+        member(membership_pb2.ROLE_GENERATOR, "", 40, 12.4),
+        member(membership_pb2.ROLE_GENERATOR, "", 24, 3),
+        member(membership_pb2.ROLE_REWARD, BUSY),
+    ]
+    snapshot = Snapshot(table=buffer_pb2.DescribeResponse(), members=members)
+    assert reward_wait_s(snapshot) == 12.4
+    said = slow_rewards(snapshot, reward)
+    assert said.startswith(f"rewards are slow: 64 responses wait for theirs, the first of them for 12 s ({BUSY}); ")
+    assert remedy in said
+    assert reward_wait_s(Snapshot(trouble="no answer")) == 0.0
