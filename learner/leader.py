@@ -417,6 +417,7 @@ class Leader:
             version=version,
             last_version=steps,
             good_enough=good_enough,
+            expected_cost=self._algorithm.expected_cost,
         )
 
     def _priorities(self, incarnation: int) -> PrioritySetter | None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
+from learner.algorithms.types import Group
 from learner.claims import Candidate
 from learner.controls import Controls
 from learner.lineage import Lineage
@@ -18,6 +19,7 @@ from learner.metrics.figures import RunFigures
 from learner.payloads import HeldPayloads
 from learner.plan import TrainPlan, plan_training
 from learner.recorder import FinishedStep, Recorder, StepTimings
+from learner.screening import algorithm_view
 from learner.source import Interrupted
 from learner.state import LearnerState
 from learner.team import Team
@@ -88,6 +90,7 @@ class TrainingLoop:
         version: that the learner starts from.
         last_version: the run ends with it.
         good_enough: whether the held-out reward has reached its goal.
+        expected_cost: see `Algorithm.expected_cost`.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class TrainingLoop:
         version: int,
         last_version: int,
         good_enough: Callable[[], bool],
+        expected_cost: Callable[[Group], float],
     ) -> None:
         self._bridge = bridge
         self._team = team
@@ -123,6 +127,7 @@ class TrainingLoop:
         self._batch = batch
         self._last_version = last_version
         self._good_enough = good_enough
+        self._expected_cost = expected_cost
         self._candidate = Candidate(version)
         self._timings = StepTimings()
         self.version = version
@@ -205,14 +210,16 @@ class TrainingLoop:
         return await self._claimer.claim(candidate)
 
     def _plan(self, candidate: Candidate) -> TrainPlan:
+        ranks = self._team.ranks
         return plan_training(
             candidate.groups,
             version=candidate.version,
             lineage=self._lineage,
             token_budget=self._batch.tokens_per_micro_batch,
             minibatches=self._batch.minibatches,
-            ranks=self._team.ranks,
+            ranks=ranks,
             packing=self._team.packing,
+            shares=[self._expected_cost(algorithm_view(g)) for g in candidate.groups] if ranks > 1 else None,
         )
 
     def _finish(self, batch: Candidate, result: TrainResult) -> None:

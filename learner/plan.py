@@ -131,6 +131,7 @@ def plan_training(
     minibatches: int,
     ranks: int,
     packing: Packing = Packing.SHARED,
+    shares: Sequence[float] | None = None,
 ) -> TrainPlan:
     """Plans a batch.
 
@@ -142,6 +143,7 @@ def plan_training(
         minibatches: optimizer steps per pass.
         ranks: data-parallel ranks.
         packing: that all models of the run can take.
+        shares: per group, of its cost that is expected to be computed; None: all of it.
     """
     names = sorted({name for group in groups for member in group.members for name in member.components})
     prompts, members, items = [], [], []
@@ -164,6 +166,7 @@ def plan_training(
                         components,
                     )
                 )
-                items.append(Item(index, len(group.prompt_ids), meta.response_tokens))
+                share = 1.0 if shares is None else shares[index]
+                items.append(Item(index, len(group.prompt_ids), meta.response_tokens, share))
     division = plan_batch(items, token_budget=token_budget, ranks=ranks, minibatches=minibatches, packing=packing)
     return TrainPlan(version, lineage, prompts, members, names, division, packing)

@@ -183,6 +183,7 @@ def _lead(
             version=first,
             last_version=max(recording.versions) + 1 if steps is None else first + steps,
             good_enough=lambda: False,
+            expected_cost=algorithm.expected_cost,
         )
         reason = loop.run()
         team.save(PolicyVersion(_incarnation(recording.lineage), loop.version), {"figures": figures.to_wire()})

@@ -113,6 +113,13 @@ class Algorithm(ABC):
         """What the user should know of the settings in this run, by their keys; told at start. Default: nothing."""
         return []
 
+    def expected_cost(self, group: Group) -> float:  # noqa: ARG002 - most algorithms train all of every group
+        """Share of a group's full cost (forward and backward) that it will have, as far as its metadata tell.
+
+        Ranks are balanced by it before anything of the batch is computed; what is trained is decided afterwards.
+        """
+        return 1.0
+
     def group_stage(self, group: Group) -> str | None:  # noqa: ARG002 - most algorithms keep every group
         """None to train the group, or the reason to drop it: it is counted as filtered and another takes its place."""
         return None

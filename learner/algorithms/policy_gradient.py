@@ -157,6 +157,27 @@ class PolicyGradient(Algorithm):
         idle = idle_loss_settings(self._promises.on_ratio, keyword_settings(target, settings.loss.params))
         return [idle] if idle else []
 
+    def expected_cost(self, group: Group) -> float:
+        rewards = group.rewards[group.scored]
+        equal = rewards.numel() > 1 and bool((rewards == rewards[0]).all())
+        if not (equal and self._silent_where_equal):
+            return 1.0
+        # A forward and a backward pass take three times a forward pass, and only the latter is left.
+        looks = int(self.looks_at_policy)
+        return looks / (looks + 3.0 * self.plan.epochs)
+
+    @property
+    def _silent_where_equal(self) -> bool:
+        """Whether a group whose members all have the same reward as scored has no advantage, and so no gradient."""
+        settings = self.settings
+        return (
+            self.silent_without_advantage
+            and self._wants.silent_where_equal
+            and settings.reward.keeps_equal
+            and settings.kl.where == "none"
+            and settings.normalize_advantages == "none"
+        )
+
     def group_stage(self, group: Group) -> str | None:
         return filter_group(group, self.settings.filter)
 

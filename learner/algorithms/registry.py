@@ -65,10 +65,13 @@ class AdvantageTraits:
     Attributes:
         needs: fields of `Rollouts`.
         group_size: smallest group it makes sense for.
+        silent_where_equal: members of a group of two or more whose rewards are equal have advantages of exactly 0,
+            whatever the rest of the batch.
     """
 
     needs: Sequence[Requirement] = ()
     group_size: int = 1
+    silent_where_equal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,16 +187,16 @@ register_algorithm = ALGORITHMS.register
 
 
 def register_advantage(
-    name: str, *, needs: Sequence[Requirement] = (), group_size: int = 1
+    name: str, *, needs: Sequence[Requirement] = (), group_size: int = 1, silent_where_equal: bool = False
 ) -> Callable[[Bound], Bound]:
     """Decorator: enters an advantage estimator `(rollouts, *, settings) -> [S] | Estimate`.
 
     Args:
         name: for the configuration.
         needs: optional fields of `Rollouts` that it reads.
-        group_size: smallest group it makes sense for.
+        group_size, silent_where_equal: see `AdvantageTraits`.
     """
-    enter = ADVANTAGES.register(name, AdvantageTraits(tuple(needs), group_size))
+    enter = ADVANTAGES.register(name, AdvantageTraits(tuple(needs), group_size, silent_where_equal))
     return typing.cast(Callable[[Bound], Bound], enter)
 
 

@@ -60,6 +60,11 @@ class RewardSettings(Settings):
         if self.clip is not None and self.clip <= 0:
             raise SettingsError("clip", "must be positive", hint="null switches clipping off")
 
+    @property
+    def keeps_equal(self) -> bool:
+        """Whether equal rewards are equal afterwards: nothing depends on a response's length or its end."""
+        return not (self.overlong_buffer_tokens or self.truncation_penalty) and self.length_reward == "none"
+
 
 @dataclass(frozen=True, slots=True)
 class RunningMoments:

@@ -2,14 +2,14 @@
 
 Pure planning on lengths. Invariants: every item appears exactly once; a micro-batch holds at most `token_budget`
 tokens, padding included, unless it is a single item over it; minibatches hold whole groups, in order. Where prompts are
-shared, neighbours of one group stay together where the budget allows, so that their prompt is computed once; in rows,
-sequences of similar length stand together, so that little is padded.
+shared, neighbours of one group stay together where budget and balance allow, so that their prompt is computed once; in
+rows, sequences of similar length stand together, so that little is padded.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from learner.batching.partition import partition, sequence_cost
@@ -17,6 +17,11 @@ from learner.batching.types import Packing
 
 MicroBatchPlan = tuple[int, ...]
 """Indices of items, groups side by side."""
+
+# A group is divided over ranks where one rank would otherwise have so much more than the mean.
+_UNEVEN = 1.1
+# What is not trained is still fetched and held: ranks have equal parts of it too.
+_SMALLEST_SHARE = 1 / 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +32,13 @@ class Item:
         group: equal for sequences that share a prompt; members of a group stand side by side.
         prompt_tokens: length of the prompt.
         response_tokens: length of the response.
+        share: of its cost that is expected to be computed; ranks are balanced by it.
     """
 
     group: int
     prompt_tokens: int
     response_tokens: int
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +80,45 @@ def plan_batch(
     for m in range(count):
         share = groups[m * len(groups) // count : (m + 1) * len(groups) // count]
         if packing is Packing.ROWS:
-            units = [_unit(items, [index]) for group in share for index in group]
+            by_rank = _shared_out([_unit(items, [index]) for group in share for index in group], ranks)
         else:
-            units = [unit for group in share for unit in _units(items, group, token_budget)]
+            by_rank = _groups_by_rank(items, share, token_budget, ranks)
         divide = _rows if packing is Packing.ROWS else _micro_batches
-        by_rank = partition([unit.cost for unit in units], ranks)
-        steps.append(tuple(divide([units[i] for i in chosen], token_budget) for chosen in by_rank))
+        steps.append(tuple(divide(units, token_budget) for units in by_rank))
     return BatchPlan(tuple(steps))
+
+
+def _groups_by_rank(
+    items: Sequence[Item], groups: Sequence[Sequence[int]], budget: int, ranks: int
+) -> list[list[_Unit]]:
+    """The units of every rank: whole groups, or where these do not come out even, large ones divided."""
+    whole = [unit for group in groups for unit in _units(items, group, budget)]
+    division = _shared_out(whole, ranks)
+    mean = sum(unit.cost for unit in whole) / ranks
+    if _largest(division) <= _UNEVEN * mean:
+        return division
+    pieces: list[_Unit] = []
+    for unit in whole:
+        # What is small beside a rank's part is not what is uneven.
+        large = unit.cost > (_UNEVEN - 1.0) * mean
+        pieces += [_unit(items, [index]) for index in unit.indices] if large else [unit]
+    divided = [_joined(items, part, budget) for part in _shared_out(pieces, ranks)]
+    return min(division, divided, key=_largest)
+
+
+def _shared_out(units: Sequence[_Unit], ranks: int) -> list[list[_Unit]]:
+    return [[units[i] for i in chosen] for chosen in partition([unit.cost for unit in units], ranks)]
+
+
+def _largest(division: Iterable[Sequence[_Unit]]) -> int:
+    return max(sum(unit.cost for unit in units) for units in division)
+
+
+def _joined(items: Sequence[Item], units: Sequence[_Unit], budget: int) -> list[_Unit]:
+    """A rank's members, those of one group together again."""
+    members = sorted(index for unit in units for index in unit.indices)
+    groups = itertools.groupby(members, key=lambda i: items[i].group)
+    return [unit for _, group in groups for unit in _units(items, list(group), budget)]
 
 
 def _units(items: Sequence[Item], group: Sequence[int], budget: int) -> list[_Unit]:
@@ -101,8 +140,10 @@ def _units(items: Sequence[Item], group: Sequence[int], budget: int) -> list[_Un
 def _unit(items: Sequence[Item], members: Sequence[int]) -> _Unit:
     prompt = items[members[0]].prompt_tokens
     responses = [items[index].response_tokens for index in members]
-    cost = sequence_cost(prompt) + sum(sequence_cost(tokens, prompt) for tokens in responses)
-    return _Unit(tuple(members), prompt + sum(responses), cost)
+    shares = [max(items[index].share, _SMALLEST_SHARE) for index in members]
+    parts = (share * sequence_cost(tokens, prompt) for share, tokens in zip(shares, responses, strict=True))
+    cost = max(shares) * sequence_cost(prompt) + sum(parts)
+    return _Unit(tuple(members), prompt + sum(responses), round(cost))
 
 
 def _micro_batches(units: Sequence[_Unit], budget: int) -> tuple[MicroBatchPlan, ...]:

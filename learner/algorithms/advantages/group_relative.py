@@ -39,7 +39,7 @@ def reward(rollouts: Rollouts) -> Tensor:
     return sequence_scores(rollouts)
 
 
-@register_advantage("grpo", group_size=2)
+@register_advantage("grpo", group_size=2, silent_where_equal=True)
 def grpo(
     rollouts: Rollouts,
     *,
@@ -73,7 +73,7 @@ def grpo(
     )
 
 
-@register_advantage("grpo_passk", group_size=2)
+@register_advantage("grpo_passk", group_size=2, silent_where_equal=True)
 def grpo_passk(rollouts: Rollouts, *, normalize_by_std: bool = True, epsilon: float = 1e-6) -> Tensor:
     """Only the best response of a group is reinforced, by its lead: A_best = (r_max - r_second) / (std_g + epsilon).
 
@@ -99,7 +99,7 @@ def grpo_passk(rollouts: Rollouts, *, normalize_by_std: bool = True, epsilon: fl
     return divide(lead, deviation(centred, torch.ones_like(best), groups, count) + epsilon)
 
 
-@register_advantage("rloo", group_size=2)
+@register_advantage("rloo", group_size=2, silent_where_equal=True)
 def rloo(
     rollouts: Rollouts, *, normalize_by_std: bool = False, epsilon: float = 1e-4, single: Single = "reward"
 ) -> Tensor:
@@ -124,7 +124,7 @@ def rloo(
     return with_singles(centred, scores, groups, count, single)
 
 
-@register_advantage("opo", group_size=2)
+@register_advantage("opo", group_size=2, silent_where_equal=True)
 def opo(rollouts: Rollouts, *, single: Single = "reward") -> Tensor:
     """On-policy RL with the optimal baseline: A_i = r_i - sum_g(l_j r_j) / sum_g(l_j), l = trained tokens.
 
@@ -145,7 +145,7 @@ def opo(rollouts: Rollouts, *, single: Single = "reward") -> Tensor:
     return with_singles(above - baselines[groups], scores, groups, count, single)
 
 
-@register_advantage("gpg", group_size=2)
+@register_advantage("gpg", group_size=2, silent_where_equal=True)
 def gpg(rollouts: Rollouts, *, f_norm: float = 1.0, single: Single = "reward") -> Tensor:
     """Group policy gradient: A_i = alpha * (r_i - mean_g) / f_norm, alpha = S / number of rewards that are not 0.
 
@@ -165,7 +165,7 @@ def gpg(rollouts: Rollouts, *, f_norm: float = 1.0, single: Single = "reward") -
     return alpha * centred / f_norm
 
 
-@register_advantage("max_rl", group_size=2)
+@register_advantage("max_rl", group_size=2, silent_where_equal=True)
 def max_rl(rollouts: Rollouts, *, epsilon: float = 1e-6) -> Tensor:
     """Maximum likelihood RL: A_i = (r_i - mean_g) / mean_g (arXiv:2602.02710).
 

@@ -144,6 +144,7 @@ class Learner(Member):
             version=0,
             last_version=1 << 30,
             good_enough=lambda: False,
+            expected_cost=lambda _group: 1.0,
         )
         try:
             loop.run()

@@ -13,6 +13,7 @@ from learner.algorithms.registry import ALGORITHMS
 from learner.algorithms.settings import SettingsError
 from learner.algorithms.types import (
     GlobalCounts,
+    Group,
     ModelOutput,
     Needs,
     Role,
@@ -179,6 +180,62 @@ def test_a_rejected_group_has_no_say_in_the_whitening_of_the_others():
         return rollouts.advantages[rollouts.keep]
 
     assert torch.equal(advantages(100.0), advantages(1.0))
+
+
+def equal_group(rewards: torch.Tensor) -> Group:
+    no = torch.zeros(rewards.numel(), dtype=torch.bool)
+    return Group(rewards, ~no, torch.arange(rewards.numel()), truncated=no)
+
+
+SILENT_WHERE_EQUAL = (
+    "bnpo", "cispo", "dapo", "decoupled_ppo", "dppo_kl", "dppo_tv", "dr_grpo", "gmpo", "gpg", "grpo", "grpo_passk",
+    "gspo", "luspo", "opo", "policy_gradient", "rloo", "sapo", "vespo",
+)  # fmt: skip
+
+
+def test_a_group_that_is_expected_to_be_silent_is():
+    """What ranks are balanced by, from metadata alone, is what the batch stage comes to: advantages of exactly 0."""
+    silent = []
+    for name in ALGORITHMS.names:
+        algorithm, batch = load_algorithm(name, {}, PLAN), a_batch(seed=3)
+        rewards = batch.rollouts.rewards
+        rewards[:4] = 0.3
+        assert algorithm.expected_cost(equal_group(rewards[4:8])) == 1.0
+        assert algorithm.expected_cost(equal_group(rewards[:1])) == 1.0, "the only member of a group keeps its reward"
+        if algorithm.expected_cost(equal_group(rewards[:4])) < 1.0:
+            silent.append(name)
+            algorithm.batch_stage(batch)
+            assert algorithm.silent_without_advantage
+            assert not batch.rollouts.advantages[batch.rollouts.sequence_ids < 4].any()
+            assert batch.rollouts.advantages.any()
+    assert tuple(silent) == SILENT_WHERE_EQUAL
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"kl": {"where": "loss"}},
+        {"kl": {"where": "reward"}},
+        {"entropy": {"coefficient": 0.01}},
+        {"top_entropy_quantile": 0.2},
+        {"reward": {"overlong_buffer_tokens": 2}},
+        {"reward": {"length_reward": "cosine"}},
+        {"reward": {"truncation_penalty": 0.5}},
+        {"normalize_advantages": "batch"},
+        {"advantage": "grpo_length_penalty"},
+        {"loss": "dro"},
+    ],
+)
+def test_what_trains_groups_without_advantage_is_known(params):
+    algorithm = load_algorithm("grpo", params, PLAN)
+    assert algorithm.expected_cost(equal_group(torch.ones(4))) == 1.0
+
+
+def test_a_look_at_the_policy_is_a_share_of_the_cost():
+    once = dataclasses.replace(PLAN, minibatches=1)
+    group = equal_group(torch.ones(4))
+    assert load_algorithm("grpo", {}, once).expected_cost(group) == 0.0
+    assert load_algorithm("grpo", {}, PLAN).expected_cost(group) == 0.25
 
 
 def test_kl_in_the_reward_reaches_the_advantages():

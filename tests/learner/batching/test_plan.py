@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +16,10 @@ from learner.batching.types import Packing
 
 @given(
     groups=st.lists(
-        st.tuples(st.integers(1, 20), st.lists(st.integers(1, 30), min_size=1, max_size=6)), min_size=0, max_size=8
+        st.tuples(
+            st.integers(1, 20), st.lists(st.integers(1, 30), min_size=1, max_size=6), st.sampled_from([0.0, 0.25, 1.0])
+        ),
+        max_size=8,
     ),
     budget=st.integers(1, 120),
     ranks=st.integers(1, 4),
@@ -20,7 +27,11 @@ from learner.batching.types import Packing
     packing=st.sampled_from(Packing),
 )
 def test_plans_keep_their_promises(groups, budget, ranks, minibatches, packing):
-    items = [Item(g, prompt, response) for g, (prompt, responses) in enumerate(groups) for response in responses]
+    items = [
+        Item(g, prompt, response, share)
+        for g, (prompt, responses, share) in enumerate(groups)
+        for response in responses
+    ]
     plan = plan_batch(items, token_budget=budget, ranks=ranks, minibatches=minibatches, packing=packing)
     tokens = {Packing.SHARED: _tokens, Packing.ROWS: _padded}[packing]
     seen = [i for step in plan.minibatches for rank in step for micro in rank for i in micro]
@@ -45,6 +56,21 @@ def test_ranks_are_balanced_by_cost_rather_than_by_tokens():
         sum(sequence_cost(items[i].response_tokens) for micro in rank for i in micro) for rank in plan.minibatches[0]
     ]
     assert max(costs) == sequence_cost(65536)
+
+
+@pytest.mark.parametrize("packing", Packing)
+def test_ranks_are_balanced_by_what_is_expected_to_be_computed(packing):
+    """Three of four groups are not trained; with their lengths in the balance the ranks are uneven."""
+    rng = random.Random(0)
+    items = [Item(g, 30, rng.randint(200, 2000), float(g % 4 == 0)) for g in range(32) for _ in range(8)]
+
+    def uneven(known: list[Item]) -> float:
+        (step,) = plan_batch(known, token_budget=8192, ranks=4, packing=packing).minibatches
+        work = [sum(items[i].response_tokens * items[i].share for micro in rank for i in micro) for rank in step]
+        return max(work) * len(work) / sum(work)
+
+    assert uneven(items) < 1.05
+    assert uneven([replace(item, share=1.0) for item in items]) > 1.1
 
 
 def test_a_group_stays_together_where_the_budget_allows():
