@@ -85,6 +85,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3_text": Architecture("sliding attention", _HEADS | _SLIDING | {"query_pre_attn_scalar": 8}),
     "cohere2": Architecture("sliding attention, no positions in between", _HEADS | _SLIDING),
     "phi3": Architecture("attention", _SMALL),
+    "smollm3": Architecture("attention, some layers without positions", _SMALL),
+    "exaone4": Architecture("sliding attention, norms after layers", _HEADS | _SLIDING),
     "mixtral": Architecture("experts", _SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_moe": Architecture("experts", _HEADS | _EXPERTS),
     "olmoe": Architecture("experts", _SMALL | {"num_experts": 4, "num_experts_per_tok": 2}),
@@ -100,6 +102,22 @@ ARCHITECTURES: dict[str, Architecture] = {
             "num_experts_per_tok": 2,
             "n_shared_experts": 1,
             "first_k_dense_replace": 1,
+        },
+    ),
+    "deepseek_v32": Architecture(
+        "indexed attention, experts",
+        _SMALL
+        | _LATENT
+        | {
+            "moe_intermediate_size": 16,
+            "n_routed_experts": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+            "index_topk": 4,
         },
     ),
     "gpt_oss": Architecture(
@@ -208,6 +226,23 @@ ARCHITECTURES: dict[str, Architecture] = {
     "recurrent_gemma": Architecture(
         "recurrence and sliding attention",
         _SMALL | {"attention_window_size": 4, "block_types": ["recurrent", "attention"], "lru_width": 32},
+    ),
+    "nemotron_h": Architecture(
+        "state space and attention",
+        _HEADS
+        | {
+            "layers_block_type": ["mamba", "attention"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 1,
+            "chunk_size": 8,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "xlstm": Architecture(
+        "recurrence",
+        _BASE | {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2, "chunk_size": 8},
     ),
     "rwkv": Architecture(
         "recurrence",

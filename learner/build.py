@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,7 @@ from mesh.config.models import Config, ModelSection, OptimizerSection, RoleSecti
 from mesh.config.section import DeviceName
 from mesh.errors import ConfigError
 
+_log = logging.getLogger(__name__)
 _MODEL_TYPES: tuple[ModelType, ...] = ("language_model", "value_model")
 
 
@@ -73,6 +75,9 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
             optimizer = _section(config, role).optimizer or config.learner.optimizer
         offload = _section(config, role).offload
         engines[role.name] = _engine(config, models[role.name], optimizer, _model_type(role), offload=offload)
+    actor = engines[ACTOR]
+    if actor.device.type == "cuda" and actor.rank == 0 and config.model.dtype == "float32":
+        _log.warning("weights travel, and generators compute, in float32: on CUDA set model.dtype: bfloat16")
     for engine in engines.values():
         engine.probe()
     return engines
@@ -102,13 +107,15 @@ def _engine(
     offload: bool = False,
 ) -> Engine:
     batch = config.learner.batch
+    device = _device(config.learner.device)
+    param_dtype, recompute = config.learner.compute_on(device)
     spec = EngineSpec(
         model=model,
         optimizer=optimizer,
         total_steps=config.learner.steps * batch.minibatches * batch.epochs,
-        device=_device(config.learner.device),
-        param_dtype=config.learner.param_dtype,
-        activation_checkpointing=config.learner.activation_checkpointing,
+        device=device,
+        param_dtype=param_dtype,
+        activation_checkpointing=recompute,
         seed=config.run.seed,
         entropy_gradient=entropy_gradient,
         offload=offload,

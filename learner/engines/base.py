@@ -20,6 +20,7 @@ from torch import Tensor
 from learner.algorithms.base import Loss
 from learner.algorithms.types import GlobalCounts, ModelOutput
 from learner.batching.types import PackedBatch, Packing
+from learner.engines.tolerances import Evidence
 from mesh.config.models import ModelSection, OptimizerSection
 
 
@@ -85,11 +86,14 @@ class Engine(ABC):
     packing: Packing
 
     @abstractmethod
-    def probe(self) -> None:
+    def probe(self) -> Evidence:
         """Proves on a few random sequences that the model is computed right; to be called before anything is trained.
 
         Log-probs or values, and for a trained model the gradient, are compared with those of transformers' own code.
-        It costs less than a training step and changes nothing.
+        It costs less than a training step and changes nothing but, where need be, `packing`.
+
+        Returns:
+            How far they are apart.
 
         Raises:
             DataError: they differ, on every rank.

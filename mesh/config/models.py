@@ -153,8 +153,12 @@ class LearnerSection(Section):
     ranks: PositiveInt = Field(1, description="Data-parallel ranks that `rollmesh run` starts (torchrun).")
     python: Path | None = Field(None, description="Interpreter of the learner; none: that of `rollmesh`.")
     steps: PositiveInt = Field(100, description="Batches to train; the run ends after them.")
-    param_dtype: Literal["float32", "bfloat16"] = Field("float32", description="Compute dtype; masters stay float32.")
-    activation_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    param_dtype: Literal["float32", "bfloat16"] | None = Field(
+        None, description="Compute dtype; masters stay float32. None: bfloat16 on CUDA, float32 on a CPU."
+    )
+    activation_checkpointing: bool | None = Field(
+        None, description="Recompute activations in the backward pass. None: on CUDA."
+    )
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="AdamW and its schedule.")
     batch: BatchSection = Field(default_factory=BatchSection, description="Batch sizes.")
     roles: dict[str, RoleSection] = Field(
@@ -162,6 +166,15 @@ class LearnerSection(Section):
         description="Models that the algorithm needs beside the actor, by role: `critic`, `reference`, `teacher`, ... "
         "(`rollmesh config explain` says which).",
     )
+
+    def compute_on(self, device: Literal["cpu", "cuda"]) -> tuple[Literal["float32", "bfloat16"], bool]:
+        """Compute dtype, and whether activations are recomputed: as configured, else what suits the device.
+
+        On CUDA a model of several billion parameters needs both; on a CPU, bfloat16 is slow and memory plenty.
+        """
+        cuda = device == "cuda"
+        recompute = self.activation_checkpointing
+        return self.param_dtype or ("bfloat16" if cuda else "float32"), cuda if recompute is None else recompute
 
 
 # Orders of sampling by name.

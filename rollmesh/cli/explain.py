@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
 from mesh.config.models import Config
 from mesh.config.rollout import RolloutSection
@@ -31,6 +33,8 @@ def explain(config: Config) -> Iterator[str]:
         f"{rollout.max_response_tokens} response) = {samples * tokens}; packed {batch.tokens_per_micro_batch} "
         "to a forward pass"
     )
+    yield f"packing: {_packing(config)}"
+    yield f"learner: {_compute(config)}"
     yield f"live groups: at most {batch.groups} x ({buffer.max_staleness} + 1) = {live}"
     yield (
         f"staleness: no trained token is older than {buffer.max_staleness} versions"
@@ -78,6 +82,27 @@ def explain(config: Config) -> Iterator[str]:
     yield f"buffer: {_front(config)}"
     port = config.network.port or "a free port, see mesh.json in the run folder"
     yield f"mesh address: {config.network.advertise or config.network.host}, port {port}"
+
+
+def _packing(config: Config) -> str:
+    """How the actor's sequences are computed; its folder says so."""
+    if not Path(config.model.path).expanduser().is_dir():
+        return "known once the model is here"
+    from learner.engines.fsdp2.packing import describe_packing
+
+    return describe_packing(config.model)
+
+
+def _compute(config: Config) -> str:
+    """Compute dtypes and recomputation, by the device that a learner finds."""
+    devices: tuple[Literal["cpu", "cuda"], ...] = ("cuda", "cpu")
+    said = []
+    for device in devices:
+        if config.learner.device in ("auto", device):
+            dtype, recompute = config.learner.compute_on(device)
+            how = "activations recomputed" if recompute else "activations kept"
+            said.append(f"{dtype} on {'CUDA' if device == 'cuda' else 'a CPU'}, {how}")
+    return f"{'; '.join(said)}; weights travel and generators compute in {config.model.dtype} (model.dtype)"
 
 
 def _frozen(config: Config) -> str:

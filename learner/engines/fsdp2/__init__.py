@@ -1,1 +1,1 @@
-"""FSDP2 engine: any Hugging Face causal language model, on CPU (gloo) and CUDA (nccl)."""
+"""FSDP2 engine: Hugging Face causal language models that the probe finds right, on CPU (gloo) and CUDA (nccl)."""

@@ -8,6 +8,7 @@ whose gradient is not finite changes nothing; making an engine leaves the random
 from __future__ import annotations
 
 import gc
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,10 +39,13 @@ from learner.engines.fsdp2.rows import build_rows
 from learner.engines.fsdp2.schedule import learning_rate
 from learner.engines.fsdp2.sharding import plain_name, prepare
 from learner.engines.fsdp2.state import load_state, save_state
-from learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen
+from learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen, without_kernel
 from learner.engines.fsdp2.world import World
+from learner.engines.tolerances import Evidence
 from mesh.config.models import OptimizerSection
 from mesh.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 
 class Fsdp2Engine(Engine):
@@ -80,6 +84,8 @@ class Fsdp2Engine(Engine):
         self._optimizer = None if spec.optimizer is None else _optimizer(spec.optimizer, self._parameters)
         self._steps = 0
         self._varlen = has_varlen(self.device, self._param_dtype)
+        if self.device.type == "cuda" and not self._varlen and self.packing is Packing.SHARED:
+            _log.warning("%s", without_kernel(self._param_dtype, spec.longest))
         if spec.offload:
             self.offload()
 
@@ -95,14 +101,15 @@ class Fsdp2Engine(Engine):
     def _nothing(self, *, sum_pi_squared: bool) -> ModelOutput:
         """The output for no tokens."""
 
-    def probe(self) -> None:
+    def probe(self) -> Evidence:
         if self._spec.offload:
             self.onload()
         config = self._shell.config
         name = f"model {self._spec.model.path!r} ({config.model_type})"
-        settle(self, name, config.get_text_config().vocab_size, self._world, self._spec.param_dtype)
+        evidence = settle(self, name, config.get_text_config().vocab_size, self._world, self._spec.param_dtype)
         if self._spec.offload:
             self.offload()
+        return evidence
 
     def read(self, batches: Sequence[PackedBatch]) -> Reading:
         """For the probe: what is computed now."""

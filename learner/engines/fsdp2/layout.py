@@ -59,7 +59,7 @@ class AttentionCall:
     prefix_lengths: Tensor
     key_lengths: Tensor
     causal: bool
-    _masks: dict[int | None, Tensor | None] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """Additive mask [B, 1, Q, K] of 0 and -inf; None where causal masking alone is right.
@@ -70,12 +70,13 @@ class AttentionCall:
         """
         _, rows, columns = self.shape
         reach = None if window is None or window >= columns else window
-        if reach not in self._masks:
-            self._masks[reach] = None if self.causal and reach is None else self._build(rows, columns, reach)
-        mask = self._masks[reach]
-        return mask if mask is None else mask.to(dtype)
+        # One for all layers of a kind.
+        if (reach, dtype) not in self._masks:
+            mask = None if self.causal and reach is None else self._build(rows, columns, reach, dtype)
+            self._masks[reach, dtype] = mask
+        return self._masks[reach, dtype]
 
-    def _build(self, rows: int, columns: int, reach: int | None) -> Tensor:
+    def _build(self, rows: int, columns: int, reach: int | None, dtype: torch.dtype) -> Tensor:
         device = self.queries.device
         key = torch.arange(columns, device=device)
         query = self.prefix_lengths[:, None] + torch.arange(rows, device=device)
@@ -83,7 +84,7 @@ class AttentionCall:
         seen = key <= last
         if reach is not None:
             seen &= key > last - reach
-        return torch.zeros(seen.shape, device=device).masked_fill_(~seen, -torch.inf)[:, None]
+        return torch.zeros(seen.shape, device=device, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from learner.batching.types import Packing
+from mesh.config.models import ModelSection
 from mesh.errors import DataError
 
 # Layers whose attention takes the packed layout; every other kind needs a row for each sequence.
@@ -52,6 +55,20 @@ def choose_packing(model: PreTrainedModel) -> Choice:
     if any(name.rpartition(".")[2] == _SINKS for name, _ in model.named_parameters()):
         return Choice(Packing.ROWS, "its attention has sinks")
     return Choice(Packing.SHARED)
+
+
+def describe_packing(section: ModelSection) -> str:
+    """The packing of a local model, in words, without its weights; or why it is not known."""
+    try:
+        config = AutoConfig.from_pretrained(Path(section.path).expanduser())
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError, KeyError) as error:
+        return f"not known: {str(error).splitlines()[0]}"
+    choice = choose_packing(model)
+    if choice.packing is Packing.SHARED:
+        return f"{config.model_type}: sequences side by side, each prompt once, no padding"
+    return f"{config.model_type}: every sequence in a row of its own, for {choice.reason}"
 
 
 def refuse_mixed_rotary(config: PreTrainedConfig, name: str, longest: int | None) -> None:

@@ -4,8 +4,8 @@ The truth is one sequence at a time through transformers' eager attention, on th
 stands the engine's own way, packed. Compared are log-probs or values, and for trained models the gradient of a random
 weighting of them; and what a packed sequence says is compared with the same beside other sequences.
 
-Invariants: collective, with the same verdict on every rank; torch's random numbers are not drawn from; no gradient is
-left. At its peak memory holds two gradients more than a backward pass makes: as much as AdamW's moments, which do not
+Invariants: collective, with the same verdict on every rank; torch's random numbers are not drawn from; gradients are as
+before. At its peak memory holds two gradients more than a backward pass makes: as much as AdamW's moments, which do not
 exist yet.
 """
 
@@ -26,8 +26,8 @@ from torch.distributed.tensor import DTensor
 
 from learner.batching.pack import pack
 from learner.batching.types import PackedBatch, Packing, TrainSequence
-from learner.engines.agreement import FLOORS, REFUSED_HINT, Difference, Evidence
 from learner.engines.fsdp2.world import World
+from learner.engines.tolerances import FLOORS, REFUSED_HINT, Difference, Evidence
 from mesh.errors import DataError
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Subject(Protocol):
         """The embedding of the tokens."""
 
 
-def settle(subject: Subject, name: str, vocabulary: int, world: World, param_dtype: str) -> None:
+def settle(subject: Subject, name: str, vocabulary: int, world: World, param_dtype: str) -> Evidence:
     """Proves the subject's packing, or that of rows where prompts cannot be shared.
 
     Args:
@@ -88,15 +88,18 @@ def settle(subject: Subject, name: str, vocabulary: int, world: World, param_dty
         world: the ranks.
         param_dtype: compute dtype.
 
+    Returns:
+        What was found of the packing that stays.
+
     Raises:
         DataError: it is right in neither.
     """
     try:
         probe = Probe(subject, vocabulary, world, param_dtype)
-        problem = probe.problem()
+        evidence, problem = probe.look()
         if problem is not None and subject.packing is Packing.SHARED:
             subject.repack(problem)
-            problem = probe.problem()
+            evidence, problem = probe.look()
     except (torch.OutOfMemoryError, dist.DistError):
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -108,6 +111,7 @@ def settle(subject: Subject, name: str, vocabulary: int, world: World, param_dty
         raise DataError(f"{name} cannot be trained right: {problem}", hint=REFUSED_HINT)
     if subject.packing is Packing.ROWS and world.rank == 0:
         _log.warning("%s: every sequence is computed in a row of its own: %s", name, subject.why_rows)
+    return evidence
 
 
 class Probe:
@@ -136,16 +140,17 @@ class Probe:
         with subject.plainly():
             self._truth = subject.read(self._alone)
 
-    def problem(self) -> str | None:
-        """What is wrong with the subject's present way of computing; None where nothing is."""
+    def look(self) -> tuple[Evidence, str | None]:
+        """What is found of the subject's present way of computing, and what is wrong with it."""
         found = self._subject.read([self._packed])
         beside = self._subject.read([self._beside_others]).outputs
         leak = _apart(beside[self._witness], found.outputs[self._witness], self._truth.outputs)
         evidence = Evidence(self._difference(found), float(self._world.max(leak)))
         problem = evidence.problem(self._floor)
-        if problem is None or not self._rounds:
-            return problem
-        return dataclasses.replace(evidence, noise=self._noise()).problem(self._floor)
+        if problem is not None and self._rounds:
+            evidence = dataclasses.replace(evidence, noise=self._noise())
+            problem = evidence.problem(self._floor)
+        return evidence, problem
 
     def _noise(self) -> Difference:
         """What one rounding more makes of the truth."""
@@ -181,7 +186,7 @@ class Probe:
 def read(
     batches: Iterable[PackedBatch], forward: Callable[[PackedBatch], Tensor], parameters: Sequence[nn.Parameter]
 ) -> Reading:
-    """Computes micro-batches; leaves no gradient.
+    """Computes micro-batches; leaves the parameters' gradients as they are.
 
     Args:
         batches: of the same sequences in the same order, however they are divided.
@@ -190,6 +195,8 @@ def read(
     """
     rng = np.random.default_rng(_SEED)
     outputs = []
+    before = [parameter.grad for parameter in parameters]
+    _set_gradients(parameters, [None] * len(before))
     with torch.set_grad_enabled(bool(parameters)):
         for batch in batches:
             output = forward(batch)
@@ -198,9 +205,13 @@ def read(
                 weights = torch.from_numpy(rng.standard_normal(len(output), dtype=np.float32))
                 (output * weights.to(output.device)).sum().backward()
     gradients = {i: _local(parameter.grad) for i, parameter in enumerate(parameters) if parameter.grad is not None}
-    for parameter in parameters:
-        parameter.grad = None
+    _set_gradients(parameters, before)
     return Reading(torch.cat(outputs), gradients)
+
+
+def _set_gradients(parameters: Sequence[nn.Parameter], gradients: Sequence[Tensor | None]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
 
 
 def _sequences(vocabulary: int, rng: np.random.Generator) -> list[TrainSequence]:

@@ -21,9 +21,11 @@ from torch.nn import functional
 from learner.batching.transfer import to_device
 from learner.batching.types import Segments
 from learner.engines.fsdp2.layout import Scoring
-from mesh.errors import DataError
+from mesh.errors import ConfigError, DataError
 
 _KERNEL_DTYPES = (torch.float16, torch.bfloat16)
+# Tokens of a sequence whose mask of 4-byte numbers takes a GiB.
+_LONGEST_MASKED = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,29 @@ class VarlenLayout:
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a varlen kernel can serve this device and compute dtype."""
     return device.type == "cuda" and dtype in _KERNEL_DTYPES and (_has_flash_attn() or _has_torch_varlen())
+
+
+def without_kernel(dtype: torch.dtype, longest: int | None) -> str:
+    """What it means that no kernel serves a CUDA device, in words for the log.
+
+    Args:
+        dtype: compute dtype.
+        longest: tokens of the longest sequence; None: not known.
+
+    Raises:
+        ConfigError: sequences can be longer than masks may be.
+    """
+    if dtype in _KERNEL_DTYPES:
+        remedy = "install flash-attn, or torch 2.13 or later"
+    else:
+        remedy = "set learner.param_dtype: bfloat16, or leave it out"
+    if longest is not None and longest > _LONGEST_MASKED:
+        raise ConfigError(
+            f"no kernel for packed attention in {dtype}: without one a mask of tokens x tokens is held, and sequences "
+            f"of up to {longest} tokens are over its limit of {_LONGEST_MASKED} (1 GiB)",
+            hint=f"{remedy}; or shorten rollout.max_prompt_tokens + rollout.max_response_tokens",
+        )
+    return f"no kernel for packed attention in {dtype}: it holds masks of tokens x tokens, and is slow; {remedy}"
 
 
 def build_varlen_layout(segments: Segments, device: torch.device) -> VarlenLayout:
@@ -71,12 +96,13 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLa
 
     Args:
         query: [N, H * D], float16 or bfloat16.
-        key, value: [N, H_kv * D].
+        key: [N, H_kv * D].
+        value: [N, H_kv * E], E <= D: latent attention has narrower values.
         layout: from `build_varlen_layout`.
         scoring: heads, scale, window and soft cap.
 
     Returns:
-        [N, H, D].
+        [N, H, E].
 
     Raises:
         DataError: soft-capped scores without flash-attn.
@@ -85,6 +111,9 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLa
     k, v = (
         functional.embedding(layout.keys, rows).view(len(layout.keys), scoring.kv_heads, -1) for rows in (key, value)
     )
+    width = v.shape[-1]
+    # The kernels know one width: columns of zeros give columns of zeros.
+    v = functional.pad(v, (0, q.shape[-1] - width))
     borders = (layout.cu_queries, layout.cu_keys, layout.max_queries, layout.max_keys)
     window = (-1 if scoring.window is None else scoring.window - 1, 0)
     if _has_flash_attn():
@@ -100,13 +129,14 @@ def varlen_attention(query: Tensor, key: Tensor, value: Tensor, layout: VarlenLa
             window_size=window,
             softcap=scoring.softcap or 0.0,
         )
-        return capped
+        return capped[..., :width]
     if scoring.softcap is not None:
         raise DataError("the model caps its attention scores, which torch's kernel cannot", hint="install flash-attn")
     from torch.nn.attention.varlen import varlen_attn
 
     grouped = scoring.heads != scoring.kv_heads
-    return cast(Tensor, varlen_attn(q, k, v, *borders, scale=scoring.scale, window_size=window, enable_gqa=grouped))
+    output = varlen_attn(q, k, v, *borders, scale=scoring.scale, window_size=window, enable_gqa=grouped)
+    return cast(Tensor, output)[..., :width]
 
 
 @cache

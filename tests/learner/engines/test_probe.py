@@ -12,9 +12,11 @@ from torch import nn
 
 from benchmarks.tiny_models import save_model
 from learner.batching.types import Packing
-from learner.engines.agreement import FLOORS, Difference, Evidence
-from learner.engines.fsdp2.packing import refuse_mixed_rotary
-from mesh.errors import DataError
+from learner.engines.fsdp2.packing import describe_packing, refuse_mixed_rotary
+from learner.engines.fsdp2.varlen import without_kernel
+from learner.engines.tolerances import FLOORS, Difference, Evidence
+from mesh.config.models import ModelSection
+from mesh.errors import ConfigError, DataError
 from tests.learner.engines.models import make_critic, make_engine, make_frozen
 from tests.learner.engines.training import critic_loss, gradients, train_step, weights
 
@@ -69,11 +71,10 @@ def test_the_probe_leaves_no_trace(tiny):
     # A head that says something, so that a gradient reaches the backbone.
     for engine in (probed, other):
         train_step(engine, seed=1, loss=critic_loss)
-        engine._optimizer.zero_grad()
-    random = torch.get_rng_state()
+    random, left = torch.get_rng_state(), gradients(probed)
     probed.probe()
     assert torch.equal(torch.get_rng_state(), random)
-    assert all(parameter.grad is None for parameter in probed._model.parameters())
+    assert all(torch.equal(gradient, left[name]) for name, gradient in gradients(probed).items())
     assert not any(module.training for module in probed._shell.base_model.modules())
     for engine in (probed, other):
         train_step(engine, seed=2, loss=critic_loss)
@@ -147,6 +148,19 @@ def test_rotary_embeddings_that_look_at_the_longest_sequence_are_refused_beyond_
     refuse_mixed_rotary(config, "m", 64)
     with pytest.raises(DataError, match=r"beyond 64 tokens .* up to 65"):
         refuse_mixed_rotary(config, "m", 65)
+
+
+def test_the_packing_is_told_without_the_weights(tiny):
+    assert describe_packing(ModelSection(path=str(tiny("qwen3")))).startswith("qwen3: sequences side by side")
+    told = describe_packing(ModelSection(path=str(tiny("gpt_oss"))))
+    assert told == "gpt_oss: every sequence in a row of its own, for its attention has sinks"
+
+
+def test_masks_of_long_sequences_are_refused_where_a_kernel_could_be_had():
+    assert "install flash-attn" in without_kernel(torch.bfloat16, 16384)
+    assert "learner.param_dtype" in without_kernel(torch.float32, None)
+    with pytest.raises(ConfigError, match="up to 16385 tokens"):
+        without_kernel(torch.bfloat16, 16385)
 
 
 _FINE = Evidence(Difference(1e-6, 1e-6), 0.0)
