@@ -20,6 +20,7 @@ from torch import Tensor
 from learner.algorithms.types import GlobalCounts, Rollouts, TokenBatch
 from learner.batching.pack import lay_out, trained_mask
 from learner.batching.plan import Item, plan_batch
+from learner.batching.transfer import to_device
 from learner.batching.types import PackedBatch, Row, TrainSequence
 from learner.plan import TrainPlan
 
@@ -251,7 +252,7 @@ class Share:
         return np.bincount(owner[kept], minlength=len(self._lengths))
 
     def _to_device(self, values: Integers) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return to_device(values, self._device)
 
 
 def _kept(rollouts: Rollouts) -> NDArray[np.bool_] | None:

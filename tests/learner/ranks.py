@@ -26,7 +26,13 @@ def run_two_ranks(module: str, *arguments: Path) -> None:
     }
     command = [sys.executable, "-m", module, *map(str, arguments)]
     ranks = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank)}, cwd=_ROOT, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=_ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for rank in range(2)
     ]
     try:

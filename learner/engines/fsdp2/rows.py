@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learner.batching.transfer import to_device
 from learner.batching.types import Segments
 
 
@@ -48,4 +49,4 @@ def build_rows(segments: Segments, device: torch.device) -> RowsLayout:
     tokens = np.where(real, tokens, 0)
     places = np.zeros(int(segments.lengths.sum()), dtype=np.int64)
     places[tokens[real]] = np.flatnonzero(real.ravel())
-    return RowsLayout(torch.from_numpy(tokens).to(device), torch.from_numpy(places).to(device))
+    return RowsLayout(to_device(tokens, device), to_device(places, device))

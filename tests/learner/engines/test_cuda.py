@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +12,7 @@ from benchmarks.tiny_models import save_model
 from learner.batching.pack import pack
 from tests.learner.engines.models import make_critic, make_engine, make_model, make_sequences
 from tests.learner.engines.training import critic_loss, log_probs, train_step, values, weights
+from tests.learner.ranks import run_two_ranks
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -64,3 +68,43 @@ def test_values_agree_with_the_cpu_after_a_step(tmp_path, param_dtype):
     assert found.dtype == torch.float32
     tolerance = 1e-3 if param_dtype == "float32" else 1e-1
     torch.testing.assert_close(found.cpu(), values(on_cpu, pack(sequences)), atol=tolerance, rtol=tolerance)
+
+
+def test_an_engine_that_sleeps_on_the_host_gives_its_memory_back_and_trains_on(tmp_path):
+    folder = make_model(tmp_path / "model", "qwen3")
+    engines = [make_engine(folder), make_engine(folder, device="cuda", param_dtype="bfloat16")]
+    for engine in engines:
+        train_step(engine, seed=3)
+    awake = torch.cuda.memory_allocated()
+    engines[1].offload()
+    assert torch.cuda.memory_allocated() < awake / 2
+    engines[1].onload()
+    for engine in engines:
+        train_step(engine, seed=4)
+    on_cpu, on_cuda = (weights(engine) for engine in engines)
+    for name, tensor in on_cpu.items():
+        torch.testing.assert_close(on_cuda[name], tensor, atol=5e-2, rtol=5e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_devices_over_nccl_give_the_weights_of_one_cpu(tmp_path):
+    folder = make_model(tmp_path / "model", "qwen3")
+    alone = make_engine(folder)
+    train_step(alone, seed=3)
+    run_two_ranks("tests.learner.engines.test_cuda", folder, tmp_path / "weights.pt")
+    together = torch.load(tmp_path / "weights.pt", weights_only=True)
+    for name, tensor in weights(alone).items():
+        torch.testing.assert_close(together[name], tensor, atol=1e-4, rtol=1e-3)
+
+
+def _one_of_two(folder: Path, out: Path) -> None:
+    engine = make_engine(folder, device="cuda")
+    train_step(engine, seed=3)
+    found = weights(engine)
+    if engine.rank == 0:
+        torch.save(found, out)
+    engine.close()
+
+
+if __name__ == "__main__":
+    _one_of_two(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -25,7 +25,6 @@ from learner.batching.pack import pack
 from learner.batching.types import PackedBatch, TrainSequence
 from learner.engines.base import EngineSpec
 from learner.engines.fsdp2 import export, sharding
-from learner.engines.fsdp2.attention import ATTENTION
 from learner.engines.fsdp2.language_model import LanguageModelEngine
 from mesh.config.models import ModelSection, OptimizerSection
 from tests.learner.engines.fake_cuda.watch import Watch
@@ -61,6 +60,7 @@ class Case:
         layers: of the model.
         micro_batches: of a step.
         misplaced: one tensor of the batch stays on the host.
+        rows: a row for every sequence.
         swap: also export, offload, onload, and a step afterwards.
     """
 
@@ -70,6 +70,7 @@ class Case:
     layers: int = 1
     micro_batches: int = 1
     misplaced: bool = False
+    rows: bool = False
     swap: bool = False
 
 
@@ -121,6 +122,8 @@ def _use(case: Case, loss: Loss, watch: Watch, seen: Seen) -> None:
         activation_checkpointing=True,
     )
     engine = LanguageModelEngine(spec)
+    if case.rows:
+        engine.repack("asked for")
 
     def batches() -> list[PackedBatch]:
         return [pack(list(_sequences()), device=engine.device) for _ in range(case.micro_batches)]
@@ -165,7 +168,7 @@ def _model(case: Case, *_: Any, **__: Any) -> PreTrainedModel:
     """As `load_model` gives it, with weights that have no values."""
     kind, sizes = ("qwen3_moe", _EXPERTS) if case.experts else ("qwen2", _DENSE)
     config = AutoConfig.for_model(kind, **sizes, num_hidden_layers=case.layers, tie_word_embeddings=False)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=ATTENTION)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.config.use_cache = False
     loaded: PreTrainedModel = model.eval()
     return loaded
