@@ -51,7 +51,8 @@ with() {
 }
 
 printf '# First runs on a GPU\n\n%s, commit %s\n' "$(date -u +%FT%TZ)" "$(git rev-parse --short HEAD 2> /dev/null)" > "$report"
-step machine sh -c 'uname -a; nproc; free -g; nvidia-smi; nvidia-smi topo -m'
+step machine sh -c 'uname -a; nproc; free -g'
+[ "$device" = cpu ] || step devices sh -c 'nvidia-smi && nvidia-smi topo -m'
 [ -z "$setup" ] || step setup make setup vllm sglang DEVICE="$device"
 step packages sh -c 'for v in .venv .venv-vllm .venv-sglang; do $v/bin/python -m pip list 2> /dev/null | grep -iE "^(torch|vllm|sglang|flash|transformers|nvidia-nccl)"; done'
 step data .venv/bin/python -m benchmarks.first_gpu_data --out "$out/data" $([ "$device" = cpu ] && echo --tiny)
@@ -62,7 +63,7 @@ step "tests: engine vllm" .venv-vllm/bin/python -m pytest -m gpu -n 0 -rs tests/
 gpus=$(nvidia-smi -L 2> /dev/null | wc -l)
 share=()
 if [ "$device" = cpu ]; then
-  share=(--learner.device=cpu --rollout.device=cpu --learner.param_dtype=float32)
+  share=(--learner.device=cpu --rollout.device=cpu --learner.param_dtype=float32 --model.dtype=float32)
 elif [ "$gpus" -lt 2 ]; then
   # One device for all.
   share=(--learner.devices=[0] --rollout.devices=[0])

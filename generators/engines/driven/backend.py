@@ -34,12 +34,14 @@ class Job:
         token_ids: everything that stands before the first token to be sampled; shorter than the context.
         sampling: `max_tokens` counts the tokens of this job alone; `stop` is looked for in them alone, by the backend.
         images: see `GenerationRequest`.
+        prompt_tokens: how many of the tokens are the request's prompt, which the other members of its group share.
     """
 
     job_id: str
     token_ids: Sequence[int]
     sampling: SamplingParams
     images: tuple[bytes, ...] = ()
+    prompt_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)

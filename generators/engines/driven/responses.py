@@ -130,7 +130,7 @@ class Response:
                 sampling = replace(sampling, seed=_seed_behind(sampling.seed, done))
             if sampling.stop and self._model.tokenizer is not None:
                 self._straddle = straddle(self._model.tokenizer, sampling.stop, self._turn())
-        return Job(job_id, tokens, sampling, request.images)
+        return Job(job_id, tokens, sampling, request.images, len(request.prompt_ids))
 
     def add(self, chunk: Chunk, labels: Labels) -> int:
         """Takes a chunk of its job.

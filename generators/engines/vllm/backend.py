@@ -35,6 +35,7 @@ from generators.engines.driven.backend import Backend, Chunk, Figures, Job
 from generators.engines.driven.folder import ModelFacts
 from generators.engines.vllm import environment, names, sampling
 from generators.engines.vllm.arguments import engine_arguments, on_cpu, section_of, transfer_of, workers
+from generators.engines.vllm.copies import Copies
 from generators.engines.vllm.decoding import Outputs, Stream
 from generators.engines.vllm.figures import LoadFigures
 from generators.engines.vllm.launching import Launch
@@ -59,6 +60,7 @@ class _Running:
     job: Job
     stream: Stream
     parameters: VllmSampling
+    copy: int
 
 
 class VllmBackend(Backend):
@@ -78,6 +80,7 @@ class VllmBackend(Backend):
             folder, settings, context=limits.context, tokenizer=limits.text, experts=experts
         )
         self._load_figures = LoadFigures()
+        self._copies = Copies(self._section.data_parallel)
         self._launch: Launch | None = None
         self._checkpoint: Checkpoint | None = None
         self._sender: Sender | None = None
@@ -186,7 +189,8 @@ class VllmBackend(Backend):
             parameters = sampling.to_vllm(job.sampling, self._model.limits.eos)
         except (ValueError, VLLMClientError) as error:
             raise PayloadError("sampling", f"vLLM does not take it: {error}") from error
-        running = _Running(job, stream, parameters)
+        prompt = tuple(job.token_ids[: job.prompt_tokens])
+        running = _Running(job, stream, parameters, self._copies.take(prompt))
         self._jobs[job.job_id] = running
         try:
             await self._submit(running)
@@ -196,6 +200,7 @@ class VllmBackend(Backend):
             raise
         finally:
             stream.end()
+            self._copies.give_back(prompt)
             del self._jobs[job.job_id]
             self._outputs.forget(stream)
 
@@ -230,6 +235,7 @@ class VllmBackend(Backend):
             # Whoever ended it has found nothing to end in the core, and would not come again.
             return
         processor.assign_request_id(request)
+        request.data_parallel_rank = running.copy
         text = IncrementalDetokenizer.from_new_request(engine.tokenizer, request) if job.sampling.stop else None
         running.stream.submitted(request, text)
         self._outputs.add(running.stream)

@@ -85,7 +85,7 @@ class LentVllm(Backend):
 
     async def generate(self, job: Job, take: Callable[[Chunk], None]) -> None:
         # Names of jobs repeat from engine to engine.
-        mine = Job(f"{id(self)}.{job.job_id}", job.token_ids, job.sampling, job.images)
+        mine = Job(f"{id(self)}.{job.job_id}", job.token_ids, job.sampling, job.images, job.prompt_tokens)
         loop = asyncio.get_running_loop()
         self._jobs.add(mine.job_id)
         try:
