@@ -160,7 +160,8 @@ class Delivery:
                     members.append((group, finished))
         if not members:
             return
-        texts = self._text.decode([finished.result.response_ids for _, finished in members])
+        # Long responses take seconds to decode, in which leases have to be renewed.
+        texts = await asyncio.to_thread(self._text.decode, [finished.result.response_ids for _, finished in members])
         items = [_score_item(group, finished, text) for (group, finished), text in zip(members, texts, strict=True)]
         self._waiting[id(batch)] = (len(items), time.monotonic())
         try:

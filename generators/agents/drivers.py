@@ -133,9 +133,9 @@ class ToolTurns:
         self._figures = figures
 
     def read(self, turn: Sequence[int]) -> tuple[Message, tuple[ToolCall | str, ...]]:
-        """A turn as a chat message, and its calls."""
+        """A turn as a chat message, and its calls; of those that are too many the first alone, which is told so."""
         parsed = self._parser(self._chat.said(turn))
-        return _assistant(parsed), parsed.calls
+        return _assistant(parsed), parsed.calls[: _MAX_CALLS + 1]
 
     async def run(self, toolbox: Toolbox, number: int, call: ToolCall | str) -> Observation:
         """Runs a call and counts what came of it; one that is too many is not run.

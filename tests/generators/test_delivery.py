@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from buffer.client import Outgoing, WriteResult
@@ -48,6 +49,8 @@ class Surroundings:
         )
 
     def decode(self, responses: Sequence[np.ndarray]) -> list[str]:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
         return ["-".join(map(str, ids)) for ids in responses]
 
     async def score(

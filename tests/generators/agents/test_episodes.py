@@ -104,6 +104,14 @@ def test_what_was_sampled_stands_unchanged(turns: list[tuple[list[int], int | No
         assert whole[len(prompt) :][: len(ids)] == ids
 
 
+async def test_a_turn_full_of_calls_is_not_answered_for_each() -> None:
+    stage = Stage(tools=[ADD])
+    turn = "\n".join(f'<tool_call>{{"name": "add", "arguments": {{"a": {n}}}}}</tool_call>' for n in range(50))
+    result = await stage.play(f"{turn}<eot>", "done<eot>", request=stage.request(max_tokens=9000))
+    told = [message["content"] for message in result.messages if message["role"] == "tool"]
+    assert told == [*(str(n + 1) for n in range(16)), "Error: too many calls in one turn"]
+
+
 async def test_calls_that_cannot_be_read_or_run_are_told() -> None:
     stage = Stage(tools=[ADD, f"{HERE}:fail", f"{HERE}:shout"])
     turns = [
