@@ -77,7 +77,13 @@ def _functions(reward_fn: RewardFunction | str | Sequence[RewardFunction | str] 
         return []
     if callable(reward_fn) or isinstance(reward_fn, str):
         return [reward_fn]
-    return list(reward_fn)
+    given = list(reward_fn) if isinstance(reward_fn, Sequence) else [reward_fn]
+    if wrong := [item for item in given if not (callable(item) or isinstance(item, str))]:
+        raise ConfigError(
+            f"reward_fn: {wrong[0]!r} is no reward function",
+            hint="give a function, `module:function`, or a list of these",
+        )
+    return given
 
 
 @contextmanager

@@ -42,7 +42,9 @@ def load_config(source: Path | Mapping[str, Any], overrides: Iterable[str] = ())
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_explain(error), hint="`rollmesh config schema` lists every key") from error
+        about_keys = any(item["type"] in ("extra_forbidden", "missing") for item in error.errors())
+        hint = "`rollmesh config schema` lists every key" if about_keys else ""
+        raise ConfigError(_explain(error), hint=hint) from error
 
 
 def save_config(config: Config, path: Path) -> None:

@@ -480,7 +480,10 @@ class Config(Section):
                 "distribution sampled from"
             )
         if self.buffer.min_members > self.rollout.n:
-            raise ValueError(f"buffer.min_members ({self.buffer.min_members}) exceeds rollout.n ({self.rollout.n})")
+            raise ValueError(
+                f"buffer.min_members ({self.buffer.min_members}) exceeds rollout.n ({self.rollout.n}): set "
+                f"buffer.min_members={self.rollout.n}"
+            )
         return self
 
     def _check_stall_limit(self) -> None:

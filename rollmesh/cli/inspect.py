@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mesh.errors import RollmeshError
-from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TokenFile, target
+from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TokenFile, ended_run, target
 
 # Characters; wider than any line of the tables.
 _PIPED_WIDTH = 320
@@ -28,7 +30,10 @@ def _status(
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Show the mesh: version, ledger, ages, bytes, who waits for what, stalls, members, the way of the weights."""
+    """Show the mesh: version, ledger, ages, bytes, waits, stalls, members, weights; of an ended run its summary."""
+    if (ended := ended_run(run, mesh)) is not None:
+        _show_ended(ended, as_json=as_json)
+        return
     where = target(run, mesh, token_file, tls_ca)
     if as_json:
         typer.echo(json.dumps(asyncio.run(_everything(where)), indent=2))
@@ -37,6 +42,7 @@ def _status(
 
     from rollmesh.launcher.monitor import MeshView, Snapshot
     from rollmesh.launcher.view import figures, members, pushes
+    from rollmesh.report.metrics import run_records
     from rollmesh.report.pushes import choices, live_rows
 
     async def look() -> tuple[Snapshot, list[list[str]], list[str]]:
@@ -49,6 +55,8 @@ def _status(
                 return snapshot, [], [f"of weights nothing is known: {error.message}"]
 
     snapshot, rows, said = asyncio.run(look())
+    if where.folder is not None:
+        snapshot.unscored.note(run_records(where.folder))
     # Piped output is for programs and for grep: no line is cut to the 80 columns that rich would assume.
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     console.print(figures(snapshot), members(snapshot.members))
@@ -58,6 +66,19 @@ def _status(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if snapshot.run_finished:
         console.print("the run has finished")
+
+
+def _show_ended(run: Path, *, as_json: bool) -> None:
+    """The summary of a run that has ended."""
+    from rollmesh.report.summary import read_summary
+
+    summary = read_summary(run)
+    if as_json:
+        typer.echo(json.dumps({"ended": True, "summary": asdict(summary)}, indent=2))
+        return
+    typer.echo(f"run {run} has ended")
+    for line in summary.lines():
+        typer.echo(line)
 
 
 async def _everything(where: Target) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mesh.errors import DataError
-from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TokenFile, target
+from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TokenFile, ended_run, target
 
 if TYPE_CHECKING:
     from protos import buffer_pb2
@@ -52,7 +52,7 @@ def _ledger(
     tls_ca: TlsCa = None,
 ) -> None:
     """Recount every group and compare with the counters; exits with 1 where they differ."""
-    if run is not None and mesh is None and not redrive and (ended := _of_ended(run)) is not None:
+    if not redrive and (ended := ended_run(run, mesh)) is not None:
         _show_ended(ended, failed=failed, as_json=as_json)
         return
     where = target(run, mesh, token_file, tls_ca)
@@ -70,24 +70,17 @@ def _ledger(
         raise typer.Exit(1)
 
 
-def _of_ended(run: Path) -> dict[str, Any] | None:
-    """The tables of a run that has ended; None of one that continues, or that has left no summary."""
-    from rollmesh.launcher import folder
+def _show_ended(run: Path, *, failed: bool, as_json: bool) -> None:
     from rollmesh.report.summary import read_summary
 
-    if (run / folder.MESH).exists() or not (run / folder.SUMMARY).exists():
-        return None
-    return read_summary(run).ledger
-
-
-def _show_ended(tables: dict[str, Any], *, failed: bool, as_json: bool) -> None:
+    tables = read_summary(run).ledger
     if not tables:
         raise DataError("the run has ended, and its ledger is not known", hint="the buffer did not answer at the end")
     balanced = not any(table["discrepancies"] for table in tables.values())
     if as_json:
         typer.echo(json.dumps({"balances": balanced, "ended": True, "tables": tables}, indent=1))
     else:
-        typer.echo("the run has ended; at its end:")
+        typer.echo(f"run {run} has ended; at its end:")
         for name, table in tables.items():
             _print_counts(name, {**table["counters"], **dict(sorted(table["reasons"].items()))})
             if failed:

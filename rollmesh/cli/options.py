@@ -19,7 +19,8 @@ ConfigPath = Annotated[
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, as runs/NAME.")]
 OptionalRunFolder = Annotated[
-    Path | None, typer.Argument(metavar="RUN", help="Run folder; the latest one that is going, if left out.")
+    Path | None,
+    typer.Argument(metavar="RUN", help="Run folder; if left out, the latest one below runs/, one that is going first."),
 ]
 _MESH_HELP = "Address of the mesh, its buffer; of several fronts, all or one (A:1,B:2): the others become known by it."
 Mesh = Annotated[str | None, typer.Option("--mesh", metavar="HOST:PORT,...", help=_MESH_HELP)]
@@ -41,6 +42,20 @@ def read_config(path: Path, context: typer.Context) -> Config:
     return load_config(path, context.args)
 
 
+def ended_run(run: Path | None, mesh: str | None) -> Path | None:
+    """The folder of the run that is meant, where that has ended and left a summary; else None."""
+    from rollmesh.launcher import folder
+
+    if mesh is not None:
+        return None
+    if run is None:
+        if any(Path("runs").glob(f"*/{folder.MESH}")):
+            return None
+        ended = sorted(Path("runs").glob(f"*/{folder.SUMMARY}"), key=lambda path: path.stat().st_mtime)
+        return ended[-1].parent if ended else None
+    return run if (run / folder.SUMMARY).exists() and not (run / folder.MESH).exists() else None
+
+
 def target(run: Path | None, mesh: str | None, token_file: Path | None, tls_ca: Path | None) -> Target:
     """Where the mesh is: as given, or as the run folder says.
 
@@ -59,12 +74,13 @@ def target(run: Path | None, mesh: str | None, token_file: Path | None, tls_ca: 
             raise DataError("no run is going below runs/", hint="give a run folder, or --mesh host:port")
         run = going[-1].parent
     address = folder.read_mesh(run)
-    return Target(address, security if token_file or tls_ca else read_launch(run).security)
+    return Target(address, security if token_file or tls_ca else read_launch(run).security, run)
 
 
 class Target:
-    """A mesh to talk to."""
+    """A mesh to talk to, and the folder of its run where that is known."""
 
-    def __init__(self, address: str, security: SecuritySection) -> None:
+    def __init__(self, address: str, security: SecuritySection, folder: Path | None = None) -> None:
         self.address = address
         self.security = security
+        self.folder = folder

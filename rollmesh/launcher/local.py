@@ -228,7 +228,8 @@ class LocalRun:
         except OSError as error:
             summary = build_summary(self._folder, self._config, self._final)
             report = f"summary and report are not written: {error.strerror or error}"
-        for line in (*summary.lines(), report):
+        again = ("the same command continues the run",) if self.interrupted and begun else ()
+        for line in (*summary.lines(), report, *again):
             self._events.tell(line)
         return summary
 

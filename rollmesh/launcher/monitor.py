@@ -84,6 +84,19 @@ class Snapshot:
         """What the generators report, together."""
         return sum(member.gauges.get(gauge, 0.0) for member in self.generators())
 
+    def without_reward(self) -> str:
+        """Members without a reward, in words: of trained groups, else as generators count; empty without any."""
+        if text := self.unscored.text():
+            return text
+        failed, unscorable = self.sum_of("members_failed"), self.sum_of("members_unscorable")
+        if not failed + unscorable:
+            return ""
+        members = failed + unscorable + self.sum_of("members_scored")
+        return (
+            f"{failed + unscorable:.0f} of {members:.0f} members have no reward (error {failed:.0f}, unscorable "
+            f"{unscorable:.0f}): the generators' logs say why"
+        )
+
     def learners(self) -> list[membership_pb2.Member]:
         return [member for member in self.members if member.role == membership_pb2.ROLE_LEARNER]
 

@@ -31,6 +31,8 @@ _ROLES = {
     membership_pb2.ROLE_REWARD: "reward",
     membership_pb2.ROLE_BUFFER: "buffer",
 }
+# Seconds without a report for which a speed holds.
+_HOLDS_S = 5.0
 
 
 class View(Protocol):
@@ -184,33 +186,45 @@ class LiveView:
 
 
 class Speed:
-    """Tokens sampled per second from one line to the next; the time before the first token does not count."""
+    """Tokens sampled per second from one line to the next, by what generators report every second or so.
+
+    The time before the first token does not count. Where nothing was reported between two lines, the last speed holds
+    for a while.
+    """
 
     def __init__(self) -> None:
-        self._since = self._now = (0.0, 0.0)
-        self._begun = False
+        self._now_s = 0.0
+        # (Time, tokens) of the last report, and of the last one before the last line.
+        self._reported: tuple[float, float] | None = None
+        self._told: tuple[float, float] | None = None
+        self._speed: float | None = None
 
     def look(self, now_s: float, tokens: float) -> None:
         """Takes in the run's total."""
-        self._begun = self._begun or (self._now != (0.0, 0.0) and tokens > self._now[1])
-        self._now = (now_s, tokens)
-        if not self._begun:
-            self._since = self._now
+        if self._reported is None or tokens > self._reported[1]:
+            self._told = self._told or (self._reported and (self._now_s, self._reported[1]))
+            self._reported = (now_s, tokens)
+        self._now_s = now_s
 
-    def since_last(self) -> float:
-        """Over the looks since it was last asked; 0 where there was none."""
-        (before_s, before), (now_s, tokens) = self._since, self._now
-        self._since = self._now
-        return (tokens - before) / (now_s - before_s) if now_s > before_s else 0.0
+    def since_last(self) -> float | None:
+        """Over the reports since it was last asked; None before there were any."""
+        if self._told is not None and self._reported is not None:
+            (before_s, before), (now_s, tokens) = self._told, self._reported
+            if now_s > before_s:
+                self._speed = (tokens - before) / (now_s - before_s)
+            elif self._now_s - now_s > _HOLDS_S:
+                self._speed = 0.0
+            self._told = self._reported
+        return self._speed
 
 
-def training_line(record: Record, generated_per_s: float) -> str:
+def training_line(record: Record, generated_per_s: float | None) -> str:
     """A training step in one line."""
     trained = _number(record, "tokens_per_second", ".0f")
     return (
         f"step {record['step']}: reward {_number(record, REWARD, '.3f')}, "
         f"staleness {_number(record, 'staleness/mean', '.2f')}, "
-        f"tokens/s {generated_per_s:.0f} generated {trained} trained"
+        f"tokens/s {'-' if generated_per_s is None else f'{generated_per_s:.0f}'} generated {trained} trained"
     )
 
 
@@ -248,7 +262,7 @@ def figures(snapshot: Snapshot) -> Table:
     trained = _number(record, "tokens_per_second", ".0f")
     speed, so_far = snapshot.sum_of("tokens_per_second"), snapshot.sum_of("tokens_generated")
     table.add_row("tokens/s", f"{speed:.0f} generated just now ({so_far:.0f} tokens so far), {trained} trained")
-    if unscored := snapshot.unscored.text():
+    if unscored := snapshot.without_reward():
         table.add_row("unscored", unscored)
     if snapshot.stalled_s:
         table.add_row("stalled", snapshot.stall())

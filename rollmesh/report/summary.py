@@ -60,7 +60,8 @@ class Summary:
         training_s: seconds from the first version to the last step, waiting included.
         wall_s: seconds of the last launch in all.
         tokens_per_s_generated: sampled tokens, those of evaluations and of groups never trained included, over the
-            time from the first version to the last step or evaluation.
+            time from the first version to the last step or evaluation; of what generators sampled after their last
+            report only what was trained.
         tokens_per_s_trained: response tokens that were trained.
         groups_by_fate: trained, evicted_stale, filtered, failed, and `live` for what had no fate at the end.
         ledger: table -> counters, the discrepancies of the recount, and what the latest failures said most often.
@@ -99,7 +100,8 @@ class Summary:
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
         yield f"ended: {self.ended or 'not known'}"
-        yield f"held-out reward {_show(self.held_out_first)} -> {_show(self.held_out_last)} in {self.steps} steps"
+        held_out = f"held-out reward {_show(self.held_out_first)} -> {_show(self.held_out_last)} in "
+        yield f"{held_out if self.held_out else ''}{self.steps} steps"
         yield (
             f"{self.training_s:.1f} s of training, {_show(self.tokens_per_s_generated, '.0f')} tokens/s generated, "
             f"{_show(self.tokens_per_s_trained, '.0f')} trained"
@@ -160,7 +162,11 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         steps=int(steps[-1]["step"]) if steps else 0,
         training_s=round(training_s, 3),
         wall_s=round(final.wall_s, 3),
-        tokens_per_s_generated=_generated_per_s(records, read_metrics(folder / "mesh.jsonl")),
+        tokens_per_s_generated=_generated_per_s(
+            records,
+            read_metrics(folder / "mesh.jsonl"),
+            trained=(_last(steps, "total/tokens") or 0.0) / config.buffer.max_reuse,
+        ),
         tokens_per_s_trained=_rate(_last(steps, "total/tokens"), training_s),
         groups_by_fate=_fates(final),
         ledger={name: _ledger(answer) for name, answer in final.ledgers.items()},
@@ -246,10 +252,15 @@ def _histogram(steps: Sequence[Record]) -> dict[str, int]:
     return {str(age): total[age] for age in sorted(total)}
 
 
-def _generated_per_s(records: Sequence[Record], looks: Sequence[Record]) -> float | None:
-    """All tokens over the run's own clock, which stands still between launches; None where none was seen."""
+def _generated_per_s(records: Sequence[Record], looks: Sequence[Record], trained: float) -> float | None:
+    """All tokens over the run's own clock, which stands still between launches; None where none was seen.
+
+    Args:
+        trained: tokens that were sampled, since they were trained: generators that were looked at for the last time
+            before they had reported them count for these at least.
+    """
     seconds = max((number(record, "wall_s") or 0.0 for record in records), default=0.0)
-    return _rate(_last(looks, "generated_tokens") or None, seconds)
+    return _rate(max(_last(looks, "generated_tokens") or 0.0, trained) or None, seconds)
 
 
 def _last(records: Sequence[Record], name: str) -> float | None:

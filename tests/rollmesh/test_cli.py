@@ -263,7 +263,9 @@ def test_explain_has_every_deadline_that_ends_something(rollmesh: Command, confi
     assert "frozen services: never found" in never
 
 
-def test_ledger_of_a_run_that_has_ended(rollmesh: Command, config_file: Path) -> None:
+def test_ledger_and_status_of_a_run_that_has_ended(
+    rollmesh: Command, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load_config(config_file)
     RunRecord(config, None).keep()
     counts = buffer_pb2.LedgerCounts(admitted=3, trained=1, failed=2)
@@ -275,14 +277,34 @@ def test_ledger_of_a_run_that_has_ended(rollmesh: Command, config_file: Path) ->
     shown = rollmesh("ledger", run, "--failed")
     assert shown.returncode == 0, shown.stderr
     lines = [" ".join(line.split()) for line in shown.stdout.splitlines()]
-    assert {"the run has ended; at its end:", "table train", "failed 2", "failed/members 2", "balances"} <= set(lines)
+    assert {f"run {run} has ended; at its end:", "table train", "failed 2", "failed/members 2", "balances"} <= set(
+        lines
+    )
     assert lines[lines.index("causes of the latest failures:") + 1] == "2 x reward timeout: 8 s"
     told = json.loads(rollmesh("ledger", run, "--json").stdout)
     assert (told["balances"], told["tables"]["train"]["causes"]) == (True, {"reward timeout: 8 s": 2})
     assert_error(rollmesh("ledger", run, "--redrive", "all"), 3, "is not going")
+    monkeypatch.chdir(tmp_path)
+    assert rollmesh("ledger", "--failed").stdout.replace("runs/run", run) == shown.stdout, "the latest one"
+    status = rollmesh("status", run)
+    assert status.returncode == 0, status.stderr
+    assert "2 training groups failed (members 2); mostly: reward timeout: 8 s" in status.stdout
+    assert json.loads(rollmesh("status", run, "--json").stdout)["summary"]["groups_by_fate"]["failed"] == 2
     answer.discrepancies.append("ready: 1 counted, 0 found")
     write_summary(config.run.folder, config, FinalState(ledgers={"train": answer}))
     assert rollmesh("ledger", run).returncode == 1
+
+
+def test_explain_says_what_ends_the_run(rollmesh: Command, config_file: Path) -> None:
+    explained = rollmesh("config", "explain", str(config_file), "--data.epochs=15").stdout
+    assert "end of the run: after 100 steps, or after 15 pass(es) over the data where that is sooner" in explained
+
+
+def test_a_wrong_value_says_what_to_set_and_a_wrong_key_where_keys_are(rollmesh: Command, config_file: Path) -> None:
+    wrong = rollmesh("config", "show", str(config_file), "--rollout.n=1")
+    assert_error(wrong, 2, "buffer.min_members (2) exceeds rollout.n (1): set buffer.min_members=1")
+    assert "hint" not in wrong.stderr
+    assert "config schema" in rollmesh("config", "show", str(config_file), "--rollout.nn=1").stderr
 
 
 def test_explain_spells_the_algorithm_out(rollmesh: Command, config_file: Path) -> None:

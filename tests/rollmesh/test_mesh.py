@@ -76,6 +76,12 @@ def test_reward_fn_beside_endpoints_is_refused(config: dict[str, Any]) -> None:
         rollmesh.train(config, reward_fn=lambda items: [1.0] * len(items), quiet=True)
 
 
+def test_reward_fn_that_is_none_is_refused(config: dict[str, Any]) -> None:
+    for wrong in (3, [3]):
+        with pytest.raises(ConfigError, match="reward_fn: 3 is no reward function"):
+            rollmesh.train(config, reward_fn=wrong)  # type: ignore[arg-type, list-item]
+
+
 def test_reward_fn_with_unknown_signature_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(RewardError, match="no known signature"):
         rollmesh.train(config, reward_fn=lambda a, b: 1.0, quiet=True)

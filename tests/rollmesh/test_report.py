@@ -16,7 +16,7 @@ from mesh.errors import DataError
 from protos import buffer_pb2, membership_pb2
 from rollmesh.launcher.meshlog import MeshLog
 from rollmesh.launcher.monitor import Snapshot
-from rollmesh.launcher.view import PlainView, figures
+from rollmesh.launcher.view import PlainView, Speed, figures
 from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, read_metrics, surviving
 from rollmesh.report.restarts import note_restart
@@ -191,11 +191,33 @@ def test_a_run_that_failed_before_its_first_step_has_a_report_that_says_why(run_
     assert page.count("<svg") == 5
 
 
+@pytest.mark.parametrize("looks", [[], [0.0, 0.0], [0.0, 5.0]])
+def test_tokens_that_were_trained_were_sampled_whoever_has_seen_it(run_folder: Path, looks: list[float]) -> None:
+    """15 a step in 8 steps of a second; the generators' last report came before their last tokens."""
+    lines = [json.dumps({"time": START, "generated_tokens": tokens}) + "\n" for tokens in looks]
+    (run_folder / "mesh.jsonl").write_text("".join(lines))
+    assert write_summary(run_folder, read_config(run_folder), final_state()).tokens_per_s_generated == 15.0
+
+
+def test_the_speed_of_a_line_is_that_between_reports() -> None:
+    speed = Speed()
+    assert speed.since_last() is None
+    for now, tokens in ((0.0, 500.0), (60.0, 500.0), (61.0, 600.0), (61.5, 600.0)):
+        speed.look(now, tokens)
+    assert speed.since_last() == 100.0, "of an earlier launch and the time before the first token nothing counts"
+    speed.look(61.9, 600.0)
+    assert speed.since_last() == 100.0, "nothing was reported since"
+    speed.look(63.0, 1000.0)
+    assert speed.since_last() == 200.0
+    speed.look(70.0, 1000.0)
+    assert speed.since_last() == 0.0, "nothing was reported for long"
+
+
 def test_tokens_count_that_were_sampled_between_two_looks(run_folder: Path) -> None:
     """However short the run was."""
-    looks = [{"time": START - 1, "generated_tokens": 0.0}, {"time": START + 9, "generated_tokens": 80.0}]
+    looks = [{"time": START - 1, "generated_tokens": 0.0}, {"time": START + 9, "generated_tokens": 160.0}]
     (run_folder / "mesh.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
-    assert write_summary(run_folder, read_config(run_folder), final_state()).tokens_per_s_generated == 10.0
+    assert write_summary(run_folder, read_config(run_folder), final_state()).tokens_per_s_generated == 20.0
 
 
 def test_report_is_one_file_with_its_plots(run_folder: Path) -> None:
@@ -349,3 +371,15 @@ def test_samples_latest_and_worst(tmp_path: Path) -> None:
     assert [sample["step"] for sample in read_samples(tmp_path, worst=False, number=2)] == [2, 1]
     assert [sample["reward"] for sample in read_samples(tmp_path, worst=True, number=2)] == [0.0, 0.5]
     assert "reward 0.5" in next(sample_lines(read_samples(tmp_path, worst=True, number=2)[1]))
+
+
+def test_a_single_look_counts_members_without_a_reward_as_generators_do() -> None:
+    def generator(scored: float, failed: float) -> membership_pb2.Member:
+        gauges = {"members_scored": scored, "members_failed": failed, "members_unscorable": 1.0}
+        return membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR, gauges=gauges)
+
+    snapshot = Snapshot(members=[generator(40, 7), generator(50, 0)])
+    assert snapshot.without_reward().startswith("9 of 99 members have no reward (error 7, unscorable 2)")
+    snapshot.unscored.note([training(1, 0.5) | {"samples": 8, "unscored/timeout": 2, "unscored_cause": "late"}])
+    assert snapshot.without_reward() == "2 of 10 members have no reward (timeout 2); newest cause: late"
+    assert Snapshot(members=[membership_pb2.Member(role=membership_pb2.ROLE_GENERATOR)]).without_reward() == ""
