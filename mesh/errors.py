@@ -145,6 +145,10 @@ class LostStateError(StoreError):
     exit_code = 43
 
 
+# Exit codes after which a restart would end the same way.
+PERMANENT = frozenset({error.exit_code for error in (ConfigError, DataError, FencedError, StalledError, StarvedError)})
+
+
 def ended_by(error: BaseException, what: str) -> RollmeshError:
     """What ended something that runs in the background, as those who depend on it are told."""
     if isinstance(error, RollmeshError):

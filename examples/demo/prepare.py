@@ -31,7 +31,14 @@ _WARM_BATCH = 64
 
 
 def prepare(out: Path, *, task: Task, seed: int, largest_digit: int, held_out: int, warm_steps: int) -> dict[str, Any]:
-    """Writes model and data; returns what was made, as `prepared.json` has it."""
+    """Writes model and data; returns what was made, as `prepared.json` has it. What was made so before stays."""
+    asked = {"task": task, "seed": seed, "largest_digit": largest_digit, "held_out": held_out, "warm_steps": warm_steps}
+    note = out / "prepared.json"
+    if note.exists():
+        found: dict[str, Any] = json.loads(note.read_text(encoding="utf-8"))
+        if found.get("asked") == asked:
+            return found
+        note.unlink()
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     train, evaluation = split_problems(task, largest_digit=largest_digit, held_out=held_out, seed=seed)
@@ -49,17 +56,14 @@ def prepare(out: Path, *, task: Task, seed: int, largest_digit: int, held_out: i
             seed=seed,
         )
     made = {
-        "task": task,
-        "seed": seed,
-        "largest_digit": largest_digit,
+        "asked": asked,
         "parameters": parameters,
         "train_rows": len(train),
         "eval_rows": len(evaluation),
-        "warm_steps": warm_steps,
         "warm_loss": round(losses[-1], 3),
         "held_out_after_warm_start": round(greedy_accuracy(out / "model", evaluation), 3),
     }
-    (out / "prepared.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    note.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     return made
 
 
@@ -109,10 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     print(
         f"prepared {options.out}: {made['parameters'] / 1e6:.2f} M parameters, {made['train_rows']} training and "
-        f"{made['eval_rows']} held-out problems ({made['task']})"
+        f"{made['eval_rows']} held-out problems ({made['asked']['task']})"
     )
     print(
-        f"supervised warm start: {made['warm_steps']} steps, held-out accuracy "
+        f"supervised warm start: {made['asked']['warm_steps']} steps, held-out accuracy "
         f"{made['held_out_after_warm_start']:.3f}; from here on it is reinforcement learning"
     )
 

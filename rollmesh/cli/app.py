@@ -6,11 +6,13 @@ exit code; a traceback is shown only with `--debug`.
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 
 import typer
 
-from mesh.errors import RollmeshError
+from mesh.errors import PERMANENT, RollmeshError
 from rollmesh.cli import config, inspect, ledger, replay, results, run, services, weights
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.output import Output
@@ -37,6 +39,12 @@ results.register(app)
 config.register(app)
 
 
+# The exit code of a service after an error that a restart would not mend, for supervisors that know nothing but
+# "restart on failure" (Docker's among them): 0 keeps them from trying for ever.
+PERMANENT_CODE_VARIABLE = "ROLLMESH_PERMANENT_EXIT_CODE"
+_SERVICES = ("buffer", "reward", "generator", "learner")
+
+
 def main() -> None:
     """Entry point of the `rollmesh` command; ends the process."""
     arguments = sys.argv[1:]
@@ -52,7 +60,9 @@ def main() -> None:
         if error.hint:
             shown.write(f"hint: {error.hint}\n")
         shown.close()
-        raise SystemExit(_status(error)) from error
+        raise SystemExit(_for_supervisor(_status(error), arguments)) from error
+    except SystemExit as end:
+        raise SystemExit(_for_supervisor(end.code, arguments)) from None
 
 
 def _status(error: RollmeshError) -> int:
@@ -60,3 +70,10 @@ def _status(error: RollmeshError) -> int:
     if isinstance(error, ServiceExitError) and error.status > 0:
         return error.status
     return error.exit_code
+
+
+def _for_supervisor(code: str | int | None, arguments: Sequence[str]) -> str | int | None:
+    told = os.environ.get(PERMANENT_CODE_VARIABLE, "")
+    if code in PERMANENT and arguments[0] in _SERVICES and told.isdecimal():
+        return int(told)
+    return code

@@ -22,14 +22,10 @@ from pathlib import Path
 
 from mesh.config.models import SecuritySection
 from mesh.errors import (
-    ConfigError,
-    DataError,
-    FencedError,
+    PERMANENT,
     PortInUseError,
     RewardError,
     RollmeshError,
-    StalledError,
-    StarvedError,
     TakeoverRefusedError,
 )
 from rollmesh.launcher.backoff import Restarts
@@ -37,9 +33,7 @@ from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.process import ServiceProcess, ServiceSpec
 from rollmesh.report.restarts import Reason, note_restart
 
-# A restart would end the same way.
-_PERMANENT = frozenset({error.exit_code for error in (ConfigError, DataError, FencedError, StalledError, StarvedError)})
-# The same, but only before the service was ever healthy: later they may be the echo of its predecessor's end.
+# As `PERMANENT`, but only before the service was ever healthy: later they may be the echo of its predecessor's end.
 _PERMANENT_AT_FIRST = frozenset({PortInUseError.exit_code, RewardError.exit_code, TakeoverRefusedError.exit_code})
 
 
@@ -251,7 +245,7 @@ class Supervisor:
 
     def _is_permanent(self, error: RollmeshError, service: _Service) -> bool:
         status = error.status if isinstance(error, ServiceExitError) else error.exit_code
-        return status in _PERMANENT or (not service.healthy.is_set() and status in _PERMANENT_AT_FIRST)
+        return status in PERMANENT or (not service.healthy.is_set() and status in _PERMANENT_AT_FIRST)
 
     def _fail(self, error: RollmeshError) -> None:
         if isinstance(error, ServiceExitError) and error.log_tail:

@@ -14,7 +14,7 @@ import yaml
 from mesh.config import Config, load_config
 from mesh.config.rollout import EngineName
 from mesh.rpc import is_loopback
-from rollmesh.cli.app import app
+from rollmesh.cli.app import PERMANENT_CODE_VARIABLE, app
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
@@ -108,6 +108,12 @@ def test_generators_mount_nothing_and_only_the_buffer_sees_redis() -> None:
             assert "volumes" not in SERVICES[name]
     assert SERVICES["redis"]["networks"] == ["store"]
     assert str(_config("buffer").buffer.redis).startswith("redis://redis:6379")
+
+
+def test_what_crashes_comes_back_and_what_a_restart_does_not_mend_stays_away() -> None:
+    for name in ROLLMESH:
+        assert SERVICES[name]["restart"] == "on-failure"
+        assert SERVICES[name]["environment"][PERMANENT_CODE_VARIABLE] == "0"
 
 
 def test_redis_keeps_what_the_buffer_promises() -> None:

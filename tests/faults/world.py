@@ -124,8 +124,7 @@ class Settings:
 
 def prepare_data(folder: Path) -> Path:
     """The demonstration's data and a tiny model with a short warm start."""
-    if not (folder / "prepared.json").exists():
-        prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=16, warm_steps=20)
+    prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=16, warm_steps=20)
     return folder
 
 

@@ -21,8 +21,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Prepar
     def folder_of(warm_steps: int) -> Path:
         folder = shared / f"demo-{warm_steps}"
         with FileLock(f"{folder}.lock", timeout=100):
-            if not (folder / "prepared.json").exists():
-                prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=32, warm_steps=warm_steps)
+            prepare(folder, task="arithmetic", seed=0, largest_digit=4, held_out=32, warm_steps=warm_steps)
         return folder
 
     return folder_of

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.command import Command
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -49,7 +51,7 @@ def _address(folder: Path, ready: Path, process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_services_started_by_hand_train_to_the_end(demo_data: Path, tmp_path: Path) -> None:
+def test_services_started_by_hand_train_to_the_end(demo_data: Path, tmp_path: Path, rollmesh: Command) -> None:
     """The generator has nothing but the address, neither files nor environment; it leaves when all is done."""
     config = yaml.safe_load((ROOT / "examples" / "demo" / "demo.yaml").read_text())
     config["run"] = {"name": "run", "dir": str(tmp_path)}
@@ -83,6 +85,15 @@ def test_services_started_by_hand_train_to_the_end(demo_data: Path, tmp_path: Pa
                 check=False,
             )
             assert ledger.returncode == 0, ledger.stdout + ledger.stderr
+    # No launcher was there, and what a run is worth can be had all the same.
+    run = str(tmp_path / "run")
+    for command in (("report", run), ("samples", run), ("export", run, str(tmp_path / "hf"))):
+        done = rollmesh(*command)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "run" / "report.html").read_text().count("<svg") >= 4
+    assert (tmp_path / "hf" / "model.safetensors").stat().st_mode & 0o077 == (
+        tmp_path / "hf" / "config.json"
+    ).stat().st_mode & 0o077
 
 
 def test_the_readme_names_commands_that_exist() -> None:

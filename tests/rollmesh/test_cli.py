@@ -19,7 +19,9 @@ from safetensors.numpy import save_file
 from learner.run_record import RunRecord
 from mesh.config import load_config
 from mesh.config.models import Config
+from mesh.errors import ConfigError, UnreachableError
 from protos import buffer_pb2
+from rollmesh.cli.app import PERMANENT_CODE_VARIABLE
 from rollmesh.launcher import folder
 from rollmesh.report.summary import FinalState, write_summary
 from tests.command import Command
@@ -83,6 +85,19 @@ def test_help_names_the_engines_and_where_to_read_on(rollmesh: Command, command:
     assert {"hf", "vllm", "sglang"} <= words
     [page] = {word for word in words if word.startswith("docs/")}
     assert (ROOT / page.rstrip(".")).is_file()
+
+
+def test_what_a_restart_does_not_mend_can_end_well_for_services(
+    rollmesh: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = str(tmp_path / "cfg.yaml")
+    assert rollmesh("learner", missing, "--mesh", "127.0.0.1:1").returncode == ConfigError.exit_code
+    monkeypatch.setenv(PERMANENT_CODE_VARIABLE, "0")
+    ended = rollmesh("learner", missing, "--mesh", "127.0.0.1:1")
+    assert ended.returncode == 0
+    assert missing in ended.stderr
+    assert rollmesh("run", missing).returncode == ConfigError.exit_code
+    assert rollmesh("status", "--mesh", "127.0.0.1:1").returncode == UnreachableError.exit_code
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -77,6 +77,21 @@ def test_prepare_writes_what_a_run_needs(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads((tmp_path / "prepared.json").read_text())["eval_rows"] == 20
 
 
+def test_what_was_prepared_so_before_stays(tmp_path: Path) -> None:
+    """A run may be going on it."""
+
+    def files() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+
+    arguments = ["--out", str(tmp_path), "--warm-steps", "1", "--held-out", "5"]
+    prepare(arguments)
+    first = files()
+    prepare(arguments)
+    assert files() == first
+    prepare([*arguments, "--seed", "1"])
+    assert all(files()[name] > written for name, written in first.items())
+
+
 def test_demo_configuration_is_valid() -> None:
     config = load_config(DEMO)
     assert config.rollout.replicas == 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -225,6 +226,9 @@ class Fsdp2Engine(Engine):
             folder.mkdir(parents=True, exist_ok=True)
             self._shell.config.dtype = getattr(torch, self._spec.model.dtype)
             self._shell.save_pretrained(folder, state_dict=state)
+            # safetensors keeps its files to their owner; a server of another user is to read the folder.
+            for weights in folder.glob("*.safetensors"):
+                shutil.copymode(folder / "config.json", weights)
             tokenizer = load_tokenizer(self._spec.model)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
