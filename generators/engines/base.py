@@ -137,7 +137,8 @@ class GenerationRequest:
         stream: tell `on_tokens` of its tokens as they are sampled (not of those of `prefix`).
         images: encoded files (PNG, JPEG), in the order of their placeholders in `prompt_ids`, one placeholder token
             each: the engine widens it to the tokens that its processor makes of the image. These count in the
-            context. They are looked at within `submit`.
+            context. They are looked at after `submit`, beside decoding: what cannot be read, or is too long then, is
+            a `refusal`.
         outside: asked for by somebody outside of the run: no group comes nearer to its end by its tokens.
     """
 

@@ -34,19 +34,31 @@ class Limits:
     images: bool = False
 
 
-def widened(request: GenerationRequest, images: ImageProcessor | None) -> GenerationRequest:
-    """The request with its prompt's tokens as the model sees them; `images` is None where it takes text alone.
-
-    Raises:
-        PayloadError: an image cannot be read, or there are not as many as placeholders.
-    """
-    if not request.images or images is None:
-        return request
-    return replace(request, prompt_ids=images.widened(request.prompt_ids, request.images))
+def widened(
+    requests: Sequence[GenerationRequest], images: ImageProcessor, limits: Limits
+) -> list[GenerationRequest | PayloadError]:
+    """Requests with their prompts' tokens as the model sees them, or why one cannot be served; no place for a loop."""
+    return [_widened(request, images, limits) for request in requests]
 
 
-def check_request(request: GenerationRequest, limits: Limits) -> None:
-    """Refuses what an engine cannot serve.
+def _widened(request: GenerationRequest, images: ImageProcessor, limits: Limits) -> GenerationRequest | PayloadError:
+    try:
+        seen = replace(request, prompt_ids=images.widened(request.prompt_ids, request.images))
+        check_request(seen, limits)
+    except PayloadError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - a processor is the model's own code, and may raise anything
+        return PayloadError("images", f"the model's processor fails at them: {type(error).__name__}: {error}")
+    return seen
+
+
+def check_request(request: GenerationRequest, limits: Limits, images: ImageProcessor | None = None) -> None:
+    """Refuses what an engine cannot serve; looks at no image, so that it is quick.
+
+    Args:
+        request: its prompt as it was submitted, or widened.
+        limits: of the model.
+        images: counts the places of images in a prompt as it was submitted.
 
     Raises:
         PayloadError: naming the field, its value and the limit.
@@ -54,6 +66,8 @@ def check_request(request: GenerationRequest, limits: Limits) -> None:
     length, context = len(request.prompt_ids), limits.context
     if request.images and not limits.images:
         raise PayloadError("images", f"request {request.request_id!r} has images; text alone is taken here")
+    if images is not None:
+        images.check_places(request.prompt_ids, request.images)
     if length == 0:
         raise PayloadError("prompt_ids", f"request {request.request_id!r} has an empty prompt")
     if length >= context:

@@ -2,8 +2,9 @@
 
 Invariants:
 
-- Every response in the books waits in the line, or has exactly one job whose tokens count. A job that was given up (its
-  response has ended) keeps its place with the backend until the backend says that it is over, and is not listened to.
+- Every response in the books has its images read, waits in the line, or has exactly one job whose tokens count. A job
+  that was given up (its response has ended) keeps its place with the backend until the backend says that it is over,
+  and is not listened to.
 - The backend has at most `slots` jobs and one more for every eight slots: these stand in its own line, so that it
   refills a slot in the very step in which one becomes free, and the place they leave is filled again in the same turn
   of the event loop. All others wait here, where order, pinning and aborts are ours.
@@ -16,7 +17,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,12 +32,14 @@ from generators.engines.base import (
     RequestError,
     TokenEvent,
 )
+from generators.engines.checks import widened
 from generators.engines.driven.backend import Backend, Chunk, Job
 from generators.engines.driven.folder import ModelFacts
 from generators.engines.driven.labels import Labels
 from generators.engines.driven.line import WaitingLine
 from generators.engines.driven.responses import Response
-from mesh.errors import PayloadError
+from mesh.errors import PayloadError, RollmeshError
+from mesh.images import ImageProcessor
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +94,8 @@ class Dispatcher:
         self._responses: dict[str, Response] = {}
         self._running: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._readers: set[asyncio.Task[None]] = set()
+        self._unread = 0
         self._ended: list[Response] = []
         self._streamed: dict[int, Response] = {}
         self._given_up: list[str] = []
@@ -102,7 +107,7 @@ class Dispatcher:
     @property
     def active(self) -> int:
         """Responses that are being decoded, as far as can be told from here."""
-        return min(self._slots, max(0, len(self._responses) - len(self._line)))
+        return min(self._slots, max(0, len(self._responses) - len(self._line) - self._unread))
 
     @property
     def in_flight(self) -> int:
@@ -112,16 +117,43 @@ class Dispatcher:
     # --- requests ---
 
     def submit(self, requests: Iterable[GenerationRequest]) -> None:
-        """Puts requests in the line; those whose prefix leaves nothing to be sampled end here."""
+        """Puts requests in the line, once their images are read; what has nothing to be sampled ends here."""
+        pictured = []
         for request in requests:
             response = Response(request, self._model)
             self._responses[request.request_id] = response
             self.pinned += request.pinned
-            reason = response.complete()
-            if reason is None:
-                self._line.add([response])
+            if request.images:
+                pictured.append(response)
             else:
-                self._end(response, reason)
+                self._enter(response)
+        if pictured and self._model.images is not None:
+            self._unread += len(pictured)
+            reading = asyncio.get_running_loop().create_task(self._read(pictured, self._model.images))
+            self._readers.add(reading)
+            reading.add_done_callback(self._readers.discard)
+        self._notify()
+
+    def _enter(self, response: Response) -> None:
+        reason = response.complete()
+        if reason is None:
+            self._line.add([response])
+        else:
+            self._end(response, reason)
+
+    async def _read(self, responses: Sequence[Response], images: ImageProcessor) -> None:
+        """Has images looked at beside the event loop; what they make of their prompts must fit the model."""
+        requests = [response.request for response in responses]
+        found = await asyncio.to_thread(widened, requests, images, self._model.limits)
+        self._unread -= len(responses)
+        for response, seen in zip(responses, found, strict=True):
+            if response.finish is not None:
+                continue
+            if isinstance(seen, PayloadError):
+                self._refuse(response, seen)
+            else:
+                response.prompt_tokens = len(seen.prompt_ids)
+                self._enter(response)
         self._notify()
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -196,10 +228,11 @@ class Dispatcher:
 
     async def close(self, timeout_s: float) -> None:
         """Cancels all jobs and waits for their end."""
-        for task in self._tasks:
+        tasks = self._tasks | self._readers
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
+        if tasks:
+            await asyncio.wait(tasks, timeout=timeout_s)
 
     # --- jobs ---
 
@@ -222,13 +255,16 @@ class Dispatcher:
         response.job_id = None
         response.failures += 1
         if isinstance(error, PayloadError) or response.failures == REQUEST_ATTEMPTS:
-            response.refusal = str(error)
-            self._end(response, "aborted")
+            self._refuse(response, error)
         elif (reason := response.complete()) is not None:
             self._end(response, reason)
         elif not self._interrupting:
             # An interruption puts it back with all others.
             self._line.put_back([response])
+
+    def _refuse(self, response: Response, error: RollmeshError) -> None:
+        response.refusal = str(error)
+        self._end(response, "aborted")
 
     def _take(self, running: Running, chunk: Chunk) -> None:
         response = running.response

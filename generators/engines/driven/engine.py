@@ -27,7 +27,7 @@ from generators.engines.base import (
     SleepReport,
     SwapTimings,
 )
-from generators.engines.checks import check_request, check_tokens, widened
+from generators.engines.checks import check_request, check_tokens
 from generators.engines.driven.backend import Backend, Figures
 from generators.engines.driven.folder import ModelFacts, read_folder
 from generators.engines.driven.gate import Gate
@@ -93,8 +93,7 @@ class DrivenEngine(InferenceEngine):
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         requests = tuple(requests)
         for request in requests:
-            # The engine behind widens prompts itself.
-            check_request(widened(request, self._images), self._limits)
+            check_request(request, self._limits, self._images if request.images else None)
         with self._gate.open():
             self._gate.admit(request.request_id for request in requests)
             self._life.post(self._life.dispatcher.submit, requests)

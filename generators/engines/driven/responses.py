@@ -42,6 +42,7 @@ class Response:
 
     Attributes:
         request: as submitted.
+        prompt_tokens: of its prompt as the model sees it; whoever reads its images corrects it.
         ids: tokens of the response so far.
         started: monotonic time of its first job; None before.
         job_id: of the job that is sampling it; None while it waits.
@@ -65,6 +66,7 @@ class Response:
         "finish",
         "ids",
         "job_id",
+        "prompt_tokens",
         "refusal",
         "request",
         "started",
@@ -73,6 +75,7 @@ class Response:
     def __init__(self, request: GenerationRequest, model: ModelFacts) -> None:
         prefix = request.prefix
         self.request = request
+        self.prompt_tokens = len(request.prompt_ids)
         self.ids: list[int] = [] if prefix is None else prefix.response_ids.tolist()
         self.started: float | None = None
         self.job_id: str | None = None
@@ -97,7 +100,7 @@ class Response:
     @property
     def limit(self) -> int:
         """Most tokens of the whole response."""
-        return min(self.request.sampling.max_tokens, self._model.limits.context - len(self.request.prompt_ids))
+        return min(self.request.sampling.max_tokens, self._model.limits.context - self.prompt_tokens)
 
     def complete(self) -> FinishReason | None:
         """Why nothing is left to be sampled behind the tokens so far; None where something is.
@@ -169,7 +172,7 @@ class Response:
         assert self.finish is not None
         sampled, side = self._sampled(), {}
         if self._routed_experts is not None:
-            side["routed_experts"] = self._routed_experts[: len(self.request.prompt_ids) + len(self.ids) - 1]
+            side["routed_experts"] = self._routed_experts[: self.prompt_tokens + len(self.ids) - 1]
         return GenerationResult(
             request_id=self.request.request_id,
             response_ids=sampled.response_ids,

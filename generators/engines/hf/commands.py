@@ -15,6 +15,7 @@ from generators.engines.base import (
 )
 from generators.engines.hf.weights import Staged
 from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
+from mesh.errors import PayloadError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,6 +23,13 @@ class Submit:
     """Requests, checked."""
 
     requests: Sequence[GenerationRequest]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Widened:
+    """Requests whose images were read: (as submitted, as the model sees it or why it is refused)."""
+
+    requests: Sequence[tuple[GenerationRequest, GenerationRequest | PayloadError]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +48,7 @@ class Progress:
 
 
 Update = orders.Update[Staged]
-Command = Submit | Abort | Progress | Probe | Update | Pause | Resume | Sleep | Wake
+Command = Submit | Widened | Abort | Progress | Probe | Update | Pause | Resume | Sleep | Wake
 
 
 def answer(done: Future[Any], value: Any) -> None:

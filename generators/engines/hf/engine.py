@@ -23,12 +23,13 @@ from generators.engines.base import (
     SleepReport,
     SwapTimings,
 )
-from generators.engines.checks import check_request, check_tokens, widened
+from generators.engines.checks import check_request, check_tokens
 from generators.engines.hf.commands import Progress
 from generators.engines.hf.decoder import Decoder
 from generators.engines.hf.inbox import Inbox
 from generators.engines.hf.loading import LoadedModel, load_model
 from generators.engines.hf.loop import DecodeLoop
+from generators.engines.hf.reading import Reading
 from generators.engines.hf.weights import ModelWeights
 from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
 from mesh.errors import WeightsError
@@ -59,7 +60,8 @@ class HfEngine(InferenceEngine):
         gib = None if settings.hf is None else settings.hf.kv_cache_gib
         self._decoder = Decoder(loaded, settings.slots, settings.seed, None if gib is None else int(gib * 2**30))
         self._inbox = Inbox()
-        self._loop = DecodeLoop(self._decoder, self._weights, self._inbox, listener, settings.kv)
+        reading = Reading(loaded.images, loaded.limits, self._inbox)
+        self._loop = DecodeLoop(self._decoder, self._weights, reading, self._inbox, listener, settings.kv)
         self._thread = threading.Thread(target=self._loop.run, name="hf-engine", daemon=True)
 
     @classmethod
@@ -71,11 +73,10 @@ class HfEngine(InferenceEngine):
         self._thread.start()
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        # From here on prompts are what the model sees; results do not speak of them.
-        seen = tuple(widened(request, self._images) for request in requests)
-        for request in seen:
-            check_request(request, self._limits)
-        self._inbox.submit(seen)
+        requests = tuple(requests)
+        for request in requests:
+            check_request(request, self._limits, self._images if request.images else None)
+        self._inbox.submit(requests)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         self._inbox.abort(request_ids)

@@ -25,15 +25,16 @@ from generators.engines.base import (
     ProbeResult,
     SleepReport,
 )
-from generators.engines.hf.commands import Abort, Command, Progress, Submit, Update, answer, refuse
+from generators.engines.hf.commands import Abort, Command, Progress, Submit, Update, Widened, answer, refuse
 from generators.engines.hf.decoder import Decoder
 from generators.engines.hf.inbox import Inbox
+from generators.engines.hf.reading import Reading
 from generators.engines.hf.scheduling import WaitingLine, unsampled
 from generators.engines.hf.stepper import Stepper
 from generators.engines.hf.swapping import Swapper
 from generators.engines.hf.weights import ModelWeights
 from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
-from mesh.errors import WeightsError
+from mesh.errors import PayloadError, WeightsError
 
 
 class DecodeLoop:
@@ -42,6 +43,7 @@ class DecodeLoop:
     Args:
         decoder: over the model.
         weights: of the model.
+        reading: of images.
         inbox: where commands come from.
         listener: see `EngineListener`.
         kv: what becomes of running sequences at a swap.
@@ -53,10 +55,17 @@ class DecodeLoop:
     """
 
     def __init__(
-        self, decoder: Decoder, weights: ModelWeights, inbox: Inbox, listener: EngineListener, kv: KvPolicy
+        self,
+        decoder: Decoder,
+        weights: ModelWeights,
+        reading: Reading,
+        inbox: Inbox,
+        listener: EngineListener,
+        kv: KvPolicy,
     ) -> None:
         self._decoder = decoder
         self._weights = weights
+        self._reading = reading
         self._inbox = inbox
         self._listener = listener
         self._line = WaitingLine()
@@ -85,6 +94,7 @@ class DecodeLoop:
         except Exception as error:  # noqa: BLE001 - whatever the model's code or a callback raises must be reported
             self._fail(error)
         finally:
+            self._reading.stop()
             self._swapper.stop()
 
     def _turn(self) -> None:
@@ -109,7 +119,7 @@ class DecodeLoop:
     def _can_swap(self) -> bool:
         if not self._updates:
             return False
-        return self._decoder.serving is None or self._decoder.pinned + self._line.pinned == 0
+        return self._decoder.serving is None or not (self._decoder.pinned + self._line.pinned or self._reading.pinned)
 
     def _can_decode(self) -> bool:
         return self.state == "running" and self._decoder.serving is not None
@@ -119,7 +129,9 @@ class DecodeLoop:
         while self._taken:
             match command := self._taken[0]:
                 case Submit():
-                    self._queue(command.requests)
+                    self._submit(command.requests)
+                case Widened():
+                    self._widened(command)
                 case Abort():
                     self._deliver(self._withdraw(command.request_ids))
                 case Progress():
@@ -142,6 +154,21 @@ class DecodeLoop:
 
     # --- requests ---
 
+    def _submit(self, requests: Sequence[GenerationRequest]) -> None:
+        pictured = [request for request in requests if request.images]
+        if pictured:
+            self._reading.begin(pictured)
+            requests = [request for request in requests if not request.images]
+        self._queue(requests)
+
+    def _widened(self, command: Widened) -> None:
+        found = self._reading.end(command)
+        refused = [
+            unsampled(request, "aborted", str(seen)) for request, seen in found if isinstance(seen, PayloadError)
+        ]
+        self._queue([seen for _, seen in found if not isinstance(seen, PayloadError)])
+        self._deliver(refused)
+
     def _queue(self, requests: Sequence[GenerationRequest]) -> None:
         """Puts requests in the line; those whose prefix leaves nothing to be sampled end here."""
         complete = [(request, self._decoder.completed(request)) for request in requests if request.prefix is not None]
@@ -151,7 +178,8 @@ class DecodeLoop:
         self._deliver(results)
 
     def _withdraw(self, request_ids: set[str]) -> list[GenerationResult]:
-        waiting = [unsampled(item.request, "aborted") for item in self._line.withdraw(request_ids)]
+        waiting = [unsampled(request, "aborted") for request in self._reading.withdraw(request_ids)]
+        waiting += [unsampled(item.request, "aborted") for item in self._line.withdraw(request_ids)]
         return waiting + self._decoder.abort(request_ids)
 
     def _deliver(self, results: list[GenerationResult]) -> None:
@@ -224,7 +252,7 @@ class DecodeLoop:
         if command.keep_weights:
             freed += self._weights.to_host() if self._decoder.serving is not None else 0
         elif self._decoder.serving is not None:
-            self._deliver(self._withdraw(self._line.pinned_ids()))
+            self._deliver(self._withdraw(self._line.pinned_ids() | self._reading.pinned))
             self._decoder.serving = None
             self.digest = ""
             freed += self._weights.drop()
@@ -264,7 +292,7 @@ class DecodeLoop:
 
     def _refuse_all(self, error: EngineError) -> None:
         for command in (*self._updates, *self._taken):
-            if not isinstance(command, Submit | Abort):
+            if not isinstance(command, Submit | Widened | Abort):
                 refuse(command.done, error)
         self._updates.clear()
         self._taken.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -18,8 +19,9 @@ from generators.engines.base import (
 )
 from generators.engines.hf.prefill import Prefiller
 from mesh.errors import PayloadError
+from mesh.images import ImageProcessor
 from tests.generators.engines import tiny_vlm
-from tests.generators.engines.collector import Collector
+from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.harness import V1, V2, prefix_of
 from tests.generators.engines.tiny import ContractModel
 from tests.generators.engines.tiny_vlm import IMAGE, TinyVlm, picture
@@ -149,8 +151,8 @@ def test_a_response_goes_on_behind_its_prefix(start: Callable[..., Engine], vlm:
 def test_widened_prompts_count_in_the_context(start: Callable[..., Engine], vlm: TinyVlm) -> None:
     engine = start()
     room = tiny_vlm.CONTEXT - len(vlm.wide)
-    with pytest.raises(PayloadError, match="context"):
-        engine.run(asked("long", 1, prompt=[*[3] * room, IMAGE]))
+    [long] = engine.run(asked("long", 1, prompt=[*[3] * room, IMAGE]))
+    assert "context" in long.refusal
     [result] = engine.run(asked("full", 1, prompt=[*[3] * (room - 3), IMAGE]))
     assert len(result.response_ids) <= 3
 
@@ -160,12 +162,43 @@ def test_what_cannot_be_seen_is_refused(start: Callable[..., Engine], contract_m
     for wrong, reason in (
         (asked("few", 1, prompt=[3, IMAGE, IMAGE]), "placeholders"),
         (asked("many", 1, 2), "placeholders"),
-        (replace(asked("broken"), images=(b"no image",)), "cannot be read"),
     ):
         with pytest.raises(PayloadError, match=reason):
             engine.run(wrong)
+    [broken] = engine.run(replace(asked("broken"), images=(b"no image",)))
+    assert "cannot be read" in broken.refusal
     [result] = engine.run(asked("fine", 1))
     assert len(result.response_ids)
     text = create_engine("hf", contract_model.folder, EngineSettings(), Collector())
     with pytest.raises(PayloadError, match="text alone"):
         text.submit([asked("blind", 1, prompt=[3, 4])])
+
+
+def test_images_are_read_beside_everything_else(start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is being read can be aborted, keeps a swap waiting where it is pinned, and stops with the engine."""
+    engine, opened = start(), threading.Event()
+    widened = ImageProcessor.widened
+
+    def slow(self: ImageProcessor, ids: list[int], images: tuple[bytes, ...]) -> list[int]:
+        assert opened.wait(DEADLINE_S)
+        return widened(self, ids, images)
+
+    monkeypatch.setattr(ImageProcessor, "widened", slow)
+    pinned = replace(asked("pinned", 3), pinned=True)
+    engine.engine.submit([asked("gone", 1), pinned])
+    swap = engine.engine.update_weights(V2, engine.weights.items(), "again")
+    engine.engine.abort(["gone"])
+    [gone] = engine.collector.wait(["gone"])
+    assert (gone.finish_reason, gone.refusal) == ("aborted", "")
+    assert engine.engine.probe([3, 4]).result(DEADLINE_S).version == V1
+    assert not swap.done()
+    opened.set()
+    [result] = engine.collector.wait(["pinned"])
+    assert set(result.versions) == {V1}
+    assert swap.result(DEADLINE_S).version == V2
+    opened.clear()
+    engine.engine.submit([asked("left", 1)])
+    engine.engine.stop()
+    [left] = engine.collector.wait(["left"])
+    opened.set()
+    assert left.finish_reason == "aborted"

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from generators.engines.base import EngineSettings
+from generators.engines.base import EngineListener, EngineSettings
 from generators.engines.checks import SEEDS
-from generators.engines.driven.backend import Backend
+from generators.engines.driven.backend import Backend, Chunk
 from generators.engines.driven.folder import ModelFacts, read_folder
-from generators.engines.driven.responses import _seed_behind
+from generators.engines.driven.labels import Labels, label_of
+from generators.engines.driven.responses import Response, _seed_behind
 from mesh.errors import DataError, PayloadError
 from tests.generators.engines import tiny, tiny_vlm
-from tests.generators.engines.collector import Collector
+from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.driven.driven_harness import LIMITS, ScriptedEngine, ScriptedHarness, tokenizer
 from tests.generators.engines.driven.scripted import ScriptedBackend, TableModel
 from tests.generators.engines.harness import V1, V2, behind, constant_prefix, request
@@ -125,3 +127,71 @@ def test_an_engine_for_text_takes_no_images_of_any_model(tmp_path: Path) -> None
     with pytest.raises(PayloadError) as caught:
         engine.submit([replace(request("a"), images=(tiny_vlm.picture(0),))])
     assert caught.value.field == "images"
+
+
+class Images:
+    """Makes three tokens of each image once it is told to, and fails at one."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+
+    def check_places(self, ids: Sequence[int], images: tuple[bytes, ...]) -> None:
+        """Any number will do."""
+
+    def widened(self, ids: Sequence[int], images: tuple[bytes, ...]) -> list[int]:
+        assert self.opened.wait(DEADLINE_S)
+        if b"odd" in images:
+            raise ZeroDivisionError("no height")
+        return [*ids, *[5] * 3 * len(images)]
+
+
+class PicturedHarness(ScriptedHarness):
+    """Its model takes images, and tells of experts."""
+
+    def build(self, listener: EngineListener) -> ScriptedEngine:
+        self.images = Images()
+        limits = replace(LIMITS, images=True)
+        facts = ModelFacts(limits, tokenizer(), self.images)  # type: ignore[arg-type]  # the part that is used
+        return ScriptedEngine(self.backend, facts, EngineSettings(slots=self.slots), listener)
+
+
+def test_images_are_read_beside_everything_else() -> None:
+    """What is being read can be aborted, keeps a swap waiting where it is pinned, and is refused alone."""
+    harness = PicturedHarness()
+    harness.update(V1, harness.constant_weights(10))
+    pinned = request("pinned", max_tokens=4, pinned=True)
+    asked = [
+        request("gone"),
+        request("odd"),
+        request("long", [3] * (harness.context - 2)),
+        request("near", [3] * (harness.context - 9), max_tokens=50),
+    ]
+    harness.engine.submit([replace(item, images=(item.request_id.encode(),)) for item in [pinned, *asked]])
+    [other] = harness.run([request("text", max_tokens=3, pinned=True)])
+    assert other.response_ids.tolist() == [10] * 3
+    swap = harness.engine.update_weights(V2, harness.constant_weights(11).items(), "")
+    harness.engine.abort(["gone"])
+    assert harness.collector.wait(["gone"])[0].finish_reason == "aborted"
+    assert harness.engine.status().active == 0
+    assert not swap.done()
+    harness.images.opened.set()
+    found = {name: harness.collector.wait([name])[0] for name in ("pinned", "odd", "long", "near")}
+    swap.result(harness.deadline_s)
+    assert found["pinned"].response_ids.tolist() == [10] * 4
+    assert "ZeroDivisionError: no height" in found["odd"].refusal
+    assert "context" in found["long"].refusal
+    # The prompt with its image leaves room for six.
+    assert (found["near"].finish_reason, len(found["near"].response_ids)) == ("length", 6)
+    harness.close()
+    assert "gone" not in {job.images[0].decode() for job in harness.backend.jobs if job.images}
+
+
+def test_experts_are_those_of_the_prompt_with_its_images_and_the_response() -> None:
+    response = Response(replace(request("a"), images=(b"x",)), ModelFacts(LIMITS, tokenizer()))
+    response.prompt_tokens = 9
+    labels = Labels()
+    labels.loaded(V1)
+    experts = np.zeros((12, 2, 2), np.uint8)
+    response.add(Chunk([5, 6], [0.0, 0.0], [(2, label_of(V1))], "length", experts), labels)
+    response.finish = "length"
+    assert response.result().side["routed_experts"].shape == (9 + 2 - 1, 2, 2)
