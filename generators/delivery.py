@@ -22,9 +22,10 @@ from buffer.client import Outgoing, WriteResult
 from generators.engines.base import GenerationResult
 from generators.held import FinishedMember, HeldGroup
 from generators.packing import member_write, pack
-from generators.responder import EpisodeResult
+from generators.responder import EpisodeResult, failure_of
 from generators.rollout import Batch
 from generators.text import TextCodec
+from generators.together import run_together
 from mesh.errors import RollmeshError, UnreachableError
 from mesh.text import REASON_CHARACTERS, bounded
 from protos import buffer_pb2, reward_pb2, trajectory_pb2
@@ -36,6 +37,8 @@ _FINISH = {
     "length": trajectory_pb2.FINISH_REASON_LENGTH,
     "aborted": trajectory_pb2.FINISH_REASON_ABORTED,
 }
+# Arrays of side data on their way at once.
+_UPLOADS = 8
 Writes = list[tuple[HeldGroup, Outgoing]]
 # Table, grant, member, name, array: see `BufferClient.upload_side`.
 UploadSide = Callable[[str, buffer_pb2.GroupGrant, int, str, NDArray[np.generic]], Awaitable[trajectory_pb2.SideData]]
@@ -97,6 +100,7 @@ class Delivery:
         self._tasks: set[asyncio.Task[None]] = set()
         # Members that wait for their reward, and since when, by batch.
         self._waiting: dict[int, tuple[int, float]] = {}
+        self._uploading = asyncio.Semaphore(_UPLOADS)
         self.scored = 0
         self.unscorable = 0
         self.failed = 0
@@ -153,7 +157,7 @@ class Delivery:
         members = []
         for group, part in batch:
             for finished in part:
-                if reason := _failure(finished.result):
+                if reason := failure_of(finished.result):
                     log.warning("member %d of group %s: %s", finished.member, group.group_id, reason)
                     self.fail(group, [finished.member], reason)
                 else:
@@ -169,6 +173,7 @@ class Delivery:
         finally:
             del self._waiting[id(batch)]
         writes: Writes = []
+        uploads = []
         for (group, finished), result in zip(members, results, strict=True):
             if group.dropped:
                 self.superseded += 1
@@ -176,15 +181,17 @@ class Delivery:
                 continue
             write = self._write_of(group, finished, result)
             if finished.result.side and write.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
-                await self._upload(group, finished, write.head.meta)
+                uploads.append(self._upload(group, finished, write.head.meta))
             writes.append((group, write))
+        await run_together(*uploads)
         await self._store(writes)
 
     async def _upload(self, group: HeldGroup, finished: FinishedMember, meta: trajectory_pb2.MemberMeta) -> None:
         """Stores a member's side data; what the buffer does not take is left out."""
         for name, array in finished.result.side.items():
             try:
-                entry = await self._upload_side(group.table, group.grant, finished.member, name, array)
+                async with self._uploading:
+                    entry = await self._upload_side(group.table, group.grant, finished.member, name, array)
             except UnreachableError:
                 raise
             except RollmeshError as error:
@@ -274,15 +281,6 @@ class Delivery:
                     continue
                 self._dropped(group)
             self._settled(group, 1)
-
-
-def _failure(result: GenerationResult) -> str:
-    """Why a response is no sample of the policy; empty where it is one."""
-    if isinstance(result, EpisodeResult) and result.failure:
-        return f"episode failed: {result.failure}"
-    if result.refusal:
-        return f"generation refused: {result.refusal}"
-    return "" if len(result.response_ids) else "generation ended without a token"
 
 
 def _score_item(group: HeldGroup, finished: FinishedMember, text: str) -> reward_pb2.ScoreItem:

@@ -40,6 +40,7 @@ class HeldGroup:
         prefixes: member -> the tokens that an earlier holder had of it; the response goes on behind them.
         generating: member -> request id, given to the engine.
         finished: sampled, not handed on to scoring yet.
+        answered: a member has a response.
         undelivered: members handed on whose outcome is not stored yet.
         incomplete: members are missing that are not sampled here any more; it goes back once the others are stored.
         dropped: the group is not ours any more; whatever still arrives for it is thrown away.
@@ -53,6 +54,7 @@ class HeldGroup:
     prefixes: dict[int, SampledTokens] = field(default_factory=dict)
     generating: dict[int, str] = field(default_factory=dict)
     finished: list[FinishedMember] = field(default_factory=list)
+    answered: bool = False
     undelivered: int = 0
     incomplete: bool = False
     dropped: bool = False

@@ -189,6 +189,8 @@ class Parts:
         """Why no tokens are being sampled, or no results stored, at present; empty while all goes well."""
         if self.receiver.serving is None:
             return self.receiver.waiting_reason
+        if reason := self.rollout.waiting_reason:
+            return reason
         load = self.rollout.load
         if load.undelivered and (reason := self.scorer.waiting_reason()):
             return f"waits for rewards: {reason}"

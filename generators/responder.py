@@ -51,6 +51,15 @@ class EpisodeResult(GenerationResult):
     messages: Sequence[Mapping[str, Any]] = ()
 
 
+def failure_of(result: GenerationResult) -> str:
+    """Why a response is no sample of the policy; empty where it is one."""
+    if isinstance(result, EpisodeResult) and result.failure:
+        return f"episode failed: {result.failure}"
+    if result.refusal:
+        return f"generation refused: {result.refusal}"
+    return "" if len(result.response_ids) else "generation ended without a token"
+
+
 class Responder(Protocol):
     """The part of `InferenceEngine` that the rollout loop needs; results go to the engine's listener, or its like."""
 

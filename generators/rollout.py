@@ -20,10 +20,11 @@ from dataclasses import replace
 
 from buffer.client import Lease
 from generators.admission import Load, credits_for
+from generators.brake import Brake
 from generators.concurrency import Concurrency, Look
 from generators.engines.base import EngineStatus, GenerationResult
 from generators.held import FinishedMember, HeldGroup
-from generators.responder import MemberRequest, Responder
+from generators.responder import MemberRequest, Responder, failure_of
 from mesh.errors import PayloadError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2
@@ -76,6 +77,7 @@ class Rollout:
         self._n_by_table = dict(n_by_table)
         self._share = share
         self._concurrency = Concurrency(slots, n_by_table["train"]) if adaptive else None
+        self._brake = Brake()
         self._on_batch = on_batch
         self._on_failed = on_failed
         self._on_release = on_release
@@ -143,12 +145,18 @@ class Rollout:
         """Groups of `table` that may be granted now."""
         if self._draining:
             return 0
-        load, n = self.load, self._n_by_table[table]
-        if table == "train":
-            return credits_for(load, slots=self._slots, n=n, share=self._share, limit=self.limit)
-        # Evaluation does not compete with training for credits: its groups are few and wait for nobody.
-        load = Load(generating=self._generating[table], undelivered=load.undelivered)
-        return credits_for(load, slots=self._slots, n=n, limit=self.limit)
+        load, n, share = self.load, self._n_by_table[table], self._share
+        at_work = load.generating > 0
+        if table != "train":
+            # Evaluation does not compete with training for credits: its groups are few and wait for nobody.
+            load, share = Load(generating=self._generating[table], undelivered=load.undelivered), None
+        found = credits_for(load, slots=self._slots, n=n, share=share, limit=self.limit)
+        return self._brake.bounds(found, time.monotonic(), at_work=at_work)
+
+    @property
+    def waiting_reason(self) -> str:
+        """Why fewer groups are asked for than there is room for."""
+        return self._brake.waiting_reason
 
     # -------------------------------------------------------------------------------------------------- grants
 
@@ -276,14 +284,27 @@ class Rollout:
             if not group.finished and group.generating:
                 asyncio.get_running_loop().call_later(PARTIAL_AFTER_S, self._hand_on_part, group)
             group.finished.append(FinishedMember(member, result, now))
+            failure = failure_of(result)
+            if not failure:
+                group.answered = True
+                self._brake.answered()
             if not group.generating:
                 self._sampled(group)
+                self._judge(group, failure)
                 complete[id(group)] = group
         self._give_back(misplaced)
         batch = [(group, self._take(group)) for group in complete.values() if group.finished and not group.dropped]
         if batch:
             self._on_batch(batch)
         self._on_load()
+
+    def _judge(self, group: HeldGroup, failure: str) -> None:
+        """Where all of a group fails here, and then the next, fewer are asked for."""
+        if group.answered:
+            return
+        if pause := self._brake.failed(time.monotonic(), failure):
+            log.warning("no member of group %s was answered; the next is asked for in %.0f s", group.group_id, pause)
+            asyncio.get_running_loop().call_later(pause, self._on_load)
 
     def _take(self, group: HeldGroup) -> list[FinishedMember]:
         finished, group.finished = group.finished, []

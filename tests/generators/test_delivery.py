@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -290,3 +291,22 @@ async def test_it_says_how_many_responses_wait_for_their_reward_and_for_how_long
     assert [members for members, _ in seen] == [2, 2]
     assert seen[0][1] <= seen[1][1]
     assert around.delivery.waiting_for_rewards() == (0, 0.0)
+
+
+async def test_side_data_of_members_travels_together() -> None:
+    around, both = Surroundings(scored), asyncio.Barrier(2)
+    upload = around.delivery._upload_side
+
+    async def meeting(*arguments: Any) -> trajectory_pb2.SideData:
+        async with asyncio.timeout(10):
+            await both.wait()
+        return await upload(*arguments)
+
+    around.delivery._upload_side = meeting
+    members = [
+        FinishedMember(member, replace(finished(member, 6, 1).result, side={"experts": np.zeros(3, np.uint8)}), 99)
+        for member in range(2)
+    ]
+    around.delivery.deliver([(held("g1"), members)])
+    await around.delivery.drained()
+    assert [[entry.name for entry in write.head.meta.side] for write in around.writes] == [["experts"]] * 2

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import generators.rollout as rollout_module
+from generators import brake
 from generators.admission import Load, credits_for, fair_share
 from generators.engines.base import EngineStatus, FinishReason, GenerationResult, SampledTokens
 from generators.held import HeldGroup, sampling_of
@@ -325,6 +326,37 @@ async def test_a_member_that_the_engine_refuses_late_has_its_outcome() -> None:
     assert not book.released
     book.settle()
     assert book.rollout.idle.is_set()
+
+
+async def test_a_generator_at_which_all_groups_fail_asks_for_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group with one response is none of them."""
+    monkeypatch.setattr(brake, "FIRST_PAUSE_S", 0.01)
+    book = Book()
+
+    async def fail(name: str, *, members: int = 4) -> None:
+        await book.grant(name)
+        asked = book.engine.requests[-4:]
+        refused = [replace(result(one.request_id, V0, "aborted"), refusal="odd") for one in asked[:members]]
+        answered = [result(one.request_id, V0, "stop") for one in asked[members:]]
+        book.rollout.on_results([*refused, *answered])
+        book.settle()
+
+    free = book.rollout.credits("train")
+    for index in range(brake.IN_A_ROW):
+        await fail(f"half {index}", members=3)
+    for index in range(brake.IN_A_ROW - 1):
+        await fail(f"bad {index}")
+    assert book.rollout.credits("train") == free
+    assert not book.rollout.waiting_reason
+    await fail("worse")
+    assert "odd" in book.rollout.waiting_reason
+    loads = book.loads
+    async with asyncio.timeout(10):
+        while book.loads == loads:
+            await asyncio.sleep(0.005)
+    assert book.rollout.credits("train") == book.rollout.credits("eval") == 1, "the end of the pause was told"
+    await fail("half", members=3)
+    assert book.rollout.credits("train") == free
 
 
 async def test_what_is_finished_is_stored_before_its_group_is_given_back() -> None:

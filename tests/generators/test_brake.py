@@ -1,0 +1,27 @@
+"""How many groups are taken on while groups fail: by a clock of the test's own."""
+
+from __future__ import annotations
+
+from generators.brake import FIRST_PAUSE_S, IN_A_ROW, MAX_PAUSE_S, Brake
+
+
+def test_one_at_a_time_after_growing_pauses_until_one_is_answered() -> None:
+    brake, now = Brake(), 100.0
+    for _ in range(IN_A_ROW - 1):
+        assert brake.failed(now, "odd") == 0
+        assert brake.bounds(7, now, at_work=True) == 7
+    pauses = []
+    for _ in range(8):
+        pause = brake.failed(now, "odd")
+        pauses.append(pause)
+        assert brake.bounds(7, now + pause - 0.01, at_work=False) == 0
+        assert brake.bounds(7, now + pause, at_work=True) == 0, "one at a time"
+        assert brake.bounds(7, now + pause, at_work=False) == 1
+        assert brake.bounds(0, now + pause, at_work=False) == 0
+        assert "odd" in brake.waiting_reason
+        now += pause
+    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
+    assert pauses[-1] == MAX_PAUSE_S
+    brake.answered()
+    assert brake.bounds(7, now, at_work=True) == 7
+    assert brake.waiting_reason == ""
