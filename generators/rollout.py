@@ -145,7 +145,8 @@ class Rollout:
         """Groups of `table` that may be granted now."""
         if self._draining:
             return 0
-        load, n, share = self.load, self._n_by_table[table], self._share
+        load, n = self.load, self._n_by_table[table]
+        share: int | None = self._share
         at_work = load.generating > 0
         if table != "train":
             # Evaluation does not compete with training for credits: its groups are few and wait for nobody.

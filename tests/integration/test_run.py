@@ -1,6 +1,7 @@
 """A run from its first to its last step: what it writes, and what the commands say of it."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -8,22 +9,36 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from examples.demo.model import build_tokenizer
 from tests.command import Command
 from tests.integration.mesh import MeshRun, audit
+
+POISON = Path(__file__).parent / "poison"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_writes_what_it_promises(
-    start_mesh: Callable[..., MeshRun], rollmesh: Command, tmp_path: Path, third_party_server: str
+    start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path, third_party_server: str
 ) -> None:
-    """Behind a token: no one without it is told anything."""
+    """Behind a token: no one without it is told anything. Where the engine fails at one prompt, that is all that fails."""
     token = tmp_path / "token"
     token.write_text("a shared secret\n")
     behind = f"--security.token_file={token}"
-    run = start_mesh("--learner.steps=40", "--logging.samples_per_step=2", "--eval.every_steps=20", behind)
+    poison = build_tokenizer().encode(pq.read_table(demo_data / "train.parquet")["prompt"][0].as_py())
+    run = start_mesh(
+        "--learner.steps=40",
+        "--logging.samples_per_step=2",
+        "--eval.every_steps=20",
+        behind,
+        env={
+            "ROLLMESH_TEST_POISON": json.dumps(poison),
+            "PYTHONPATH": os.pathsep.join([str(POISON), os.environ.get("PYTHONPATH", "")]),
+        },
+    )
     run.wait_step(3)
     refused = rollmesh("status", "--mesh", run.address())
     assert refused.returncode == 2, refused.stdout
@@ -50,6 +65,14 @@ def test_a_run_writes_what_it_promises(
         assert summary[key] is not None, key
     assert set(summary["peak_memory_mb"]) >= {"buffer", "learner", "generator-0", "reward"}
     assert max(int(age) for age in summary["staleness"]) <= 2
+    train = summary["ledger"]["train"]
+    # Once in each of the two or three passes over the data.
+    assert 1 <= train["counters"]["failed"] <= 3
+    assert train["causes"]
+    assert all(
+        "the model failed at it 2 times: RuntimeError: illegal instruction" in cause for cause in train["causes"]
+    )
+    assert not any("restarting" in line for line in run.lines), run.tail()
     assert [row["step"] for row in summary["held_out"]] == [0, 20, 40]
     samples = rollmesh("samples", str(run.folder), "--worst")
     assert samples.returncode == 0, samples.stderr
