@@ -24,7 +24,7 @@ POISON = Path(__file__).parent / "poison"
 def test_a_run_writes_what_it_promises(
     start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path, third_party_server: str
 ) -> None:
-    """Behind a token: no one without it is told anything. Where the engine fails at one prompt, that is all that fails."""
+    """Behind a token: no one without it is told anything. The engine fails at one prompt, and nothing else does."""
     token = tmp_path / "token"
     token.write_text("a shared secret\n")
     behind = f"--security.token_file={token}"
