@@ -11,16 +11,24 @@ def last_boxed(text: str) -> str | None:
     Of nested boxes the innermost counts; one that is not closed is none.
     """
     start = text.rfind(_BOX)
-    if start < 0:
-        return None
-    content = text[start + len(_BOX) :]
-    if content.startswith(" "):
-        return content[1:].split("$")[0]
-    if not content.startswith("{"):
+    if start >= 0 and text.startswith(" ", start + len(_BOX)):
+        return text[start + len(_BOX) + 1 :].split("$")[0]
+    return _content(text, start)
+
+
+def last_braced_box(text: str) -> str | None:
+    r"""The same with braces alone: a `\boxed ` without them is no box."""
+    return _content(text, text.rfind(_BOX + "{"))
+
+
+def _content(text: str, start: int) -> str | None:
+    """What is between the braces of the box at a place; None without a place, an opening brace or a closing one."""
+    place = start + len(_BOX)
+    if start < 0 or not text.startswith("{", place):
         return None
     depth = 0
-    for place, character in enumerate(content):
-        depth += (character == "{") - (character == "}")
+    for end in range(place, len(text)):
+        depth += (text[end] == "{") - (text[end] == "}")
         if not depth:
-            return content[1:place]
+            return text[place + 1 : end]
     return None

@@ -1,8 +1,9 @@
 r"""DAPO's rule for competition mathematics with integer answers: +1 or -1 (arXiv:2503.14476, sec. 4.1).
 
 Only the last 300 characters count, so that answers must come at the end. The answer stands behind the last `Answer:`
-and is compared after Minerva's normalization (Lewkowycz et al., arXiv:2206.14858, app. D.1); without that word, a
-`\boxed{}` within the last 100 characters is compared as it is written. `strict_box` accepts the box alone.
+and is compared after Minerva's normalization (Lewkowycz et al., arXiv:2206.14858, app. D.1) as verl has it; without
+that word, a `\boxed{}` with braces within the last 100 characters is compared as it is written. `strict_box` accepts
+the box alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from reward_service.scorers.boxes import last_boxed
+from reward_service.scorers.boxes import last_braced_box
 
 INVALID = "[INVALID]"
 _TAIL = 300
@@ -31,17 +32,22 @@ _SUBSTITUTIONS = (
 )
 # fmt: off
 _UNITS = (
-    "square", "ways", "integers", "dollars", "mph", "inches", "ft", "hours", "km", "units", "\\ldots", "sue",
+    "square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue",
     "points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges",
     "students", "childrentickets", "multiples",
 )
 _MARKS = (
-    r"\text{s}", r"\text{.}", r"\text{}^2", r"\text{}^3", r"\text{}", r"\mathrm{th}", r"^\circ", r"^{\circ}",
-    r"\;", r",\!", "{,}", '"', r"\dots",
+    r"\text{s}", r"\text{.}", "\\text{\ns}", r"\text{}^2", r"\text{}^3", "\\text{\n}", r"\text{}", r"\mathrm{th}",
+    r"^\circ", r"^{\circ}", r"\;", r",\!", "{,}", '"', r"\dots",
 )
 # fmt: on
-_IN_DOLLARS = re.compile(r"\$(.*?)\$")
-_WRAPPED = re.compile(r"\\(?:text|textbf|overline|boxed)\{(.*?)\}")
+# One after the other, as what one leaves may be the next one's.
+_WRAPPED = (
+    re.compile(r"\\text\{(.*?)\}"),
+    re.compile(r"\\textbf\{(.*?)\}"),
+    re.compile(r"\\overline\{(.*?)\}"),
+    re.compile(r"\\boxed\{(.*)\}"),
+)
 _SHORT_FRACTION = re.compile(r"frac([^{])(.)")
 _SHORT_ROOT = re.compile(r"sqrt([^{])")
 
@@ -71,12 +77,19 @@ def normalize(answer: str) -> str:
         answer = answer.replace(written, replacement)
     for word in (*_UNITS, *_MARKS):
         answer = answer.replace(word, "")
-    inside = _IN_DOLLARS.search(answer)
-    answer = _WRAPPED.sub(r"\1", inside[1] if inside else answer)
+    answer = "\n".join(map(_in_dollars, answer.split("\n")))
+    for wrapped in _WRAPPED:
+        answer = wrapped.sub(r"\1", answer)
     answer = _SHORT_FRACTION.sub(r"frac{\1}{\2}", answer)
     answer = _SHORT_ROOT.sub(r"sqrt{\1}", answer).replace("$", "")
     digits = answer.replace(",", "")
     return (digits if digits.isdigit() else answer).strip()
+
+
+def _in_dollars(line: str) -> str:
+    """The first formula of a line, with its dollars; the line where there is none."""
+    parts = line.split("$", 2)
+    return f"${parts[1]}$" if len(parts) == 3 else line
 
 
 def grade(response: str, truth: str, *, strict_box: bool = False) -> Grade:
@@ -86,7 +99,7 @@ def grade(response: str, truth: str, *, strict_box: bool = False) -> Grade:
     if answers:
         answer = normalize(answers[-1])
         return Grade(answer == normalize(truth), answer)
-    boxed = last_boxed(tail[-_BOX_TAIL:])
+    boxed = last_braced_box(tail[-_BOX_TAIL:])
     if boxed is None:
         return Grade(False, None if strict_box else INVALID)
     return Grade(boxed == truth, boxed)
