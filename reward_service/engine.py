@@ -23,7 +23,8 @@ from reward_service.coroutines import CoroutinePool
 from reward_service.functions import RewardFunction
 from reward_service.loading import FunctionSpec, is_path, load_function, named
 from reward_service.outcomes import NOT_BEGUN, Failed, Outcome, RewardItem, Scored, Unscorable, not_begun, to_proto
-from reward_service.scorers import is_linear
+from reward_service.scorers import is_linear, reads_mathematics
+from reward_service.scorers.graders import check_versions
 from reward_service.threads import ThreadPool
 from reward_service.times import Times
 from reward_service.workers.pool import PoolStats, ProcessPool
@@ -123,8 +124,10 @@ class ScoringEngine:
         """Loads the functions that worker processes are to run; what `score` needs of it, it does itself.
 
         Raises:
-            RewardError: a function that cannot be loaded.
+            RewardError: a function that cannot be loaded, or one that would grade with packages that were not tested.
         """
+        if any(reads_mathematics(spec) for spec, _ in self._remote):
+            check_versions()
         # `auto` needs a worker for few sources, so it gets one when the first item of these comes.
         if any(spec != "auto" for spec, _ in self._remote):
             await self._processes.start()

@@ -21,6 +21,7 @@ from reward_service.scorers import (
     auto,
     environment,
     exact_match,
+    graders,
     gsm8k,
     gsm8k_text,
     math_dapo,
@@ -70,7 +71,16 @@ def is_linear(name: str, data_source: str) -> bool:
     return name in LINEAR or (name == "auto" and auto.scorer_of(data_source) is not math_value.score)
 
 
+def reads_mathematics(name: str) -> bool:
+    """Whether a scorer hands items to math-verify, all or those of some sources."""
+    return name in ("auto", "math")
+
+
 def prepare(name: str) -> None:
-    """Loads what a scorer imports when it is first called: no call of it is to be charged for that."""
-    if name in ("auto", "math"):
-        math_value.load()
+    """Loads and tries what a scorer imports when it is first called: no call of it is to be charged for that.
+
+    Raises:
+        RewardError: it grades otherwise here than where it was tested.
+    """
+    if reads_mathematics(name):
+        graders.self_test()

@@ -72,11 +72,6 @@ def score(item: RewardItem) -> Outcome:
     return Scored(float(result.correct), {"format": float(result.boxed), "readable": float(result.readable)})
 
 
-def load() -> None:
-    """Loads the library, which takes half a second."""
-    import math_verify  # noqa: F401
-
-
 def _parse(text: str, reading: Reading) -> list[Any]:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mesh.config.models import Config
 from mesh.errors import DataError
 from rollmesh.report.failures import failures_text
+from rollmesh.report.graders import grader_versions
 from rollmesh.report.metrics import Record, is_evaluation, is_training, read_metrics, run_records
 from rollmesh.report.restarts import read_restarts
 from rollmesh.report.series import number
@@ -74,6 +75,7 @@ class Summary:
             found itself hanging).
         unscored: of the trained groups: all members, those without a reward by code, and the newest cause.
         stalls: when nothing moved: since when, how long, who held what, how it ended.
+        graders: installed versions of what grades mathematics, by package, where this mesh's own scorers do.
     """
 
     run: str
@@ -96,6 +98,7 @@ class Summary:
     restarts: dict[str, dict[str, int]]
     unscored: dict[str, Any]
     stalls: list[dict[str, Any]]
+    graders: dict[str, str]
 
     def lines(self) -> Iterator[str]:
         """The summary for a terminal."""
@@ -118,6 +121,8 @@ class Summary:
         if self.stalls:
             seconds = sum(stall["seconds"] for stall in self.stalls)
             yield f"{len(self.stalls)} stalls of {seconds:.0f} s in all: see the report"
+        if self.graders:
+            yield "graders: " + ", ".join(f"{name} {version}" for name, version in self.graders.items())
         yield f"summary: {Path(self.folder) / _FILE}"
 
     def unscored_text(self) -> str:
@@ -188,6 +193,7 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
         restarts=read_restarts(folder),
         unscored=unscored.to_wire(),
         stalls=[asdict(stall) for stall in read_stalls(folder)],
+        graders=grader_versions(config),
     )
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mesh.errors import RewardError
 from reward_service.outcomes import RewardItem, Scored, Unscorable
-from reward_service.scorers import LINEAR, SCORERS, gsm8k_text, math_dapo, math_value, qa
+from reward_service.scorers import LINEAR, SCORERS, graders, gsm8k_text, math_dapo, math_value, prepare, qa
 from reward_service.scorers.boxes import last_boxed
 
 
@@ -154,3 +155,16 @@ def test_any_text_gets_a_score(response: str, truth: str) -> None:
         assert outcome(name, response, truth).total in (0.0, 1.0)
     assert outcome("math_dapo", response, truth).total in (-1.0, 1.0)
     assert math_dapo.grade(response, truth, strict_box=True).total in (-1.0, 1.0)
+
+
+def test_the_grader_is_the_one_that_was_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under another antlr runtime the grammar reads no percent: nothing is scored, and the error says with what."""
+    graders.check_versions()
+    graders.self_test()
+    monkeypatch.setattr(graders, "_version", {**graders.versions(), "antlr4-python3-runtime": "4.9.3"}.__getitem__)
+    with pytest.raises(RewardError, match=r"antlr4-python3-runtime 4\.9\.3 \(tested: 4\.13\.2\)"):
+        graders.check_versions()
+    no_percent = math_value.Grade(True, True, False, False)
+    monkeypatch.setattr(math_value, "grade", lambda response, truth: no_percent)
+    with pytest.raises(RewardError, match=r"for different, .*math-verify 0\.8\.0, .*antlr4-python3-runtime 4\.9\.3"):
+        prepare("math")

@@ -101,6 +101,7 @@ def test_summary_has_the_runs_figures(run_folder: Path) -> None:
     assert summary.peak_memory_mb == {"learner": 300.0}
     assert summary.restarts == {"learner": {"exit": 1, "frozen": 2}}
     assert "restarts: learner 1 (exit), learner 2 (frozen)" in list(summary.lines())
+    assert summary.graders["antlr4-python3-runtime"] == "4.13.2"
     assert read_summary(run_folder) == summary
     assert "balances" in "\n".join(summary.lines())
 

@@ -1,0 +1,76 @@
+r"""What the graders of mathematics are made of, and whether it grades here as it did where it was tested.
+
+The `math` scorer reads answers with math-verify, whose grammar runs on the antlr runtime that happens to be installed:
+another runtime reads `50\%` as nothing at all, and rewards change without a word. So the versions are pinned, tried
+before the first item is scored, and written into the summary of a run.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from mesh.errors import RewardError
+from reward_service.scorers import math_value
+
+# Versions under which `_KNOWN` was recorded; None: any. As in pyproject.toml.
+_PINNED = {
+    "math-verify": "0.8.0",
+    "latex2sympy2_extended": "1.10.2",
+    "antlr4-python3-runtime": "4.13.2",
+    "sympy": None,
+}
+# Response, truth, and whether they agree: what has been seen to change from version to version first.
+_KNOWN = (
+    (r"\boxed{50\%}", "0.5", True),
+    (r"\boxed{50\%}", "50", False),
+    (r"\boxed{\frac{3}{4}}", "0.75", True),
+    (r"so $x^2+2x+1$", "(x+1)^2", True),
+    (r"\boxed{(1,2]}", "[1,2)", False),
+    (r"\boxed{2\sqrt{3}}", r"\sqrt{12}", True),
+    ("the answer is 12", "13", False),
+)
+_ABSENT = "absent"
+_HINT = "install what rollmesh requires: pip install --force-reinstall 'math-verify[antlr4-13-2]==0.8.0'"
+
+
+def versions() -> dict[str, str]:
+    """Installed versions by package; `absent` for what is not there."""
+    return {name: _version(name) for name in ("rollmesh", *_PINNED)}
+
+
+def check_versions() -> None:
+    """Compares the installed packages with those that were tested; takes no time.
+
+    Raises:
+        RewardError: another version is installed, or none.
+    """
+    others = [
+        f"{name} {found} (tested: {pin})"
+        for name, pin in _PINNED.items()
+        if (found := _version(name)) != pin and (pin is not None or found == _ABSENT)
+    ]
+    if others:
+        raise RewardError(f"mathematics would be graded by what was never tested: {', '.join(others)}", hint=_HINT)
+
+
+def self_test() -> None:
+    """Grades known pairs; loads the library, which takes half a second.
+
+    Raises:
+        RewardError: a pair is graded differently here; names the installed versions.
+    """
+    for response, truth, expected in _KNOWN:
+        if math_value.grade(response, truth).correct is not expected:
+            installed = ", ".join(f"{name} {version}" for name, version in versions().items())
+            raise RewardError(
+                f"the math scorer takes {response!r} and {truth!r} for {'different' if expected else 'equal'}, "
+                f"which it does not with the versions that were tested; installed: {installed}",
+                hint=_HINT,
+            )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return _ABSENT
