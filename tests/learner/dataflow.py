@@ -45,7 +45,7 @@ from mesh.config.models import OptimizerSection
 from mesh.trajectory import Trajectory, encode
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2, trajectory_pb2
-from tests.learner.engines.models import VOCAB, make_spec
+from tests.learner.engines.models import VOCABULARY, make_spec
 
 LINEAGE = Lineage(((1, 0),))
 VERSION = 5
@@ -67,7 +67,7 @@ def member(index: int, tokens: int, reward: float = 0.0, *, scored: bool = True,
 def make_group(number: int, members: Sequence[Any], rng: np.random.Generator, *, greedy: int = 0) -> SampledGroup:
     """A leased group with random tokens; long responses have a gap that is not trained."""
     task = trajectory_pb2.PromptTask(
-        prompt_ids=rng.integers(3, VOCAB, 3).astype("<i4").tobytes(),
+        prompt_ids=rng.integers(3, VOCABULARY, 3).astype("<i4").tobytes(),
         n=len(members),
         greedy=greedy,
         sampling=trajectory_pb2.SamplingParams(temperature=1.0),
@@ -79,7 +79,7 @@ def make_group(number: int, members: Sequence[Any], rng: np.random.Generator, *,
         if count > 3:
             mask[1] = 0
         runs = VersionRuns.from_tokens([PolicyVersion(1, 3 + int(i > count // 2)) for i in range(count)])
-        ids = rng.integers(3, VOCAB, count).astype(np.int32)
+        ids = rng.integers(3, VOCABULARY, count).astype(np.int32)
         trajectory = Trajectory(ids, rng.normal(-3.0, 0.5, count).astype(np.float32) * mask, mask, runs)
         payloads.append(encode(trajectory) if meta.outcome == _SCORED else b"")
     leased = buffer_pb2.LeasedGroup(group_id=f"g{number}", lease_id="l", task=task, members=members)

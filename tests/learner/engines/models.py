@@ -8,56 +8,23 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from benchmarks import tiny_models
+from benchmarks.tiny_models import VOCABULARY
 from learner.batching.types import TrainSequence
 from learner.engines.base import EngineSpec
 from learner.engines.registry import create_engine
 from mesh.config.models import ModelSection, OptimizerSection
 
-VOCAB = 48
 # Of an export in small buckets: less than any of the models has, by far.
 EXPORT_BUCKET_BYTES = 9000
-_COMMON = {"vocab_size": VOCAB, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-_SMALL = {
-    **_COMMON,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
-ARCHITECTURES: dict[str, dict[str, object]] = {
-    "qwen3": {**_SMALL, "tie_word_embeddings": True},
-    "llama": {**_SMALL, "tie_word_embeddings": False},
-    "gemma3_text": {
-        **_SMALL,
-        "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "query_pre_attn_scalar": 8,
-    },
-    "gemma2": {
-        **_SMALL,
-        "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "query_pre_attn_scalar": 8,
-        "attn_logit_softcapping": 2.0,
-        "final_logit_softcapping": 5.0,
-    },
-    "gpt2": {**_COMMON, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-    "qwen3_moe": {
-        **_SMALL,
-        "moe_intermediate_size": 32,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "decoder_sparse_step": 1,
-    },
-}
+# One of every kind of attention that takes packed rows; the probe's tests look at all others.
+ARCHITECTURES = ("qwen3", "llama", "gemma3_text", "gemma2", "gpt2", "qwen3_moe")
 
 
 def make_model(folder: Path, architecture: str, seed: int = 0) -> Path:
     """Writes a random model of an architecture; weights large enough that attention matters."""
     torch.manual_seed(seed)
-    config: PretrainedConfig = AutoConfig.for_model(architecture, **ARCHITECTURES[architecture])
+    config: PretrainedConfig = AutoConfig.for_model(architecture, **tiny_models.ARCHITECTURES[architecture].settings)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -99,7 +66,7 @@ def make_sequences(
     rng = np.random.default_rng(seed)
     sequences = []
     for _ in range(groups):
-        prompt = rng.integers(3, VOCAB, rng.integers(1, 9)).astype(np.int32)
+        prompt = rng.integers(3, VOCABULARY, rng.integers(1, 9)).astype(np.int32)
         for _ in range(members):
             count = int(rng.integers(1, longest + 1))
             mask = np.ones(count, dtype=np.uint8)
@@ -108,7 +75,7 @@ def make_sequences(
             sequences.append(
                 TrainSequence(
                     prompt,
-                    rng.integers(3, VOCAB, count).astype(np.int32),
+                    rng.integers(3, VOCABULARY, count).astype(np.int32),
                     mask,
                     rng.normal(-3.0, 0.5, count).astype(np.float32),
                     float(rng.normal()),

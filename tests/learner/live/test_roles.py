@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.tiny_models import save_model
 from mesh.config import Config
 from mesh.errors import ConfigError, DataError
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, summary, wait_for_line
@@ -27,8 +28,11 @@ def algorithm_state(config: Config) -> dict[str, Any]:
     return state
 
 
-def test_ppo_warms_its_critic_up_and_resumes_with_it(tmp_path: Path) -> None:
+def test_ppo_warms_its_critic_up_and_resumes_with_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # A critic of another architecture, whose sequences cannot share prompts: all roles' micro-batches are then rows.
+    critic = save_model(tmp_path / "critic", "lfm2")
     changes = {
+        "learner.roles": {"critic": {"path": str(critic)}},
         "algorithm.name": "ppo",
         "algorithm.critic_warmup": 2,
         "algorithm.kl": {"where": "reward", "coefficient": 0.1, "target": 1e-6, "horizon": 100},
@@ -59,6 +63,10 @@ def test_ppo_warms_its_critic_up_and_resumes_with_it(tmp_path: Path) -> None:
     assert steps[stopped]["actor/kl_coef"] == pytest.approx(before["state"]["kl_coefficient"])
     assert before["state"]["kl_coefficient"] != 0.1
     assert_nothing_twice(config)
+    assert (
+        "(lfm2): every sequence is computed in a row of its own: it has layers of the kind conv"
+        in capfd.readouterr().err
+    )
 
 
 def test_remax_gets_a_greedy_baseline_with_every_group(tmp_path: Path) -> None:
