@@ -125,14 +125,13 @@ def devices_per_generator(rollout: RolloutSection) -> int:
     """CUDA devices over which one generator's engine spreads, those it sends weights from included."""
     if rollout.engine == "hf":
         return 1
+    # Two processes of one NCCL group cannot share a device: who broadcasts has one of its own.
     if rollout.engine == "vllm":
-        # Two processes of one NCCL group cannot share a device.
-        sender = 1 if rollout.vllm.transfer == "nccl" else 0
-        return rollout.vllm.tensor_parallel * rollout.vllm.data_parallel + sender
+        return rollout.vllm.tensor_parallel * rollout.vllm.data_parallel + int(rollout.vllm.transfer == "nccl")
+    sender = int(rollout.sglang.transfer == "distributed")
     if rollout.sglang.address is not None:
-        # The server is elsewhere; a broadcast needs a device here to send from.
-        return int(rollout.sglang.transfer == "distributed")
-    return rollout.sglang.tensor_parallel * rollout.sglang.data_parallel
+        return sender
+    return rollout.sglang.tensor_parallel * rollout.sglang.data_parallel + sender
 
 
 def visible_devices(config: Config, environment: Mapping[str, str]) -> Visible:

@@ -112,6 +112,7 @@ def test_cuda_that_is_not_there_is_refused_for_each_role(role: str) -> None:
         (["rollout.engine=vllm", "rollout.vllm.tensor_parallel=4"], 4),
         (["rollout.engine=vllm", "rollout.vllm.transfer=nccl"], 2),
         (["rollout.engine=sglang", "rollout.sglang.tensor_parallel=2", "rollout.sglang.data_parallel=2"], 4),
+        (["rollout.engine=sglang", "rollout.sglang.tensor_parallel=2", "rollout.sglang.transfer=distributed"], 3),
         (["rollout.engine=sglang", "rollout.sglang.address=http://there:1"], 0),
     ],
 )

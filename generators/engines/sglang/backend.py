@@ -48,8 +48,8 @@ from mesh.liveness.verdict import Sight
 log = logging.getLogger(__name__)
 
 _IDLE_S = 300.0
-# The server's name for the memory of the weights.
-_WEIGHTS = "weights"
+# The server's names for the memory of the weights, and of CUDA graphs.
+_WEIGHTS, _GRAPHS = "weights", "cuda_graph"
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -72,6 +72,10 @@ class SglangBackend(Backend):
         self._settings = settings
         self._section = settings.sglang or SglangSection()
         launch.check(self._section)
+        # Asked for now: what cannot be is refused before anything starts.
+        self._sends_from = (
+            launch.sending_device(settings, self._section) if self._section.transfer == "distributed" else None
+        )
         config = read_config(folder)
         self._experts = int(getattr(config.get_text_config(), "num_experts_per_tok", None) or 0)
         self._checkpoint = Checkpoint(config, getattr(torch, settings.dtype))
@@ -184,7 +188,7 @@ class SglangBackend(Backend):
         await self.resume()
         await self._client.post(f"/flush_cache?timeout={_IDLE_S:g}")
         await self.pause()
-        tags = ["kv_cache", "cuda_graph"]
+        tags = ["kv_cache", _GRAPHS]
         if not keep_weights or self._can.keeps_asleep:
             tags.append(_WEIGHTS)
         await self._client.post("/release_memory_occupation", {"tags": tags})
@@ -253,13 +257,18 @@ class SglangBackend(Backend):
         if name == "disk":
             folder = process.scratch if process is not None else self._folder
             return DiskTransfer(self._checkpoint.dtype_of, folder)
-        device = torch.device(self._settings.device)
-        return DistributedTransfer(self._checkpoint.dtype_of, can.ranks, session=can.session, device=device)
+        assert self._sends_from is not None, "the only other way"
+        return DistributedTransfer(self._checkpoint.dtype_of, can.ranks, session=can.session, device=self._sends_from)
 
     async def _bytes_of(self, tags: list[str]) -> int:
-        """What the server says these parts occupy, in bytes."""
+        """What the server says these parts occupy, in bytes.
+
+        Whether it gives its graphs back depends on a variable that only our own servers are known to have.
+        """
+        if self._server is not None and self._server.process is None:
+            tags = [tag for tag in tags if tag != _GRAPHS]
         info = await self._client.get("/server_info")
         usage = (info.get("internal_states") or [{}])[0].get("memory_usage") or {}
-        names = {"kv_cache": "kvcache", "weights": "weight", "cuda_graph": "graph"}
+        names = {"kv_cache": "kvcache", _WEIGHTS: "weight", _GRAPHS: "graph"}
         gigabytes = [usage.get(names[tag]) for tag in tags]
         return int(sum(value for value in gigabytes if isinstance(value, int | float)) * 2**30)

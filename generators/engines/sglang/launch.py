@@ -143,6 +143,25 @@ def check(section: SglangSection) -> None:
         )
 
 
+def sending_device(settings: EngineSettings, section: SglangSection) -> torch.device:
+    """The device that a broadcast of weights is sent from: none of those of a server that is started here.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    first = torch.device(settings.device)
+    if first.type == "cpu" or section.address is not None:
+        return first
+    here = (first.index or 0) + section.tensor_parallel
+    if here >= torch.cuda.device_count():
+        raise ConfigError(
+            "rollout.sglang.transfer: distributed needs a device for the generator beside the "
+            f"{section.tensor_parallel} of SGLang",
+            hint="use tensor or disk",
+        )
+    return torch.device("cuda", here)
+
+
 def _argument(name: str, value: Any) -> list[str]:
     flag = f"--{name}"
     if value is True:

@@ -31,7 +31,7 @@ class StagedTensors(Staged):
     """Tensors to be sent.
 
     Attributes:
-        named: (name, tensor in the server's dtype, contiguous); empty after `discard`.
+        named: (name, tensor in the server's dtype), where it was; empty after `discard`.
     """
 
     def __init__(self, named: list[tuple[str, torch.Tensor]]) -> None:
@@ -65,7 +65,7 @@ class DistributedTransfer(Transfer):
     def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Staged:
         """See Transfer."""
         try:
-            named = [(name, tensor.to(self._device, self._dtype_of(tensor)).contiguous()) for name, tensor in tensors]
+            named = [(name, tensor.to(self._dtype_of(tensor)).contiguous()) for name, tensor in tensors]
         except (RuntimeError, MemoryError) as error:
             raise WeightsError(f"no memory for new weights: {error}") from error
         return StagedTensors(named)
@@ -136,10 +136,12 @@ class DistributedTransfer(Transfer):
         options = BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
-        for work in [self._group.broadcast([tensor], options) for tensor in tensors]:
-            work.wait()
+        for tensor in tensors:
+            # On the device is one at a time.
+            self._group.broadcast([tensor.to(self._device)], options).wait()
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
+            torch.cuda.empty_cache()
 
 
 async def _both(call: Any, ours: Any) -> tuple[Any, Any]:

@@ -1,21 +1,23 @@
 """A process that owns a server of SGLang, as a generator does: says where it is, and keeps it until its input ends.
 
-python -m tests.generators.engines.sglang.owner MODEL_FOLDER
+python -m tests.generators.engines.sglang.owner MODEL_FOLDER DEVICE SECTION
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from generators.engines.sglang.engine import SglangEngine
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.sglang.server import START_S, settings
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, device: str, section: dict[str, Any]) -> None:
     """Until standard input ends."""
-    engine = SglangEngine.from_folder(folder, settings(), Collector(START_S))
+    engine = SglangEngine.from_folder(folder, settings(device, **section), Collector(START_S))
     engine.start()
     try:
         engine._gate.wait_until_up()
@@ -27,4 +29,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))

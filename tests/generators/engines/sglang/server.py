@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -24,10 +25,10 @@ _ROOT = Path(__file__).resolve().parents[4]
 _SHARED = "/dev/shm/"  # where the kernel has it
 
 
-def settings(**section: Any) -> EngineSettings:
+def settings(device: str = "cpu", **section: Any) -> EngineSettings:
     """Of an engine that starts its own server."""
     sglang = SglangSection(python=engines_here.python("sglang"), start_timeout_s=START_S, **section)
-    return EngineSettings(slots=5, threads=1, sglang=sglang)
+    return EngineSettings(slots=5, threads=1, device=device, kv="keep", sglang=sglang)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,12 @@ class SharedServer:
 
     Args:
         folder: of the model.
+        device: that it computes on.
+        section: of its settings.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, device: str = "cpu", **section: Any) -> None:
+        self._asked = [str(folder), device, json.dumps(section)]
         self._owner: subprocess.Popen[str] | None = None
         self._address = ""
 
@@ -74,7 +77,7 @@ class SharedServer:
     def address(self) -> str:
         """Its URL."""
         if self._owner is None:
-            command = [sys.executable, "-m", "tests.generators.engines.sglang.owner", str(self._folder)]
+            command = [sys.executable, "-m", "tests.generators.engines.sglang.owner", *self._asked]
             self._owner = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=_ROOT)
             assert self._owner.stdout is not None
             self._address = self._owner.stdout.readline().strip()
@@ -113,9 +116,11 @@ class SglangHarness(ModelHarness):
     sleep_frees = False
     deadline_s = 120.0
 
-    def __init__(self, model: ContractModel, server: SharedServer, kv: KvPolicy, transfer: str = "auto") -> None:
+    def __init__(
+        self, model: ContractModel, server: SharedServer, kv: KvPolicy, transfer: str = "auto", device: str = "cpu"
+    ) -> None:
         section = SglangSection(address=server.address, transfer=transfer)  # type: ignore[arg-type] # a literal
-        self._settings = EngineSettings(slots=self.slots, kv=kv, sglang=section)
+        self._settings = EngineSettings(slots=self.slots, kv=kv, device=device, sglang=section)
         super().__init__(model)
 
     def fail_at(self, token: int) -> None:

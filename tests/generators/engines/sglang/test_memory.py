@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import torch
 from aiohttp.test_utils import TestServer
 from pydantic import ValidationError
 
@@ -13,6 +14,7 @@ from generators.engines import create_engine
 from generators.engines.base import EngineError, EngineSettings
 from generators.engines.sglang import cpu, launch
 from mesh.config.rollout import SglangSection
+from mesh.errors import ConfigError
 from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.harness import V1, V2
 from tests.generators.engines.sglang.server import CONTEXT
@@ -27,6 +29,7 @@ def test_weights_that_come_while_asleep_have_their_memory_first(keeps: bool, con
     """Without it they would be written where nothing is; and what is back must not be asked for again."""
     server = StandIn()
     server.info |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True, "context_length": CONTEXT}
+    server.info["internal_states"] = [{"memory_usage": {"kvcache": 1.0, "weight": 2.0, "graph": 0.5}}]
     server.paths += ["/release_memory_occupation", "/resume_memory_occupation"]
 
     def drive(address: str) -> None:
@@ -39,7 +42,8 @@ def test_weights_that_come_while_asleep_have_their_memory_first(keeps: bool, con
             # It answers without log-probs, which is the failure of who has asked.
             with pytest.raises(EngineError, match="does not say how"):
                 engine.probe([3, 4]).result(DEADLINE_S)
-            engine.sleep(keep_weights=keeps).result(DEADLINE_S)
+            # Nobody knows whether a server of somebody else's gives its graphs back.
+            assert engine.sleep(keep_weights=keeps).result(DEADLINE_S).freed_bytes == 3 * 2**30
             engine.update_weights(V2, weights, "").result(DEADLINE_S)
             assert engine.status().state == "asleep"
             engine.wake().result(DEADLINE_S)
@@ -89,3 +93,15 @@ def test_no_option_contradicts_what_a_server_is_started_with(device: str, tmp_pa
             SglangSection(options={name: 2})
     assert set_here & free
     SglangSection(options=dict.fromkeys(free, 1))
+
+
+def test_a_broadcast_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    settings = EngineSettings(device="cuda")
+    for parallel, device in ((1, 1), (2, 2)):
+        assert launch.sending_device(settings, SglangSection(tensor_parallel=parallel)) == torch.device("cuda", device)
+    with pytest.raises(ConfigError, match="beside the 3 of SGLang"):
+        launch.sending_device(settings, SglangSection(tensor_parallel=3))
+    # Where a server of somebody else's runs is not known here.
+    assert launch.sending_device(settings, SglangSection(address="http://there:1")) == torch.device("cuda")
+    assert launch.sending_device(EngineSettings(), SglangSection()) == torch.device("cpu")

@@ -27,9 +27,10 @@ T = TypeVar("T")
 START_S = 600.0
 
 
-def settings(slots: int, kv: KvPolicy = "keep", **section: Any) -> EngineSettings:
+def settings(slots: int, kv: KvPolicy = "keep", device: str = "cpu", **section: Any) -> EngineSettings:
     """One thread, little memory."""
-    return EngineSettings(slots=slots, kv=kv, vllm=VllmSection(kv_cache_gib=0.125, **section))
+    chosen = VllmSection(kv_cache_gib=0.125, gpu_memory_utilization=0.3, start_timeout_s=START_S, **section)
+    return EngineSettings(slots=slots, kv=kv, device=device, vllm=chosen)
 
 
 class SharedVllm:
