@@ -33,6 +33,7 @@ _CALLS: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.output_processor:OutputProcessor.propagate_error": ("e",),
     "vllm.v1.engine.output_processor:OutputProcessorOutput": ("request_outputs", "reqs_to_abort"),
     "vllm.v1.engine.detokenizer:IncrementalDetokenizer.from_new_request": ("tokenizer", "request"),
+    "vllm.v1.engine:EngineCoreRequest": ("request_id", "prompt_token_ids", "data_parallel_rank"),
     "vllm.v1.engine:EngineCoreOutput": ("new_token_ids", "new_logprobs", "finish_reason", "events", "routed_experts"),
     "vllm.v1.engine:FinishReason.ERROR": (),
     "vllm.distributed.weight_transfer.factory:WeightTransferEngineFactory._registry": (),
