@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -107,7 +108,7 @@ def _engine(
     offload: bool = False,
 ) -> Engine:
     batch = config.learner.batch
-    device = _device(config.learner.device)
+    device = device_of(config.learner.device)
     param_dtype, recompute = config.learner.compute_on(device)
     spec = EngineSpec(
         model=model,
@@ -146,11 +147,24 @@ def _model_type(role: Role) -> ModelType:
     )
 
 
-def _device(wanted: DeviceName) -> Literal["cpu", "cuda"]:
+def device_of(wanted: DeviceName) -> Literal["cpu", "cuda"]:
+    """The device of this rank.
+
+    Raises:
+        ConfigError: CUDA is asked for and absent; there is no device for this rank.
+    """
     available = torch.cuda.is_available()
     if wanted == "cuda" and not available:
         raise ConfigError("learner.device is cuda, but torch finds no CUDA device", hint="set learner.device: cpu")
-    return "cuda" if available and wanted != "cpu" else "cpu"
+    if wanted == "cpu" or not available:
+        return "cpu"
+    place, visible = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if place >= visible:
+        raise ConfigError(
+            f"LOCAL_RANK is {place}, and this rank sees {visible} CUDA device(s): rank r of a machine takes device r",
+            hint="let each rank see the devices of all ranks of its machine in CUDA_VISIBLE_DEVICES, or start fewer",
+        )
+    return "cuda"
 
 
 def build_worker(

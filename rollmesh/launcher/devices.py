@@ -117,6 +117,8 @@ def assign(config: Config, visible: Visible) -> DevicePlan:
             raise ConfigError(
                 f"rollout.devices: generator-{index} would have a device twice", hint=f"give each {each} different ones"
             )
+    if config.weights.transport == "nccl" and not for_learner:
+        raise ConfigError("weights.transport is nccl, and the learner has no CUDA device", hint="set it to auto")
     _check_sharing(config, for_learner, generators)
     return DevicePlan(visible, tuple(for_learner), replicas)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from learner.build import device_of
 from learner.model_folder import resolve_model
 from learner.service import run
 from mesh.config.models import ModelSection
@@ -97,3 +98,13 @@ def test_a_hub_id_is_looked_for_in_the_local_cache(tmp_path: Path, monkeypatch: 
     assert asked == [("org/known", "abc")]
     with pytest.raises(DataError, match="neither a local folder nor"):
         resolve_model(ModelSection(path="org/unknown"))
+
+
+def test_a_rank_without_a_device_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert device_of("auto") == "cuda"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert device_of("cpu") == "cpu"
+    with pytest.raises(ConfigError, match=r"LOCAL_RANK is 1, and this rank sees 1 CUDA device\(s\)"):
+        device_of("cuda")

@@ -90,6 +90,7 @@ def test_one_device_for_all_has_to_be_said() -> None:
         (["learner.devices=[1, 1]", "learner.ranks=2"], "every rank needs a device of its own"),
         (["rollout.engine=vllm", "rollout.vllm.tensor_parallel=2", "rollout.devices=[1, 1]"], "generator-0 would have"),
         (["learner.devices=[0]", "rollout.devices=[0]", "weights.transport=nccl"], "NCCL takes a device once"),
+        (["learner.device=cpu", "weights.transport=nccl"], "the learner has no CUDA device"),
         (["learner.devices=[0]", "rollout.devices=[0]", "rollout.engine=vllm"], "gpu_memory_utilization leaves too"),
         (["learner.devices=[0]", "rollout.devices=[0]", "rollout.engine=sglang"], "mem_fraction leaves too little"),
     ],

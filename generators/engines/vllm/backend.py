@@ -24,6 +24,7 @@ from vllm import SamplingParams as VllmSampling
 from vllm.exceptions import VLLMClientError, VLLMError
 from vllm.inputs import TokensPrompt
 from vllm.inputs.engine import tokens_input
+from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -96,6 +97,7 @@ class VllmBackend(Backend):
         self._dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         environment.prepare(self._settings)
         environment.check_plugin()
+        environment.check_build(self._settings, for_cpu=current_platform.is_cpu())
         self._sender = self._create_sender()
         config = await asyncio.to_thread(read_config, self._folder)
         dtype = getattr(torch, self._settings.dtype)

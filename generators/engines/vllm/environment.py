@@ -10,6 +10,7 @@ from generators.engines.allocator import without_growing_segments
 from generators.engines.base import EngineError, EngineSettings
 from generators.engines.vllm.arguments import SHARED, eager, on_cpu, section_of, workers
 from generators.engines.vllm.plugin import OWNER
+from mesh.errors import ConfigError
 
 _GROUP = "vllm.general_plugins"
 
@@ -28,6 +29,28 @@ def prepare(settings: EngineSettings) -> None:
         from generators.engines.vllm import cpu
 
         cpu.prepare(threads=settings.threads, workers=workers(settings), eager=eager(settings))
+
+
+def check_build(settings: EngineSettings, *, for_cpu: bool) -> None:
+    """Refuses a device for which this vLLM was not built.
+
+    Args:
+        settings: name the device.
+        for_cpu: it was built for CPUs.
+
+    Raises:
+        ConfigError: it was built for the other kind.
+    """
+    if on_cpu(settings) and not for_cpu:
+        raise ConfigError(
+            "this vLLM is built for CUDA, and the generator has no CUDA device or is told to use none",
+            hint="set rollout.device: cuda, or name an environment with vLLM's CPU build in rollout.python",
+        )
+    if for_cpu and not on_cpu(settings):
+        raise ConfigError(
+            "this vLLM is built for CPUs, and the generator is to use CUDA",
+            hint="set rollout.device: cpu, or make its environment again: make vllm DEVICE=cuda",
+        )
 
 
 def check_plugin() -> None:

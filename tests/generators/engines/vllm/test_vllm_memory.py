@@ -19,6 +19,7 @@ from generators.engines.base import EngineSettings
 from generators.engines.checkpoint import Checkpoint
 from generators.engines.driven.folder import read_folder
 from generators.engines.vllm.arguments import check_features, engine_arguments, transfer_of
+from generators.engines.vllm.environment import check_build
 from generators.engines.vllm.shared import SharedWeights, mapped
 from mesh.config.load import load_config
 from mesh.config.rollout import RolloutSection, VllmSection
@@ -87,6 +88,16 @@ def test_settings_become_arguments(contract_model: ContractModel) -> None:
     ):
         with pytest.raises(ConfigError):
             transfer_of(refused)
+
+
+def test_a_build_for_the_other_kind_of_device_is_refused() -> None:
+    on_cpu, on_cuda = EngineSettings(), EngineSettings(device="cuda")
+    check_build(on_cpu, for_cpu=True)
+    check_build(on_cuda, for_cpu=False)
+    with pytest.raises(ConfigError, match="this vLLM is built for CUDA"):
+        check_build(on_cpu, for_cpu=False)
+    with pytest.raises(ConfigError, match="this vLLM is built for CPUs"):
+        check_build(on_cuda, for_cpu=True)
 
 
 def test_what_vllm_would_fail_of_is_refused_by_its_key(tmp_path: Path) -> None:
