@@ -5,14 +5,42 @@ Invariant: it happens, or all is as before; what fails halfway is taken back.
 
 from __future__ import annotations
 
+import threading
 import time
+from queue import SimpleQueue
 
 from generators.engines.base import KvPolicy
 from generators.engines.hf.decoder import Decoder
-from generators.engines.hf.disposal import Disposal
 from generators.engines.hf.scheduling import WaitingLine
 from generators.engines.hf.weights import ModelWeights, Staged
 from mesh.errors import WeightsError
+
+
+class Disposal:
+    """Lets go of weights beside decoding: who drops the last reference pays as much as for a copy."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Staged | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="hf-engine-disposal", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def take(self, weights: Staged) -> None:
+        """Lets go of weights soon; the caller uses them no more."""
+        self._queue.put(weights)
+
+    def stop(self) -> None:
+        """Ends the thread when it has done what was asked of it."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (weights := self._queue.get()) is not None:
+            # Callers may still hold the object: what counts is what it refers to.
+            weights.pairs.clear()
 
 
 class Swapper:
