@@ -113,7 +113,7 @@ def document(data: Path, folder: Path, frozen_after_s: float) -> dict[str, Any]:
         "data": {"train": str(data / "train.parquet")},
         "algorithm": {"name": "grpo"},
         # One sequence at a time, and 64 in a batch.
-        "rollout": {"replicas": 1, "n": 8, "slots": 1, "max_prompt_tokens": 16, "max_response_tokens": 6},
+        "rollout": {"device": "cpu", "n": 8, "slots": 1, "max_prompt_tokens": 16, "max_response_tokens": 6},
         "learner": {"device": "cpu", "steps": 10**6, "batch": {"groups": 8}, "optimizer": {"lr": 1e-5}},
         "buffer": {"max_staleness": 0, "lease_s": LEASE_S, "reconnect_grace_s": 0.5},
         "checkpoint": {"every_s": 3.0},

@@ -107,6 +107,7 @@ def mesh_config(workload: Workload, model: Path, data: Path, folder: Path, *, st
         "data": {"train": str(data)},
         "algorithm": "grpo",
         "rollout": {
+            "device": "cpu",
             "replicas": 1,
             "n": workload.n,
             "temperature": 1.0,

@@ -81,6 +81,7 @@ class Settings:
             "eval": {"every_steps": 10, "rows": 8, "timeout_s": 15.0} if self.evaluation else {},
             "algorithm": {"name": "grpo", "correction": {"mode": "behaviour"}},
             "rollout": {
+                "device": "cpu",
                 "replicas": len(GENERATORS),
                 "n": self.n,
                 "max_prompt_tokens": 16,

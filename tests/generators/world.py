@@ -97,7 +97,7 @@ def settings(folder: Path, **overrides: Any) -> Config:
         "run": {"name": "test", "dir": str(folder / "runs")},
         "model": {"path": str(folder / "model")},
         "data": {"train": str(folder / "none.parquet")},
-        "rollout": {"n": 4, "slots": 16, "max_response_tokens": 12, "max_prompt_tokens": 16},
+        "rollout": {"device": "cpu", "n": 4, "slots": 16, "max_response_tokens": 12, "max_prompt_tokens": 16},
         "reward": {"in_process": True},
         "learner": {"batch": {"groups": 4}, "device": "cpu"},
         "buffer": {"lease_s": 3.0, "reconnect_grace_s": 0.5, "max_staleness": 4},

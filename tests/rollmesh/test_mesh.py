@@ -32,8 +32,8 @@ def config(data: Path, tmp_path: Path) -> dict[str, Any]:
         "model": {"path": str(data / "model")},
         "data": {"train": str(data / "train.parquet"), "eval": str(data / "eval.parquet")},
         "algorithm": "grpo",
-        "rollout": {"replicas": 1, "n": 4, "max_prompt_tokens": 16, "max_response_tokens": 4, "slots": 32},
-        "learner": {"steps": 3, "batch": {"groups": 4}, "optimizer": {"lr": 1e-4}},
+        "rollout": {"device": "cpu", "n": 4, "max_prompt_tokens": 16, "max_response_tokens": 4, "slots": 32},
+        "learner": {"device": "cpu", "steps": 3, "batch": {"groups": 4}, "optimizer": {"lr": 1e-4}},
         "checkpoint": {"every_steps": 5},
         "network": {"metrics": False},
     }
