@@ -38,7 +38,7 @@ def agree(engine: Engine, values: Mapping[str, Tensor | None]) -> dict[str, Tens
     """
     if engine.world_size == 1:
         return {}
-    everyone = [json.loads(said) for said in _gather_bytes(engine, _described(values))]
+    everyone = [json.loads(said) for said in engine.gather_bytes(_described(values))]
     first: dict[str, list[Any] | None] = everyone[0]
     names = [*first, *sorted({name for said in everyone for name in said} - set(first))]
     replaced: dict[str, Tensor | None] = {}
@@ -53,7 +53,7 @@ def agree_on_state(engine: Engine, state: Mapping[str, Any]) -> dict[str, Any] |
     """Rank 0's state (JSON) where some rank's differs, else None; collective."""
     if engine.world_size == 1:
         return None
-    everyone = _gather_bytes(engine, json.dumps(state, sort_keys=True).encode())
+    everyone = engine.gather_bytes(json.dumps(state, sort_keys=True).encode())
     if all(said == everyone[0] for said in everyone):
         return None
     found: dict[str, Any] = json.loads(everyone[0])
@@ -89,8 +89,3 @@ def _sent(engine: Engine, own: Tensor | None, described: list[Any]) -> Tensor:
     if engine.rank > 0 or own is None:
         own = torch.empty(shape, dtype=getattr(torch, dtype), device=engine.device)
     return engine.broadcast(own.detach())
-
-
-def _gather_bytes(engine: Engine, message: bytes) -> list[bytes]:
-    sent = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-    return [part.cpu().numpy().tobytes() for part in engine.all_gather(sent)]

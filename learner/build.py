@@ -184,8 +184,7 @@ def build_worker(
         engines,
         algorithm,
         payloads,
-        # The checkpoint before the newest stays until the newest is committed.
-        CheckpointStore(checkpoints, keep=max(2, config.checkpoint.keep)),
+        CheckpointStore(checkpoints),
         epochs=batch.epochs,
         token_budget=batch.tokens_per_micro_batch,
         seed=config.run.seed,

@@ -1,9 +1,9 @@
-"""When a checkpoint is written, and its commit.
+"""When a checkpoint is written, its commit, and the removal of those that it replaces.
 
-Invariant: the buffer is told of a checkpoint only when it is whole on disk; at least two are kept, so that the one the
-buffer names exists at every moment. One that it could not be told of is found on disk by its successor. A version
-that is evaluated gets its checkpoint before the next step, so that the best one can be kept whatever the result says
-later.
+Invariants: the buffer is told of a checkpoint only when it is whole on disk; none is removed before a newer one was
+committed, so that the one the buffer names exists at every moment. One that it could not be told of is found on disk by
+its successor. A version that is evaluated gets its checkpoint before the next step, so that the best one can be kept
+whatever the result says later.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from buffer.client import BufferClient
 from learner.best_keeper import BestKeeper
+from learner.checkpoint.retention import prune
 from learner.controls import Controls
 from learner.state import LearnerState
 from learner.team import Team
@@ -136,6 +137,7 @@ class CheckpointKeeper:
             )
             self._state.committed = version
             self._written = (version, folder)
+            prune(folder.parent, committed=folder.name, keep=self._section.keep)
             self._state.phase = before
         if self._best is not None and self._evaluates(version):
             self._best.written(PolicyVersion(self._incarnation, version), folder.name)

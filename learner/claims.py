@@ -22,7 +22,8 @@ from learner.priorities import PrioritySetter
 from learner.reassertion import Reasserter
 from learner.recording import BatchRecorder
 from learner.screening import screen
-from learner.source import GroupSource
+from learner.shares import Unusable
+from learner.source import UNREADABLE, GroupSource
 from mesh.errors import StarvedError
 from mesh.service import AsyncBridge
 from protos import buffer_pb2
@@ -124,6 +125,22 @@ class BatchClaimer:
             if not dropped or len(held) < self._batch:
                 return bool(candidate.groups)
 
+    def discard(self, candidate: Candidate, unusable: Unusable) -> None:
+        """Gives back, as failed, groups that cannot be trained; others take their place when it is gathered again.
+
+        Args:
+            candidate: has them.
+            unusable: why, by group.
+
+        Raises:
+            StarvedError: too many groups were dropped.
+        """
+        groups = [group for group in candidate.groups if group.group_id in unusable]
+        for group in groups:
+            why = unusable[group.group_id]
+            _log.warning("group %s is unusable: %s", group.group_id, why, extra={"group": group.group_id})
+        self._drop(candidate, groups, UNREADABLE, buffer_pb2.NACK_DISPOSITION_FAIL)
+
     async def claim(self, candidate: Candidate) -> bool:
         """Claims and logs a candidate.
 
@@ -167,9 +184,15 @@ class BatchClaimer:
             await asyncio.to_thread(self._consumption.append, use)
         return response
 
-    def _drop(self, candidate: Candidate, groups: Sequence[SampledGroup], reason: str) -> None:
+    def _drop(
+        self,
+        candidate: Candidate,
+        groups: Sequence[SampledGroup],
+        reason: str,
+        disposition: buffer_pb2.NackDisposition = buffer_pb2.NACK_DISPOSITION_FILTER,
+    ) -> None:
         candidate.dropped[reason] += len(groups)
-        give_back = self._source.give_back(groups, buffer_pb2.NACK_DISPOSITION_FILTER, reason)
+        give_back = self._source.give_back(groups, disposition, reason)
         self._bridge.call(give_back, _ANSWER_S)
         self._check_bound(candidate)
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from learner.algorithms.base import Algorithm
 from learner.announcer import Announcer
+from learner.checkpoint.retention import sweep
+from learner.checkpoint.store import CHECKPOINTS_NAME
 from learner.checkpoints import CheckpointKeeper
 from learner.claims import BatchClaimer
 from learner.consumption import ConsumptionLog
@@ -26,7 +28,7 @@ from learner.data.prompts import TaskShape
 from learner.evaluating import Evaluating, open_evaluation
 from learner.evaluation import Evaluator, evaluation_tasks
 from learner.lineage import Lineage
-from learner.loop import TrainingLoop
+from learner.loop import TURN_S, TrainingLoop
 from learner.metrics import MetricsWriter, open_trackers
 from learner.metrics.figures import RunFigures, write_learner_json
 from learner.model_files import check_context
@@ -242,6 +244,7 @@ class Leader:
         """Trains; True where the run is complete."""
         config, session, incarnation = self._config, self._session, lineage.resumed[-1][0]
         run_folder = config.run.folder
+        sweep(run_folder / CHECKPOINTS_NAME, incarnation)
         writer = MetricsWriter(open_trackers(config))
         consumption = ConsumptionLog(run_folder / LOG_NAME)
         recorder = Recorder(
@@ -283,9 +286,11 @@ class Leader:
                 reason = loop.run()
                 _log.info("the run ends after version %d: %s", loop.version, reason)
                 announcer.settle()
+                # Before the last evaluation, which may take long; a second time, so that it may become the best one.
+                checkpoints.write(loop.version)
                 if evaluator is not None:
                     self._evaluate_last(evaluator, PolicyVersion(incarnation, loop.version), reason)
-                checkpoints.write(loop.version)
+                    checkpoints.write(loop.version)
                 checkpoints.serve_requests(loop.version)
                 self._bridge.call(session.monitor.refresh(), config.network.retry_s + _LEAVE_S)
             except (StalledError, StarvedError, StoreError, UnreachableError) as end:
@@ -317,6 +322,8 @@ class Leader:
         waiting = self._bridge.submit(evaluator.last(policy))
         self._controls.wake = waiting.cancel
         try:
+            while not concurrent.futures.wait([waiting], TURN_S).done:
+                self._team.keep_waiting()
             if waiting.result() is None:
                 _log.warning("no evaluation at the last version %s: `rollmesh status` says what generators do", policy)
         except (CancelledError, concurrent.futures.CancelledError):

@@ -20,6 +20,7 @@ from learner.payloads import HeldPayloads
 from learner.plan import TrainPlan, plan_training
 from learner.recorder import FinishedStep, Recorder, StepTimings
 from learner.screening import algorithm_view
+from learner.shares import Unusable
 from learner.source import Interrupted
 from learner.state import LearnerState
 from learner.team import Team
@@ -31,8 +32,8 @@ from mesh.service import AsyncBridge
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Longest wait for groups before the other ranks are told to go on waiting.
-_TURN_S = 30.0
+TURN_S = 30.0
+"""Longest wait of rank 0 before the other ranks are told to wait further."""
 # Longest wait for the answer of a claim; its client repeats the call for less than this.
 _CLAIM_S = 180.0
 
@@ -46,6 +47,10 @@ class Batches(Protocol):
 
     async def claim(self, candidate: Candidate) -> bool:
         """Makes the candidate ours; False where some of it was refused, and has to be gathered again."""
+        ...
+
+    def discard(self, candidate: Candidate, unusable: Unusable) -> None:
+        """Gives back groups of a candidate that cannot be trained; it has to be gathered again."""
         ...
 
 
@@ -168,14 +173,23 @@ class TrainingLoop:
         self._state.phase = "waiting_for_groups"
         began = time.perf_counter()
         try:
-            return self._claimer.gather(self._candidate, _TURN_S)
+            return self._claimer.gather(self._candidate, TURN_S)
         finally:
             self._timings.wait_s += time.perf_counter() - began
 
     def _train(self) -> None:
-        """One batch; where its claim is refused nothing changes, and the candidate is gathered again."""
+        """One batch; where it is not ours, or cannot be read, nothing changes, and it is gathered again."""
         self._state.phase = "training"
         candidate, timings = self._candidate, self._timings
+        began = time.perf_counter()
+        self._held.hold(candidate.groups)
+        unusable = self._team.prepare(self._plan(candidate))
+        prepared = time.perf_counter()
+        timings.prepare_s += prepared - began
+        if unusable:
+            self._claimer.discard(candidate, unusable)
+            return
+        # What is claimed counts as used: every rank has its share before.
         claim = self._bridge.submit(self._claim(candidate))
         failure: list[RollmeshError] = []
 
@@ -190,13 +204,8 @@ class TrainingLoop:
             timings.claim_s += time.perf_counter() - began
             return ours
 
-        began = time.perf_counter()
-        self._held.hold(candidate.groups)
-        self._team.prepare(self._plan(candidate))
-        prepared = time.perf_counter()
         self.whole = False
         result = self._team.train(claimed)
-        timings.prepare_s += prepared - began
         timings.train_s = time.perf_counter() - prepared - timings.claim_s
         if result is not None:
             self._finish(candidate, result)

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Protocol
 
 from buffer.client import BufferClient
 from learner.groups import SampledGroup, left_out
 from learner.plan import PlannedMember
 from mesh import trajectory
-from mesh.errors import PayloadError
+from mesh.errors import DataError, PayloadError
 from mesh.service import AsyncBridge
 from mesh.trajectory import Trajectory
 from protos import buffer_pb2
+
+Found = Trajectory | PayloadError | DataError
+"""A trajectory, or why there is none: it is malformed, or its group has ended."""
 
 
 class Payloads(Protocol):
     """Gives trajectories by name."""
 
-    def get(self, members: Sequence[PlannedMember]) -> list[Trajectory]:
-        """The trajectories of `members`, in their order.
-
-        Raises:
-            PayloadError: one is malformed or gone.
-        """
+    def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+        """The trajectories of `members`, in their order."""
         ...
 
 
@@ -42,7 +42,7 @@ class HeldPayloads:
             if found is not None
         }
 
-    def get(self, members: Sequence[PlannedMember]) -> list[Trajectory]:
+    def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
         return [self._held[member.group_id, member.member] for member in members]
 
 
@@ -73,20 +73,36 @@ class FetchedPayloads:
         self._client = client
         self._timeout_s = timeout_s
 
-    def get(self, members: Sequence[PlannedMember]) -> list[Trajectory]:
-        if not members:
-            return []
-        return self._bridge.call(self._fetch(members), self._timeout_s)
+    def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+        """The trajectories of `members`, in their order.
 
-    async def _fetch(self, members: Sequence[PlannedMember]) -> list[Trajectory]:
+        Raises:
+            UnreachableError: the buffer stayed away.
+        """
+        return self._bridge.call(self._get(members), self._timeout_s) if members else []
+
+    async def _get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+        found: list[Found] = []
+        try:
+            await self._fetch(members, found)
+        except DataError:
+            # A call ends with the first group that is gone, and says which one to readers only.
+            for _, group in groupby(members[len(found) :], key=lambda member: member.group_id):
+                of_group = list(group)
+                opened: list[Found] = []
+                try:
+                    await self._fetch(of_group, opened)
+                except DataError as error:
+                    opened = [error] * len(of_group)
+                found += opened
+        return found
+
+    async def _fetch(self, members: Sequence[PlannedMember], found: list[Found]) -> None:
         """Opens each payload as soon as it is there."""
         refs = [buffer_pb2.MemberRef(group_id=member.group_id, member=member.member) for member in members]
-        opened: list[Trajectory] = []
+        waiting = iter(members)
         async for data in self._client.fetch("train", refs):
-            member = members[len(opened)]
             try:
-                opened.append(trajectory.decode(data, tokens=member.response_tokens))
+                found.append(trajectory.decode(data, tokens=next(waiting).response_tokens))
             except PayloadError as error:
-                what = error.message.removeprefix(f"{error.field}: ")
-                raise PayloadError(error.field, f"{what} (group {member.group_id}, member {member.member})") from error
-        return opened
+                found.append(error)

@@ -69,7 +69,7 @@ def left_behind(run_folder: Path) -> History | None:
     """
     log = run_folder / LOG_NAME
     uses = list(read_log(log)) if log.exists() else []
-    checkpoints = CheckpointStore(run_folder / CHECKPOINTS_NAME, keep=2).list()
+    checkpoints = CheckpointStore(run_folder / CHECKPOINTS_NAME).list()
     takeovers = {use.incarnation: use.resumed_at for use in uses}
     if checkpoints:
         takeovers = {**_lineage_of(checkpoints[-1][1]), **takeovers}

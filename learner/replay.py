@@ -29,7 +29,7 @@ from learner.metrics.figures import RunFigures
 from learner.metrics.trackers import open_trackers
 from learner.metrics.writer import MetricsWriter
 from learner.model_folder import load_tokenizer, resolve_model
-from learner.payloads import HeldPayloads, Payloads
+from learner.payloads import Found, HeldPayloads, Payloads
 from learner.plan import PlannedMember
 from learner.recorder import Recorder
 from learner.recording import FOLDER, Recording, open_groups
@@ -37,6 +37,7 @@ from learner.rollout_batch import ACTOR
 from learner.samples import SampleLog
 from learner.screening import screen
 from learner.service import set_learner_threads
+from learner.shares import Unusable
 from learner.state import LearnerState
 from learner.team import Link, Team, follow
 from learner.weights.pushes import PushStatistics
@@ -88,7 +89,7 @@ def replay(
         ConfigError: the settings do not go together.
     """
     if checkpoint is not None and not (checkpoint / STATE_NAME).is_file():
-        found = [folder.name for _, folder in CheckpointStore(recorded / CHECKPOINTS_NAME, keep=1).list()]
+        found = [folder.name for _, folder in CheckpointStore(recorded / CHECKPOINTS_NAME).list()]
         raise DataError(
             f"{checkpoint} is no checkpoint",
             hint=f"{recorded / CHECKPOINTS_NAME} has {', '.join(found) or 'none: replay from the start'}",
@@ -234,6 +235,18 @@ class RecordedBatches:
             )
         return True
 
+    def discard(self, candidate: Candidate, unusable: Unusable) -> None:
+        """A recording has nothing to put in their place.
+
+        Raises:
+            DataError: always.
+        """
+        group, why = next(iter(unusable.items()))
+        raise DataError(
+            f"the recording of version {candidate.version}: group {group}: {why}",
+            hint="the recorded file is damaged: replay other versions (--from-checkpoint, --steps)",
+        )
+
     async def claim(self, candidate: Candidate) -> bool:
         """Every recorded batch may be used."""
         del candidate
@@ -252,20 +265,15 @@ class RecordedPayloads:
         self._versions = list(recording.versions)
         self._held: dict[tuple[str, int], Trajectory] = {}
 
-    def get(self, members: Sequence[PlannedMember]) -> list[Trajectory]:
-        """The trajectories of `members`, in their order.
-
-        Raises:
-            DataError: no later batch has them.
-        """
+    def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
+        """The trajectories of `members`, in their order."""
         wanted = [(member.group_id, member.member) for member in members]
-        while not all(name in self._held for name in wanted):
-            if not self._versions:
-                raise DataError("the recording lacks a trajectory that the plan names", hint="is it the same folder?")
+        while self._versions and not all(name in self._held for name in wanted):
             batch = self._recording.batch(self._versions.pop(0))
             groups = open_groups(batch) if batch is not None else []
             self._held = {name: found for group in groups for name, found in _trajectories(group)}
-        return [self._held[name] for name in wanted]
+        gone = DataError("the recording lacks a trajectory that the plan names", hint="is it the same folder?")
+        return [self._held.get(name, gone) for name in wanted]
 
 
 def _trajectories(group: SampledGroup) -> Iterable[tuple[tuple[str, int], Trajectory]]:

@@ -129,6 +129,7 @@ def _run(
             client = _fetch_client(config, mesh, bridge, closers)
             payloads = FetchedPayloads(bridge, client, timeout_s=config.network.retry_s)
         worker = build_worker(config, engines, algorithm, payloads, config.run.folder / CHECKPOINTS_NAME)
+        worker.check_folder()
         settle_heap()
         if record is not None:
             team = Team(worker, link)

@@ -21,6 +21,8 @@ from mesh.errors import DataError, FencedError, PayloadError, RollmeshError, end
 from protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
+UNREADABLE = "payload_invalid"
+"""Why a group that cannot be read has failed."""
 # How often the reason for a wait is looked at.
 _LOOK_S = 1.0
 
@@ -248,7 +250,7 @@ class GroupSource:
             return self._enter(open_group(leased, payloads, fetched))
         except (PayloadError, DataError) as error:
             _log.warning("group %s is unusable: %s", leased.group_id, error, extra={"group": leased.group_id})
-            await self._nack([arrived.lease], buffer_pb2.NACK_DISPOSITION_FAIL, "payload_invalid")
+            await self._nack([arrived.lease], buffer_pb2.NACK_DISPOSITION_FAIL, UNREADABLE)
             return False
 
 

@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from learner.batching.types import Packing
 from learner.plan import TrainPlan
+from learner.shares import Unusable
 from learner.worker import TrainResult, UpdateRefused, Worker
-from mesh.errors import RollmeshError, StoreError, UnreachableError
+from mesh.errors import StoreError, UnreachableError
 from mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ class Team:
         """That all models of the run can take."""
         return self._worker.packing
 
-    def prepare(self, plan: TrainPlan) -> None:
-        """Every rank gets its share."""
+    def prepare(self, plan: TrainPlan) -> Unusable:
+        """Every rank gets its share; gives the groups that cannot be trained, and why."""
         if self._link is not None:
             self._tell("prepare", plan=plan.to_bytes())
-        self._worker.prepare(plan)
+        return self._worker.prepare(plan)
 
     def train(self, may_update: Callable[[], bool]) -> TrainResult | None:
         """Every rank trains on what it prepared.
@@ -142,21 +143,15 @@ def _train_if_allowed(worker: Worker, link: Link) -> None:
 def follow(worker: Worker, link: Link) -> None:
     """The life of a rank above 0: does what it is told until it is dismissed.
 
-    Where it cannot get its share, it ends when it is to train on it: rank 0 may have failed as well, and wants a
-    checkpoint first.
+    What it, or any rank, cannot get of a batch rank 0 hears as well, and decides: it may want a checkpoint first.
     """
-    failure: RollmeshError | None = None
     while True:
         message = msgpack.unpackb(link.receive())
         match message["order"]:
             case "prepare":
-                try:
+                with contextlib.suppress(UnreachableError, StoreError):
                     worker.prepare(TrainPlan.from_bytes(message["plan"]))
-                except (UnreachableError, StoreError) as away:
-                    failure = away
             case "train":
-                if failure is not None:
-                    raise failure
                 _train_if_allowed(worker, link)
             case "export":
                 for _ in worker.export():

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from learner.agreement import agree_on_state
 from learner.algorithms.base import Algorithm
-from learner.batching.pack import check
-from learner.batching.types import Packing, TrainSequence
+from learner.batching.types import Packing
 from learner.checkpoint.store import CheckpointStore, load_checkpoint
 from learner.engines.base import Engine
 from learner.micro_batches import Share
 from learner.payloads import Payloads
 from learner.plan import TrainPlan
 from learner.rollout_batch import ACTOR, RolloutBatch
+from learner.shares import Unusable, gather_share
 from mesh.errors import DataError
 from mesh.versions import PolicyVersion
 
@@ -93,28 +93,23 @@ class Worker:
         shared = all(engine.packing is Packing.SHARED for engine in self._engines.values())
         return Packing.SHARED if shared else Packing.ROWS
 
-    def prepare(self, plan: TrainPlan) -> None:
+    def prepare(self, plan: TrainPlan) -> Unusable:
         """Gets this rank's share; a plan that was not trained is replaced.
 
+        Returns:
+            Groups that cannot be trained, and why, whichever rank has found it. Where there are none the batch is
+            prepared.
+
         Raises:
-            PayloadError: a trajectory is malformed or contradicts the plan.
+            UnreachableError: the buffer stayed away, from this rank or another.
+            StoreError: likewise, Redis.
         """
-        rank = self._actor.rank
-        own = sorted({i for minibatch in plan.division.minibatches for micro in minibatch[rank] for i in micro})
-        members = [plan.members[index] for index in own]
-        prompts = [prompt.array() for prompt in plan.prompts]
-        sequences = {}
-        for index, member, found in zip(own, members, self._payloads.get(members), strict=True):
-            sequences[index] = TrainSequence(
-                prompt_ids=prompts[member.prompt],
-                response_ids=found.response_ids,
-                response_mask=found.response_mask,
-                behaviour_log_probs=found.log_probs,
-                staleness=plan.lineage.per_token(found.versions, plan.version),
-                temperature=plan.prompts[member.prompt].temperature,
-            )
-            check(index, sequences[index])
-        self._prepared = plan, Share(plan, rank, sequences, self._actor.device, self._token_budget)
+        self._prepared = None
+        sequences, unusable = gather_share(self._actor, plan, self._payloads)
+        if not unusable:
+            share = Share(plan, self._actor.rank, sequences, self._actor.device, self._token_budget)
+            self._prepared = plan, share
+        return unusable
 
     def train(self, before_first_update: Callable[[], None]) -> TrainResult:
         """The batch stage, then all optimizer steps on the prepared batch.
@@ -152,6 +147,14 @@ class Worker:
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The actor's weights under Hugging Face names; every rank has to exhaust the iterator."""
         return self._actor.export_weights()
+
+    def check_folder(self) -> None:
+        """Refuses a folder of checkpoints that not every rank can write and see.
+
+        Raises:
+            ConfigError: names the folder and a rank.
+        """
+        self._store.check(self._actor)
 
     def save(self, version: PolicyVersion, extra: dict[str, object]) -> Path:
         """Writes a checkpoint of all that is trained; it is durable when this returns.

@@ -17,10 +17,10 @@ def latest_checkpoint(run: Path) -> Path:
     Raises:
         DataError: there is none.
     """
-    found = [path for _, path in CheckpointStore(run / CHECKPOINTS_NAME, keep=1).list()]
+    found = [path for _, path in CheckpointStore(run / CHECKPOINTS_NAME).list()]
     if not found:
         raise DataError(f"run {run} has no checkpoint yet", hint="see checkpoint.every_steps and checkpoint.every_s")
-    return max(found, key=lambda path: path.stat().st_mtime_ns)
+    return found[-1]
 
 
 def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:

@@ -30,6 +30,6 @@ def listed(root: Path) -> list[tuple[PolicyVersion, Path]]:
 
 
 def newest(root: Path) -> PolicyVersion | None:
-    """The version of the checkpoint that was written last; a resumed learner may have begun below older ones."""
+    """The version of the checkpoint of the newest learner that was written last."""
     found = listed(root)
-    return max(found, key=lambda item: item[1].stat().st_mtime_ns)[0] if found else None
+    return found[-1][0] if found else None

@@ -1,25 +1,25 @@
 """A folder of checkpoints, each complete or absent.
 
 A checkpoint is written into a hidden folder, made durable, and renamed: a name that exists is complete. Names carry the
-incarnation, so a fenced learner cannot overwrite what its successor wrote; what a learner that was killed left half
-written or half removed goes when a later incarnation first saves. Which checkpoint is the latest one is the
-buffer's to say, not the folder's. The actor's state is at the folder's root, that of every other trained role in a
-subfolder of its name; models that are not trained have no part in it. The best checkpoint, and those of versions that
-are being evaluated, stay however old they are (`learner.checkpoint.best`).
+incarnation, so a fenced learner cannot overwrite what its successor wrote. Rank 0 makes and renames folders; where any
+rank fails, all fail together and nothing is left. Which checkpoint is the latest one is the buffer's to say, not the
+folder's; which ones stay says `learner.checkpoint.retention`. The actor's state is at the folder's root, that of every
+other trained role in a subfolder of its name; models that are not trained have no part in it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
-from learner.checkpoint.best import protected
 from learner.checkpoint.names import CHECKPOINTS_NAME, listed, name_of
+from learner.checkpoint.together import together
 from learner.engines.base import Engine
-from mesh.errors import DataError
+from mesh.errors import ConfigError, DataError
 from mesh.versions import PolicyVersion
 
 __all__ = ["ACTOR", "CHECKPOINTS_NAME", "STATE_NAME", "CheckpointStore", "load_checkpoint"]
@@ -27,24 +27,41 @@ __all__ = ["ACTOR", "CHECKPOINTS_NAME", "STATE_NAME", "CheckpointStore", "load_c
 ACTOR = "actor"
 STATE_NAME = "state.json"
 """What every engine writes into each, beside its tensors."""
-_UNFINISHED = re.compile(r"^\.(?:partial|removed)-i(\d{4,})-v\d{8,}$")
 
 
 class CheckpointStore:
     """Checkpoints of one run.
 
     Args:
-        root: folder of the checkpoints; made on the first save.
-        keep: how many of the newest stay, those not counted that stay anyway.
+        root: folder of the checkpoints; made when it is needed.
     """
 
-    def __init__(self, root: Path, *, keep: int) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
-        self._keep = keep
-        self._tidied = False
+
+    def check(self, actor: Engine) -> None:
+        """Refuses a folder that is not one and the same for all ranks, or that one of them may not write; collective.
+
+        Raises:
+            ConfigError: names a rank and its host.
+        """
+        # A name that no node has asked for before, so that none has cached its absence.
+        (name,) = filter(None, actor.gather_bytes(uuid.uuid4().hex.encode() if actor.rank == 0 else b""))
+        probe = self._root / f".probe-{name.decode()}"
+        try:
+            together(actor, partial(_make, probe) if actor.rank == 0 else _nothing)
+            together(actor, (probe / str(actor.rank)).touch)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write checkpoints into {self._root}: {error}",
+                hint="set run.dir to a folder that every rank may write, the same one on all nodes",
+            ) from error
+        finally:
+            if actor.rank == 0:
+                shutil.rmtree(probe, ignore_errors=True)
 
     def save(self, engines: Mapping[str, Engine], version: PolicyVersion, extra: dict[str, object]) -> Path:
-        """Writes a checkpoint and removes old ones; collective. It is durable when this returns.
+        """Writes a checkpoint; collective. It is durable when this returns.
 
         Args:
             engines: by role name, in the same order on every rank; those that are trained are saved.
@@ -52,35 +69,27 @@ class CheckpointStore:
             extra: JSON that `load_checkpoint` gives back (data cursor and the like).
 
         Raises:
-            DataError: the disk refuses.
+            DataError: the disk refuses, on whichever rank.
         """
         final = self.path(version)
-        if final.is_dir():
-            return final
-        partial = self._root / f".partial-{final.name}"
+        unfinished = self._root / f".partial-{final.name}"
         actor = engines[ACTOR]
+        first = actor.rank == 0
+        # Nodes may have cached different answers: rank 0's counts.
+        if any(actor.gather_bytes(b"there" if first and final.is_dir() else b"")):
+            return final
+        parts = list(_parts(engines, unfinished))
+        stamp: dict[str, object] = {"incarnation": version.incarnation, "version": version.version}
         try:
-            if actor.rank == 0:
-                self._tidy(version.incarnation)
-                shutil.rmtree(partial, ignore_errors=True)
-                for _, _, folder in _parts(engines, partial):
-                    folder.mkdir(parents=True, exist_ok=True)
-            actor.barrier()
-            stamp: dict[str, object] = {"incarnation": version.incarnation, "version": version.version}
-            for role, engine, folder in _parts(engines, partial):
-                engine.save_checkpoint(folder, extra | stamp if role == ACTOR else stamp)
-            if actor.rank == 0:
-                _sync_tree(partial)
-                partial.rename(final)
-                _sync(self._root)
-                self._prune(newest=final)
-            actor.barrier()
+            together(actor, partial(_make, *(folder for _, _, folder in parts)) if first else _nothing)
+            together(actor, partial(os.stat, unfinished))
+            for role, engine, folder in parts:
+                together(actor, partial(engine.save_checkpoint, folder, extra | stamp if role == ACTOR else stamp))
+            together(actor, partial(_finish, unfinished, final) if first else _nothing)
         except OSError as error:
-            if actor.rank == 0:
-                shutil.rmtree(partial, ignore_errors=True)
-            raise DataError(
-                f"cannot write checkpoint {final}: {error.strerror or error}", hint="free space, or set run.dir"
-            ) from error
+            if first:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            raise DataError(f"cannot write checkpoint {final}: {error}", hint="free space, or set run.dir") from error
         return final
 
     def path(self, version: PolicyVersion) -> Path:
@@ -90,27 +99,6 @@ class CheckpointStore:
     def list(self) -> list[tuple[PolicyVersion, Path]]:
         """Complete checkpoints, by incarnation and version."""
         return listed(self._root)
-
-    def _tidy(self, incarnation: int) -> None:
-        """Removes what learners of older incarnations have left unfinished; once, since they are over."""
-        if self._tidied or not self._root.is_dir():
-            return
-        for path in self._root.iterdir():
-            match = _UNFINISHED.match(path.name)
-            if match and int(match[1]) < incarnation:
-                shutil.rmtree(path, ignore_errors=True)
-        self._tidied = True
-
-    def _prune(self, newest: Path) -> None:
-        # A resumed learner may go on below a version that an older incarnation reached: age is the order of writing.
-        kept = protected(self._root) | {newest.name}
-        others = [path for _, path in self.list() if path.name not in kept]
-        others.sort(key=lambda path: path.stat().st_mtime_ns)
-        for path in others[: max(0, len(others) - self._keep + 1)]:
-            # Renamed first, so that an interrupted removal leaves no incomplete checkpoint under a valid name.
-            doomed = path.with_name(f".removed-{path.name}")
-            path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, object]:
@@ -144,6 +132,23 @@ def _parts(engines: Mapping[str, Engine], folder: Path) -> Iterator[tuple[str, E
     for role, engine in engines.items():
         if engine.trained and role != ACTOR:
             yield role, engine, folder / role
+
+
+def _nothing() -> None:
+    """The part of a rank that has none."""
+
+
+def _make(*folders: Path) -> None:
+    """Makes folders; the first one, and what is in it, anew."""
+    shutil.rmtree(folders[0], ignore_errors=True)
+    for folder in folders:
+        folder.mkdir(parents=True)
+
+
+def _finish(unfinished: Path, final: Path) -> None:
+    _sync_tree(unfinished)
+    unfinished.rename(final)
+    _sync(final.parent)
 
 
 def _sync_tree(folder: Path) -> None:

@@ -77,6 +77,7 @@ class Engine(ABC):
         device: where batches must be and results are.
         trained: it has an optimizer.
         packing: how it computes the sequences of a micro-batch, which are to be planned accordingly.
+        vocab_size: token ids are below it.
     """
 
     rank: int
@@ -84,6 +85,7 @@ class Engine(ABC):
     device: torch.device
     trained: bool
     packing: Packing
+    vocab_size: int
 
     @abstractmethod
     def probe(self) -> Evidence:
@@ -161,7 +163,10 @@ class Engine(ABC):
     def save_checkpoint(self, folder: Path, extra: dict[str, object]) -> None:
         """Writes model, optimizer, schedule, random state and `extra` (JSON) into an empty folder. Not atomic.
 
-        `learner.checkpoint.CheckpointStore` makes it atomic and keeps the newest.
+        A rank returns when its own part is written; `learner.checkpoint.CheckpointStore` waits for all.
+
+        Raises:
+            OSError: the disk refuses; perhaps on this rank alone.
         """
 
     @abstractmethod
@@ -169,8 +174,8 @@ class Engine(ABC):
         """Restores what `save_checkpoint` wrote, at any number of ranks; gives back `extra`."""
 
     @abstractmethod
-    def barrier(self) -> None:
-        """Waits until every rank is here."""
+    def gather_bytes(self, message: bytes) -> list[bytes]:
+        """Every rank's message, in the order of the ranks; they may differ in length and be empty."""
 
     @abstractmethod
     def export_hf(self, folder: Path) -> None:

@@ -46,6 +46,7 @@ from mesh.trajectory import Trajectory, encode
 from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2, trajectory_pb2
 from tests.learner.engines.models import VOCABULARY, make_spec
+from tests.learner.failing_ranks import save_where_ranks_fail, train_without_what_rank_1_cannot_read
 
 LINEAGE = Lineage(((1, 0),))
 VERSION = 5
@@ -120,15 +121,16 @@ def make_plan(
 def make_worker(
     algorithm: Algorithm,
     engines: Mapping[str, Engine],
-    groups: Sequence[SampledGroup],
+    groups: Sequence[SampledGroup] | HeldPayloads,
     folder: Path,
     *,
     epochs: int = 1,
     token_budget: int = 1 << 20,
 ) -> Worker:
-    held = HeldPayloads()
-    held.hold(groups)
-    store = CheckpointStore(folder, keep=2)
+    held = groups if isinstance(groups, HeldPayloads) else HeldPayloads()
+    if not isinstance(groups, HeldPayloads):
+        held.hold(groups)
+    store = CheckpointStore(folder)
     return Worker(engines, algorithm, held, store, epochs=epochs, token_budget=token_budget, seed=3)
 
 
@@ -282,8 +284,14 @@ def main(model: Path, out: Path) -> None:
     torch.set_num_threads(1)
     seen, result, worker, engines, algorithm = train_probe(model, out / "checkpoints", token_budget=40, ranks=2)
     path = worker.save(PolicyVersion(1, VERSION + 1), {})
+    told = save_where_ranks_fail(engines, out)
+    groups, held = make_groups(), HeldPayloads()
+    held.hold(groups)
+    plain = make_worker(Plain(), {"actor": engines["actor"]}, held, out / "plain")
+    failing = train_without_what_rank_1_cannot_read(plain, held, groups, lambda some: make_plan(some, ranks=2))
     if engines["actor"].rank == 0:
-        torch.save({"weights": seen, "metrics": result.metrics, "checkpoint": str(path)}, out / "seen.pt")
+        found = {"weights": seen, "metrics": result.metrics, "checkpoint": str(path), "told": told, "failing": failing}
+        torch.save(found, out / "seen.pt")
     (out / f"state-{engines['actor'].rank}.json").write_text(json.dumps(algorithm.state()))
     worker.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,17 @@ from buffer.service import BufferService
 from learner.algorithms.types import Group
 from learner.claims import BatchClaimer, Candidate
 from learner.consumption import ConsumptionLog, read_log
-from learner.source import GroupSource
+from learner.payloads import FetchedPayloads
+from learner.source import UNREADABLE, GroupSource
 from mesh.config import Config
-from mesh.errors import RollmeshError
+from mesh.errors import DataError, PayloadError, RollmeshError
+from mesh.trajectory import Trajectory, decode, encode
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from tests.buffer.conftest import redis_url  # noqa: F401  a fixture
-from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config
+from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write
 from tests.buffer.test_flow import balanced
-from tests.learner.dataflow import Plain
+from tests.learner.dataflow import Plain, make_plan
 
 V0 = PolicyVersion(1, 0)
 B = 4
@@ -224,6 +227,43 @@ async def test_dropped_groups_are_replaced_by_as_many(training: Training) -> Non
     assert candidate.dropped == {"dull": 2}
     assert await training.claimer.claim(candidate)
     await training.counts(consumed=B, filtered=2)
+
+
+async def test_groups_that_cannot_be_trained_fail_and_others_take_their_place(training: Training) -> None:
+    await training.finish(2 * B)
+    await training.gather(candidate := Candidate(0))
+    unusable = {group.group_id: "damaged" for group in candidate.groups[:2]}
+    await asyncio.to_thread(training.claimer.discard, candidate, unusable)
+    assert candidate.dropped == {UNREADABLE: 2}
+    await training.gather(candidate)
+    assert not unusable.keys() & {group.group_id for group in candidate.groups}
+    assert await training.claimer.claim(candidate)
+    await training.counts(consumed=B, failed=2)
+
+
+@pytest.mark.parametrize("training", [False], ids=["many ranks"], indirect=True)
+async def test_a_rank_hears_of_every_payload_that_is_gone_or_damaged(training: Training) -> None:
+    serving = PolicyVersion(1, 0)
+    training.admission.update(B, serving)
+    grants = await training.generator.grants(training.admission, B)
+    writes = [make_write(grant, member, [serving] * 5) for grant in grants for member in range(grant.task.n)]
+    compressed = encode(decode(writes[2].payload), codec="zstd")
+    # The front looks at the header alone.
+    writes[2] = dataclasses.replace(writes[2], payload=compressed[:-4] + bytes(4))
+    damaged = writes[2].head.group_id
+    await training.writer.write(writes)
+    await training.gather(candidate := Candidate(0))
+    plan = make_plan(candidate.groups)
+    gone = next(group for group in candidate.groups if group.group_id != damaged)
+    await training.learner.client.nack("train", 1, [gone.lease], disposition=pb.NACK_DISPOSITION_FAIL, reason="test")
+    payloads = FetchedPayloads(Here(), training.learner.client, timeout_s=TIMEOUT_S)  # type: ignore[arg-type]
+    found = await asyncio.to_thread(payloads.get, plan.members)
+    kinds = {(member.group_id, member.member): type(what) for member, what in zip(plan.members, found, strict=True)}
+    expected: dict[tuple[str, int], type] = dict.fromkeys(kinds, Trajectory)
+    expected |= {name: DataError for name in kinds if name[0] == gone.group_id}
+    expected[damaged, writes[2].head.meta.member] = PayloadError
+    assert kinds == expected
+    assert list(kinds.values()).count(DataError) == 2
 
 
 async def test_a_fault_while_groups_are_taken_in_ends_the_wait_for_them(

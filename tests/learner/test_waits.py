@@ -24,7 +24,7 @@ CONSTANTS = {
     "the commit of a checkpoint": learner.checkpoints._COMMIT_S,
     "at a publication": learner.leader._LEAVE_S,
     "leaving the mesh": learner.leader._LEAVE_S,
-    "an order of rank 0": learner.loop._TURN_S,
+    "an order of rank 0": learner.loop.TURN_S,
     "reads its data": buffer.service._LOADING_S,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,31 @@ def test_ranks_change_nothing_also_where_one_comes_to_other_results(two_ranks: A
     first, second = two_ranks["states"]
     assert first == second
     assert len(first["history"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("rank 0 cannot make the folder", "data: cannot write checkpoint .*Not a directory .rank 0 on "),
+        ("each its own folder, at the start", "config: cannot write checkpoints .*No such file .*rank 1 on .*nodes"),
+        ("each its own folder, later", "data: cannot write checkpoint .*No such file .*rank 1 on "),
+        ("rank 1 cannot write", "data: cannot write checkpoint .*rank 1 on "),
+        ("what is left", r"^\[\]$"),
+        ("rank 1 can write again", "^i0001-v00000001$"),
+    ],
+)
+def test_ranks_save_together_or_fail_together(two_ranks: Any, case: str, words: str) -> None:
+    told = two_ranks["told"][case]
+    assert len(told) == 2
+    assert all(re.search(words, message) for message in told), told
+
+
+def test_what_one_rank_cannot_read_all_ranks_leave_out(two_ranks: Any) -> None:
+    failing = two_ranks["failing"]
+    assert list(failing["unusable"]) == [failing["bad"]]
+    assert "response_ids" in failing["unusable"][failing["bad"]]
+    assert failing["again"] == {}
+    assert failing["trained"]
 
 
 def test_metrics_of_all_roles_have_their_names(one_rank: Any) -> None:

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -72,6 +72,7 @@ class Fsdp2Engine(Engine):
             self._own_attention: str = self._shell.config._attn_implementation
             self.why_rows = choice.reason
             self._use(choice.packing)
+            self.vocab_size = len(cast(Tensor, self._shell.get_input_embeddings().weight))
             self._model = self._build(self._shell)
         nn.Module.to(self._model, self.device)
         prepare(
@@ -217,8 +218,8 @@ class Fsdp2Engine(Engine):
         self._steps, extra = load_state(folder, self._world, self._model, self._training()[1])
         return extra
 
-    def barrier(self) -> None:
-        self._world.barrier()
+    def gather_bytes(self, message: bytes) -> list[bytes]:
+        return self._world.gather_bytes(message)
 
     def export_hf(self, folder: Path) -> None:
         state = {name: tensor.clone() for name, tensor in self.export_weights()}

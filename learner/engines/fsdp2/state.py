@@ -28,7 +28,7 @@ _STATE_FILE = "state.json"
 def save_state(
     folder: Path, world: World, model: nn.Module, optimizer: Optimizer, steps: int, extra: dict[str, object]
 ) -> None:
-    """Writes everything into an existing, empty folder; collective.
+    """Writes everything into an existing, empty folder; collective. A rank returns when its own part is written.
 
     Args:
         folder: the same on every rank.
@@ -38,17 +38,19 @@ def save_state(
         extra: JSON of the caller.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: the disk refuses, on this rank.
     """
     try:
         with _quiet():
             dcp.save(_state(model, optimizer), checkpoint_id=str(folder), no_dist=world.size == 1)
     except CheckpointException as failed:
-        causes = {f"{type(error).__name__}: {error}" for error, _ in failed.failures.values()}
-        raise OSError("; ".join(sorted(causes))) from failed
+        # All ranks hear of it here; the ones that met it say so.
+        if world.rank in failed.failures:
+            error, _ = failed.failures[world.rank]
+            raise OSError(f"{type(error).__name__}: {error}") from failed
+        return
     if world.rank == 0:
         (folder / _STATE_FILE).write_text(json.dumps({"steps": steps, "extra": extra}), encoding="utf-8")
-    world.barrier()
 
 
 def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimizer) -> tuple[int, dict[str, object]]:
@@ -76,14 +78,33 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    fresh = not optimizer.state
+    _complete(optimizer)
     model_state, optimizer_state = get_state_dict(model, optimizer)
-    if fresh:
-        # AdamW has its moments only from a step on. `get_state_dict` has taken one, of nothing, and counted it.
-        for values in optimizer.state.values():
-            values["step"].zero_()
-        model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state, "rng": torch.get_rng_state()}
+
+
+def _complete(optimizer: Optimizer) -> None:
+    """Gives moments of no step to parameters that have none: AdamW makes them with a parameter's first gradient.
+
+    `get_state_dict` would do it for all parameters or for none, and for none where a step has left gradients without
+    being taken; such a checkpoint could not be loaded.
+    """
+    optimizer.zero_grad()
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    fresh = [parameter for parameter in parameters if parameter not in optimizer.state]
+    if not fresh:
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    for parameter in fresh:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter in fresh:
+        optimizer.state[parameter]["step"].zero_()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import pytest
 
 from learner.best_keeper import BestKeeper
 from learner.checkpoint.best import FILE, Best, BestCheckpoint, best_checkpoint, protected
+from learner.checkpoint.retention import prune
 from learner.checkpoint.store import CheckpointStore
 from learner.evaluation import EvalResult
 from mesh.errors import DataError, FencedError
@@ -21,7 +22,7 @@ class Run:
 
     def __init__(self, root: Path, incarnation: int = 1, direction: Literal["max", "min"] = "max") -> None:
         self.incarnation = incarnation
-        self.store = CheckpointStore(root, keep=2)
+        self.store = CheckpointStore(root)
         self.file = BestCheckpoint(root, incarnation)
         self.before = self.file.claim()
         self.keeper = BestKeeper(self.file, metric="reward", direction=direction)
@@ -31,6 +32,7 @@ class Run:
         policy = PolicyVersion(self.incarnation, version)
         engines: dict[str, Any] = {"actor": Engine()}
         path = self.store.save(engines, policy, {})
+        prune(self.root, committed=path.name, keep=2)
         if evaluated:
             self.keeper.written(policy, path.name)
 

@@ -63,6 +63,6 @@ def _run_on_two_ranks(out: Path) -> None:
     critic.export_hf(out / "critic")
     engine = make_engine(model_folder)
     train_step(engine, seed=9)
-    checkpoint = CheckpointStore(out / "one_rank", keep=1).save({"actor": engine}, PolicyVersion(2, 5), {"cursor": 11})
+    checkpoint = CheckpointStore(out / "one_rank").save({"actor": engine}, PolicyVersion(2, 5), {"cursor": 11})
     run_two_ranks("tests.learner.engines.two_ranks", model_folder, checkpoint, out)
     (out / "checkpoint").write_text(str(checkpoint))

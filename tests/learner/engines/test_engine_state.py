@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from learner.algorithms.metrics import Metrics
+from learner.algorithms.types import LossOutput
 from learner.batching.pack import pack
 from learner.checkpoint.store import CheckpointStore, load_checkpoint
+from learner.engines.fsdp2.state import load_state, save_state
 from mesh.config.models import ModelSection, OptimizerSection
 from mesh.errors import DataError
 from mesh.versions import PolicyVersion
 from tests.learner.engines.models import EXPORT_BUCKET_BYTES, make_engine, make_model, make_sequences
 from tests.learner.engines.test_gradients import assert_same
-from tests.learner.engines.training import log_probs, train_step, weights
+from tests.learner.engines.training import log_probs, make_batches, policy_loss, train_step, weights
 
 torch.set_num_threads(1)
 
 
 def test_resume_continues_exactly(model_folder, tmp_path):
-    store = CheckpointStore(tmp_path, keep=2)
+    store = CheckpointStore(tmp_path)
     first = make_engine(model_folder, optimizer=OptimizerSection(lr=1e-2, schedule="cosine", warmup_steps=2))
     train_step(first, seed=1)
     path = store.save({"actor": first}, PolicyVersion(1, 1), {"cursor": {"epoch": 3}})
@@ -37,12 +43,69 @@ def test_resume_continues_exactly(model_folder, tmp_path):
 def test_a_checkpoint_before_the_first_step_changes_nothing(model_folder, tmp_path):
     """Neither for who wrote it nor for who goes on from it: AdamW has taken no step, by its own count too."""
     untouched, saved, resumed = (make_engine(model_folder) for _ in range(3))
-    path = CheckpointStore(tmp_path, keep=1).save({"actor": saved}, PolicyVersion(1, 0), {})
+    path = CheckpointStore(tmp_path).save({"actor": saved}, PolicyVersion(1, 0), {})
     load_checkpoint({"actor": resumed}, path)
     for engine in (untouched, saved, resumed):
         train_step(engine, seed=1)
     assert_same(weights(saved), weights(untouched), 0.0)
     assert_same(weights(resumed), weights(untouched), 0.0)
+
+
+def not_finite(output, tokens, counts):
+    """A loss whose gradient no optimizer may follow."""
+    return LossOutput(policy_loss()(output, tokens, counts).loss * float("inf"), Metrics())
+
+
+class Refused(Exception):
+    """The batch may not be used."""
+
+
+def refuse() -> None:
+    raise Refused
+
+
+def test_gradients_that_no_step_has_used_have_no_part_in_a_checkpoint(model_folder, tmp_path):
+    """A first step that was not finite, and a first claim that was refused, leave gradients and no moments."""
+    untouched = make_engine(model_folder)
+    train_step(untouched, seed=2)
+    for name in ("not_finite", "refused"):
+        saved, resumed = (make_engine(model_folder) for _ in range(2))
+        batches = make_batches(saved, seed=1)
+        if name == "not_finite":
+            assert saved.train_batch(batches, not_finite, saved.global_counts(batches)).skipped
+        else:
+            with pytest.raises(Refused):
+                saved.train_batch(batches, policy_loss(), saved.global_counts(batches), refuse)
+        path = CheckpointStore(tmp_path / name).save({"actor": saved}, PolicyVersion(1, 0), {})
+        load_checkpoint({"actor": resumed}, path)
+        for engine in (saved, resumed):
+            train_step(engine, seed=2)
+            assert_same(weights(engine), weights(untouched), 0.0)
+
+
+def test_a_parameter_that_has_had_no_gradient_yet_is_resumed(tmp_path):
+    """An expert without a token, say: its moments begin with its first gradient."""
+    world: Any = SimpleNamespace(rank=0, size=1, barrier=lambda: None)
+
+    def make() -> tuple[torch.nn.ModuleList, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        experts = torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(2))
+        return experts, torch.optim.AdamW(experts.parameters(), lr=0.1, fused=True)
+
+    def step(experts: torch.nn.ModuleList, optimizer: torch.optim.Optimizer, used: int) -> None:
+        optimizer.zero_grad()
+        experts[used](torch.ones(4)).sum().backward()
+        optimizer.step()
+
+    untouched, saved, resumed = make(), make(), make()
+    for experts, optimizer in (untouched, saved):
+        step(experts, optimizer, 0)
+    save_state(tmp_path, world, *saved, 1, {})
+    load_state(tmp_path, world, *resumed)
+    for experts, optimizer in (untouched, saved, resumed):
+        for used in (1, 0):
+            step(experts, optimizer, used)
+        assert_same(experts.state_dict(), untouched[0].state_dict(), 0.0)
 
 
 def test_two_ranks_resume_what_one_wrote(two_rank_results):
@@ -55,7 +118,7 @@ def test_two_ranks_resume_what_one_wrote(two_rank_results):
 
 def test_one_rank_resumes_what_two_wrote(two_rank_results):
     engine = make_engine(two_rank_results.model)
-    ((version, path),) = CheckpointStore(two_rank_results.checkpoints, keep=2).list()
+    ((version, path),) = CheckpointStore(two_rank_results.checkpoints).list()
     assert version == PolicyVersion(1, 3)
     assert engine.load_checkpoint(path)["cursor"] == 7
     train_step(engine, seed=4)
@@ -68,7 +131,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused(model_folder, tmp_path):
 
 
 def test_a_checkpoint_of_another_model_is_refused(model_folder, tmp_path):
-    path = CheckpointStore(tmp_path / "c", keep=1).save({"actor": make_engine(model_folder)}, PolicyVersion(1, 0), {})
+    path = CheckpointStore(tmp_path / "c").save({"actor": make_engine(model_folder)}, PolicyVersion(1, 0), {})
     other = make_engine(make_model(tmp_path / "gpt2", "gpt2"))
     with pytest.raises(DataError, match="cannot load checkpoint"):
         other.load_checkpoint(path)

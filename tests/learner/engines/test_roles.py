@@ -116,7 +116,7 @@ def test_the_process_group_ends_with_the_last_engine_in_any_order(model_folder, 
 
 
 def test_actor_and_critic_resume_exactly(model_folder, tmp_path):
-    store = CheckpointStore(tmp_path, keep=2)
+    store = CheckpointStore(tmp_path)
     first = roles(model_folder)
     train_all(first, 1)
     path = store.save(first, PolicyVersion(1, 1), {"cursor": 3})
@@ -134,13 +134,13 @@ def test_actor_and_critic_resume_exactly(model_folder, tmp_path):
 def test_two_ranks_and_one_resume_the_critic_of_one_another(two_rank_results):
     """Written by two ranks beside the actor, read by one."""
     engines = {"actor": make_engine(two_rank_results.model), "critic": make_critic(two_rank_results.critic)}
-    ((_, path),) = CheckpointStore(two_rank_results.checkpoints, keep=2).list()
+    ((_, path),) = CheckpointStore(two_rank_results.checkpoints).list()
     assert load_checkpoint(engines, path)["cursor"] == 7
     assert_same(two_rank_results.tensors["critic"]["weights"], weights(engines["critic"]), 0.0)
 
 
 def test_a_role_without_state_is_named_and_nothing_changes(model_folder, tmp_path):
-    path = CheckpointStore(tmp_path, keep=2).save({"actor": make_engine(model_folder)}, PolicyVersion(1, 1), {})
+    path = CheckpointStore(tmp_path).save({"actor": make_engine(model_folder)}, PolicyVersion(1, 1), {})
     engines = roles(model_folder)
     train_all(engines, 1)
     before = weights(engines["actor"])

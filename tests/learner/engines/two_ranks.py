@@ -40,7 +40,7 @@ def main(model: Path, checkpoint: Path, out: Path) -> None:
     idle = train_step(critic, seed=3, loss=critic_loss, groups=1, token_budget=1 << 20)
     seen["critic"] |= {"idle_rank": gradients(critic), "weights": weights(critic)}
     engines = {"actor": engine, "critic": critic}
-    CheckpointStore(out / "checkpoints", keep=2).save(engines, PolicyVersion(1, 3), {"cursor": 7})
+    CheckpointStore(out / "checkpoints").save(engines, PolicyVersion(1, 3), {"cursor": 7})
     seen["gathered"] = gather(engine)
     train_step(engine, seed=4)
     seen["after_checkpoint"] = weights(engine)

@@ -52,7 +52,7 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(tmp_path: Pat
         least = min(result["figures"]["mean@2"] for result in results)
         first = next(result["version"] for result in results if result["figures"]["mean@2"] == least)
         assert (best.value, best.version, best.incarnation) == (least, first, 1)
-        kept = [policy.version for policy, _ in CheckpointStore(run / "checkpoints", keep=2).list()]
+        kept = [policy.version for policy, _ in CheckpointStore(run / "checkpoints").list()]
         assert best.version in kept
         # The last two and the best; the one whose evaluation was under way is not waited for.
         assert len(kept) <= 3

@@ -1,0 +1,63 @@
+"""Which checkpoints stay on the disk, and what goes with those that do not; rank 0's work alone.
+
+Invariants: a checkpoint goes only after a newer one was committed; the committed one, the best one and those of
+versions that are being evaluated stay however old they are; what is removed is renamed first, so that an interrupted
+removal leaves no incomplete checkpoint under a valid name. What a learner of an older incarnation has left half written
+or half removed goes once it is fenced, which it is when its successor starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from pathlib import Path
+
+from learner.checkpoint.best import protected
+from learner.checkpoint.names import listed
+
+_log = logging.getLogger(__name__)
+_UNFINISHED = re.compile(r"^\.(?:partial|removed)-i(\d{4,})-v\d{8,}$")
+
+
+def prune(root: Path, *, committed: str, keep: int) -> None:
+    """Removes the oldest checkpoints; one that cannot be removed stays, with a warning.
+
+    Args:
+        root: folder of the checkpoints.
+        committed: name of the one that the buffer names now.
+        keep: how many of the newest stay, the best one and those being evaluated not counted.
+
+    Raises:
+        DataError: the file about the best one cannot be read.
+    """
+    spared = protected(root) - {committed}
+    # By name, which is by incarnation and version: a learner that was fenced may have written its last one later.
+    others = [path for _, path in listed(root) if path.name not in spared]
+    for path in others[:-keep]:
+        if path.name != committed:
+            _remove(path)
+
+
+def sweep(root: Path, incarnation: int) -> None:
+    """Removes what the learners before this one have left unfinished.
+
+    Args:
+        root: folder of the checkpoints.
+        incarnation: of this learner, which has taken the run over.
+    """
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        match = _UNFINISHED.match(path.name)
+        if match and int(match[1]) < incarnation:
+            _log.info("removing %s, which a learner before this one left unfinished", path)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    doomed = path.with_name(f".removed-{path.name}")
+    try:
+        path.rename(doomed)
+    except OSError as error:
+        _log.warning("checkpoint %s cannot be removed: %s", path, error.strerror)
+        return
+    shutil.rmtree(doomed, ignore_errors=True)

@@ -1,0 +1,92 @@
+"""What two ranks do where one of them fails, or cannot read its share; called on both by `tests.learner.dataflow`."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from learner.checkpoint.store import CheckpointStore
+from learner.engines.base import Engine
+from learner.groups import SampledGroup
+from learner.payloads import HeldPayloads
+from learner.plan import TrainPlan
+from learner.team import Link, Team, follow
+from learner.worker import Worker
+from mesh.errors import RollmeshError
+from mesh.versions import PolicyVersion
+from tests.learner.engines.models import VOCABULARY
+
+
+def save_where_ranks_fail(engines: Mapping[str, Engine], out: Path) -> dict[str, list[str]]:
+    """Tries to save; gives what each rank was told, by case."""
+    actor = engines["actor"]
+    version = PolicyVersion(1, 1)
+    (out / "file").touch()
+    nodes = CheckpointStore(out / f"node{actor.rank}")
+    full = CheckpointStore(out / "full")
+
+    def told(action: Callable[[], object]) -> list[str]:
+        try:
+            message = str(action())
+        except RollmeshError as error:
+            message = f"{error.code}: {error}"
+        return [heard.decode() for heard in actor.gather_bytes(message.encode())]
+
+    def save_with_little_space() -> Path:
+        with _files_up_to(100 if actor.rank == 1 else resource.RLIM_INFINITY):
+            return full.save(engines, version, {})
+
+    return {
+        "rank 0 cannot make the folder": told(lambda: CheckpointStore(out / "file" / "c").save(engines, version, {})),
+        "each its own folder, at the start": told(lambda: nodes.check(actor)),
+        "each its own folder, later": told(lambda: nodes.save(engines, version, {})),
+        "rank 1 cannot write": told(save_with_little_space),
+        "what is left": told(lambda: sorted(path.name for path in (out / "full").iterdir())),
+        "rank 1 can write again": told(lambda: full.save(engines, version, {}).name),
+    }
+
+
+@contextmanager
+def _files_up_to(size: int) -> Iterator[None]:
+    _, hard = before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def train_without_what_rank_1_cannot_read(
+    worker: Worker, held: HeldPayloads, groups: list[SampledGroup], plan: Callable[[list[SampledGroup]], TrainPlan]
+) -> dict[str, Any]:
+    """Rank 0 leads, rank 1 follows and has an unknown token in a group of its share; gives what rank 0 sees."""
+    whole, link = plan(groups), Link()
+    place = next(index for micro in whole.division.minibatches[0][1] for index in micro)
+    bad = whole.members[place].group_id
+    if dist.get_rank() == 1:
+        held.hold([_with_unknown_token(group) if group.group_id == bad else group for group in groups])
+        follow(worker, link)
+        return {}
+    team = Team(worker, link)
+    unusable = team.prepare(whole)
+    again = team.prepare(plan([group for group in groups if group.group_id not in unusable]))
+    result = team.train(lambda: True)
+    team.dismiss()
+    return {"bad": bad, "unusable": unusable, "again": again, "trained": result is not None}
+
+
+def _with_unknown_token(group: SampledGroup) -> SampledGroup:
+    opened = []
+    for found in group.trajectories:
+        if found is not None:
+            ids = found.response_ids.copy()
+            ids[-1] = VOCABULARY
+            found = dataclasses.replace(found, response_ids=ids)
+        opened.append(found)
+    return dataclasses.replace(group, trajectories=opened)
