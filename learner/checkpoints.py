@@ -79,14 +79,21 @@ class CheckpointKeeper:
         """Has a checkpoint written at the next occasion; may be called from any thread."""
         self._wanted = True
 
-    def write_if_due(self, version: int) -> float:
-        """Writes a checkpoint where steps, seconds, the buffer or an evaluation say so; returns the seconds it took."""
+    def write_if_due(self, version: int, *, changed: bool) -> float:
+        """Writes a checkpoint where steps, seconds, the buffer or an evaluation say so; returns the seconds it took.
+
+        Args:
+            version: in force.
+            changed: its weights differ from those of the version before. Else only the buffer's word counts, so that
+                weights that cannot be trained any more do not take the place of those that could.
+        """
         section = self._section
         by_steps = section.every_steps is not None and version - self._written[0] >= section.every_steps
         by_time = section.every_s is not None and time.monotonic() - self._written_at >= section.every_s
         began = time.monotonic()
         evaluated = self._best is not None and self._evaluates(version)
-        if not by_steps and not by_time and not self._wanted and not evaluated:
+        due = changed and (by_steps or by_time or evaluated)
+        if not due and not self._wanted:
             return 0.0
         self.write(version)
         return time.monotonic() - began

@@ -425,6 +425,7 @@ class Leader:
             last_version=steps,
             good_enough=good_enough,
             expected_cost=self._algorithm.expected_cost,
+            max_skipped=self._config.learner.max_skipped,
         )
 
     def _priorities(self, incarnation: int) -> PrioritySetter | None:

@@ -21,6 +21,7 @@ from learner.plan import TrainPlan, plan_training
 from learner.recorder import FinishedStep, Recorder, StepTimings
 from learner.screening import algorithm_view
 from learner.shares import Unusable
+from learner.skipping import SkipLimit
 from learner.source import Interrupted
 from learner.state import LearnerState
 from learner.team import Team
@@ -73,8 +74,13 @@ class Durable(Protocol):
         """Answers requests for a checkpoint."""
         ...
 
-    def write_if_due(self, version: int) -> float:
-        """Writes a checkpoint where one is due; returns the seconds it took."""
+    def write_if_due(self, version: int, *, changed: bool) -> float:
+        """Writes a checkpoint where one is due; returns the seconds it took.
+
+        Args:
+            version: in force.
+            changed: its weights differ from those of the version before.
+        """
         ...
 
 
@@ -96,6 +102,7 @@ class TrainingLoop:
         last_version: the run ends with it.
         good_enough: whether the held-out reward has reached its goal.
         expected_cost: see `Algorithm.expected_cost`.
+        max_skipped: batches in a row that may change nothing.
     """
 
     def __init__(
@@ -117,6 +124,7 @@ class TrainingLoop:
         last_version: int,
         good_enough: Callable[[], bool],
         expected_cost: Callable[[Group], float],
+        max_skipped: int,
     ) -> None:
         self._bridge = bridge
         self._team = team
@@ -133,6 +141,7 @@ class TrainingLoop:
         self._last_version = last_version
         self._good_enough = good_enough
         self._expected_cost = expected_cost
+        self._skips = SkipLimit(max_skipped)
         self._candidate = Candidate(version)
         self._timings = StepTimings()
         self.version = version
@@ -147,7 +156,7 @@ class TrainingLoop:
             RollmeshError: the run cannot go on.
         """
         self._publish()
-        self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version)
+        self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, changed=True)
         self._figures.begin()
         while (reason := self._why_end()) is None:
             self._checkpoints.serve_requests(self.version)
@@ -239,7 +248,9 @@ class TrainingLoop:
         finally:
             # It is trained, whatever becomes of its publication.
             self._book(batch, result)
-        self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version)
+        self._skips.trained(batch.version, result.stopped)
+        changed = self._skips.changes
+        self._timings.checkpoint_s = self._checkpoints.write_if_due(self.version, changed=changed)
 
     def _book(self, batch: Candidate, result: TrainResult) -> None:
         timings, self._timings = self._timings, StepTimings()

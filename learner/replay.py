@@ -185,6 +185,7 @@ def _lead(
             last_version=max(recording.versions) + 1 if steps is None else first + steps,
             good_enough=lambda: False,
             expected_cost=algorithm.expected_cost,
+            max_skipped=config.learner.max_skipped,
         )
         reason = loop.run()
         team.save(PolicyVersion(_incarnation(recording.lineage), loop.version), {"figures": figures.to_wire()})
@@ -301,7 +302,7 @@ class _NoCheckpoints:
     def serve_requests(self, version: int) -> None:
         """There are none."""
 
-    def write_if_due(self, version: int) -> float:
+    def write_if_due(self, version: int, *, changed: bool) -> float:
         """Never."""
-        del version
+        del version, changed
         return 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,10 +45,12 @@ class TrainResult:
     Attributes:
         metrics: of engines and algorithm, averaged over the optimizer steps.
         skipped: optimizer steps whose gradient was not finite.
+        stopped: by role that had something to train, whether all its steps were such.
     """
 
     metrics: dict[str, float]
     skipped: int
+    stopped: dict[str, bool] = field(default_factory=dict)
 
 
 class Worker:
@@ -142,7 +144,9 @@ class Worker:
         metrics: dict[str, float] = {}
         for role, done in batch.results.items():
             metrics |= _named(role, _mean([result.metrics for result in done]))
-        return TrainResult(metrics | batch.figures, sum(result.skipped for result in results))
+        due = {role: [result for result in done if result.metrics] for role, done in batch.results.items()}
+        stopped = {role: all(result.skipped for result in steps) for role, steps in due.items() if steps}
+        return TrainResult(metrics | batch.figures, sum(result.skipped for result in results), stopped)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The actor's weights under Hugging Face names; every rank has to exhaust the iterator."""

@@ -117,6 +117,13 @@ class StuckError(RollmeshError):
     exit_code = 13
 
 
+class DivergedError(RollmeshError):
+    """Gradients have not been finite for longer than a run may train on nothing."""
+
+    code = "diverged"
+    exit_code = 14
+
+
 class FencedError(RollmeshError):
     """A newer incarnation has taken the run over; this learner must stop and is not restarted."""
 
@@ -146,7 +153,9 @@ class LostStateError(StoreError):
 
 
 # Exit codes after which a restart would end the same way.
-PERMANENT = frozenset({error.exit_code for error in (ConfigError, DataError, FencedError, StalledError, StarvedError)})
+PERMANENT = frozenset(
+    error.exit_code for error in (ConfigError, DataError, DivergedError, FencedError, StalledError, StarvedError)
+)
 
 
 def ended_by(error: BaseException, what: str) -> RollmeshError:

@@ -160,6 +160,11 @@ class LearnerSection(Section):
         None, description="Recompute activations in the backward pass. None: on CUDA."
     )
     optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="AdamW and its schedule.")
+    max_skipped: PositiveInt = Field(
+        10,
+        description="Batches in a row of which no step was taken, because the gradient was not finite, that the run "
+        "outlives; with one more it ends (exit code 14).",
+    )
     batch: BatchSection = Field(default_factory=BatchSection, description="Batch sizes.")
     roles: dict[str, RoleSection] = Field(
         default_factory=dict,

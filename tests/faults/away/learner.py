@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from learner.algorithms.base import Algorithm
 from learner.algorithms.types import Needs
+from learner.batching.types import Packing
 from learner.claims import BatchClaimer
 from learner.consumption import ConsumptionLog
 from learner.controls import Controls
@@ -57,9 +58,10 @@ class _Team:
     """One rank that computes nothing."""
 
     ranks = 1
+    packing = Packing.SHARED
 
-    def prepare(self, _plan: object) -> None:
-        pass
+    def prepare(self, _plan: object) -> dict[str, str]:
+        return {}
 
     def train(self, may_update: Any) -> TrainResult | None:
         return TrainResult({}, 0) if may_update() else None
@@ -145,6 +147,7 @@ class Learner(Member):
             last_version=1 << 30,
             good_enough=lambda: False,
             expected_cost=lambda _group: 1.0,
+            max_skipped=1,
         )
         try:
             loop.run()
@@ -167,7 +170,8 @@ class Learner(Member):
     def serve_requests(self, version: int) -> None:
         pass
 
-    def write_if_due(self, version: int) -> float:
+    def write_if_due(self, version: int, *, changed: bool) -> float:
+        assert changed
         if version and version % self._commit_every == 0:
             self._bridge.call(self.client.commit("train", self._incarnation, version, "here"), PATIENCE_S)
             self._state.durable = (version, "here")

@@ -16,11 +16,13 @@ import grpc
 import pytest
 
 from buffer.client import BufferClient
+from learner.checkpoint.names import listed
 from learner.consumption import Use, read_log, surviving
+from learner.engines.fsdp2.engine import Fsdp2Engine
 from learner.recording import FOLDER, Recording
 from mesh.config import Config
 from mesh.config.models import SecuritySection
-from mesh.errors import FencedError, StarvedError, TakeoverRefusedError, UnreachableError
+from mesh.errors import DivergedError, FencedError, StarvedError, TakeoverRefusedError, UnreachableError
 from mesh.rpc import open_channel
 from protos import buffer_pb2, learner_pb2, learner_pb2_grpc
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
@@ -319,6 +321,28 @@ def test_rewards_that_always_fail_end_the_run_with_their_reason(tmp_path: Path, 
     said = capfd.readouterr().err
     assert "groups failed and no batch came together" in said
     assert "ValueError: no" in said
+
+
+def test_gradients_that_stay_infinite_end_the_run_and_cost_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    config = make_config(
+        tmp_path,
+        {"learner.steps": 100_000, "learner.max_skipped": 2, "checkpoint.every_steps": 1, "data.eval": None},
+    )
+    clip, steps = Fsdp2Engine._clip, Counter[str]()
+
+    def clip_twice(self: Fsdp2Engine, most: float) -> float:
+        steps["taken"] += 1
+        return clip(self, most) if steps["taken"] <= 2 else float("nan")
+
+    monkeypatch.setattr(Fsdp2Engine, "_clip", clip_twice)
+    with mesh_of(config) as mesh:
+        assert run_learner(config, mesh) == DivergedError.exit_code
+        counts = ledger(mesh).recounted
+    assert "the actor's gradient was not finite in 3 batches in a row" in capfd.readouterr().err
+    assert (counts.trained, counts.consumed) == (2 * 4, 3 * 4), "what changed nothing is offered again"
+    assert [version.version for version, _ in listed(config.run.folder / "checkpoints")] == [1, 2]
 
 
 @pytest.mark.slow

@@ -1,0 +1,49 @@
+"""How many batches in a row may change nothing.
+
+A gradient that is not finite is not followed, which now and then does no harm. Where it is so in batch after batch
+(weights that are NaN, a loss that overflows), the run would use up its data and train nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from mesh.errors import DivergedError
+
+
+class SkipLimit:
+    """Counts, for every role, the batches in a row of which it took no step.
+
+    Args:
+        most: of them that a run outlives.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._in_a_row: Counter[str] = Counter()
+
+    @property
+    def changes(self) -> bool:
+        """Whether every role has changed with its last batch."""
+        return not self._in_a_row.total()
+
+    def trained(self, version: int, stopped: Mapping[str, bool]) -> None:
+        """Notes a batch.
+
+        Args:
+            version: that was trained.
+            stopped: by role with a step to take, whether none could be taken.
+
+        Raises:
+            DivergedError: too many in a row.
+        """
+        for role, all_skipped in stopped.items():
+            self._in_a_row[role] = self._in_a_row[role] + 1 if all_skipped else 0
+            if self._in_a_row[role] > self._most:
+                raise DivergedError(
+                    f"the {role}'s gradient was not finite in {self._in_a_row[role]} batches in a row, at last in that "
+                    f"of version {version}; nothing was trained on them",
+                    hint="see loss and grad_norm in metrics.jsonl; `rollmesh learner --from-best --force` goes back to the "
+                    "best checkpoint; learner.max_skipped is the bound",
+                )
