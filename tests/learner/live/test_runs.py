@@ -136,40 +136,6 @@ def test_other_contracts_end_as_well(tmp_path: Path, overrides: dict[str, Any]) 
     assert summary(config)["eval_last"]["version"] == 6
 
 
-def test_a_killed_learner_goes_on_and_trains_nothing_twice(tmp_path: Path) -> None:
-    config = make_config(
-        tmp_path,
-        {
-            "learner.steps": 14,
-            "checkpoint.every_steps": 5,
-            "checkpoint.every_s": None,
-            "data.eval": None,
-            # Wide enough that no group of the discarded versions is over the bound afterwards.
-            "buffer.max_staleness": 40,
-        },
-    )
-    consumption = config.run.folder / "consumption.jsonl"
-    with mesh_of(config) as mesh:
-        first = start_learner(config, mesh, tmp_path, "first")
-        wait_for_line(consumption, lambda line: line["train_version"] == 8)
-        first.send(signal.SIGKILL)
-        first.wait()
-        before = {(u.incarnation, u.train_version): {g.group_id for g in u.groups} for u in uses(config)}
-        uncommitted = {g for (_, version), groups in before.items() if version >= 5 for g in groups}
-        assert run_learner(config, mesh, takeover=True) == 0
-        assert ledger(mesh).recounted.trained == 14 * 4
-    after = [u for u in uses(config) if u.incarnation == 2]
-    assert after[0].train_version == after[0].resumed_at == 5
-    # What was used and not committed is offered again, all of it; what was committed is not.
-    offered = {g.group_id for use in after for g in use.groups}
-    assert uncommitted <= offered
-    assert not offered & {g for (_, version), groups in before.items() if version < 5 for g in groups}
-    assert_nothing_twice(config)
-    steps = [r["step"] for r in records(config)]
-    assert steps[-9:] == list(range(6, 15))
-    assert summary(config)["steps"] == 14
-
-
 def test_sigterm_finishes_the_step_and_another_learner_goes_on(tmp_path: Path) -> None:
     config = make_config(tmp_path, {"learner.steps": 12, "checkpoint.every_s": None, "data.eval": None})
 

@@ -1,0 +1,115 @@
+"""Learners of one run, one after the other, each of which meets a fault of its own; a program of `test_killed_saving`.
+
+It imports what a learner needs, once, and forks a process for each fault whose name it reads; it answers how that
+process ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import learner.checkpoints
+from buffer.client import BufferClient
+from learner.checkpoint import retention
+from learner.checkpoint.store import CheckpointStore
+from learner.engines.fsdp2.engine import Fsdp2Engine
+from learner.service import run
+from mesh.config import Config
+from protos import buffer_pb2
+
+
+def die(*_: Any, **__: Any) -> NoReturn:
+    """As a crash, or the kernel short of memory, would have it."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("killed")
+
+
+def end() -> None:
+    """Asks for an orderly end after the present step."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def first_claim_refused() -> None:
+    claim = BufferClient.claim
+
+    async def lose_a_lease_first(self: BufferClient, table: str, incarnation: int, version: int, leases: Any) -> Any:
+        await self.nack(table, incarnation, leases[:1], buffer_pb2.NACK_DISPOSITION_RELEASE)
+        end()
+        return await claim(self, table, incarnation, version, leases)
+
+    BufferClient.claim = lose_a_lease_first  # type: ignore[method-assign]
+
+
+def first_steps_not_finite() -> None:
+    left = iter([lambda: None, end])
+
+    def clip(_engine: Fsdp2Engine, _most: float) -> float:
+        next(left)()
+        return float("nan")
+
+    Fsdp2Engine._clip = clip  # type: ignore[method-assign]
+
+
+def killed_before_it_saves() -> None:
+    CheckpointStore.save = die  # type: ignore[method-assign]
+
+
+def killed_while_it_saves() -> None:
+    def save_half(_engine: Fsdp2Engine, folder: Path, _extra: object) -> None:
+        (folder / "__0_0.distcp").write_bytes(b"half")
+        die()
+
+    Fsdp2Engine.save_checkpoint = save_half  # type: ignore[method-assign]
+
+
+def killed_before_the_commit() -> None:
+    BufferClient.commit = die  # type: ignore[method-assign]
+
+
+def killed_after_the_commit() -> None:
+    learner.checkpoints.prune = die
+
+
+def killed_while_it_removes() -> None:
+    retention.shutil = SimpleNamespace(rmtree=die)  # type: ignore[assignment]
+
+
+def none() -> None:
+    """It trains to the end."""
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    fault.__name__: fault
+    for fault in (
+        first_claim_refused,
+        first_steps_not_finite,
+        killed_before_it_saves,
+        killed_while_it_saves,
+        killed_before_the_commit,
+        killed_after_the_commit,
+        killed_while_it_removes,
+        none,
+    )
+}
+
+
+def main(config_file: Path, mesh: str) -> None:
+    config = Config.model_validate_json(config_file.read_text(encoding="utf-8"))
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            FAULTS[line.strip()]()
+            status = run(config, mesh, takeover=True)
+            sys.stderr.flush()
+            os._exit(status)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

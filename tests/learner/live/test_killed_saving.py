@@ -1,0 +1,75 @@
+"""Wherever a learner is killed around a checkpoint, and whatever was in it, the next one continues."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from learner.consumption import surviving
+from mesh.threads import thread_environment
+from tests.learner.live.killed import FAULTS
+from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, summary, uses
+from tests.learner.live.tiny import ROOT, make_config, mesh_of
+
+# What each learner leaves in the folder beside what was there, and the version from which it began.
+KILLED = -signal.SIGKILL
+EXPECTED = {
+    "first_claim_refused": (0, {"i0001-v00000000"}, None),
+    "first_steps_not_finite": (0, {"i0002-v00000002"}, 0),
+    "killed_before_it_saves": (KILLED, {"i0002-v00000002"}, 2),
+    "killed_while_it_saves": (KILLED, {"i0002-v00000002", ".partial-i0004-v00000004"}, 2),
+    "killed_before_the_commit": (KILLED, {"i0002-v00000002", "i0005-v00000004"}, 2),
+    "killed_after_the_commit": (KILLED, {"i0002-v00000002", "i0005-v00000004", "i0006-v00000006"}, 4),
+    "killed_while_it_removes": (
+        KILLED,
+        {".removed-i0002-v00000002", "i0005-v00000004", "i0006-v00000006", "i0007-v00000008"},
+        6,
+    ),
+    "none": (0, {"i0008-v00000010"}, 8),
+}
+
+
+@pytest.mark.slow
+def test_a_learner_killed_in_any_phase_of_a_checkpoint_is_continued(tmp_path: Path) -> None:
+    config = make_config(
+        tmp_path,
+        {
+            "learner.steps": 10,
+            "checkpoint.every_steps": 2,
+            "checkpoint.every_s": None,
+            "checkpoint.keep": 1,
+            "data.eval": None,
+            # Wide enough that no group of the discarded versions is over the bound afterwards.
+            "buffer.max_staleness": 40,
+        },
+    )
+    assert EXPECTED.keys() == FAULTS.keys()
+    (tmp_path / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
+    checkpoints = config.run.folder / "checkpoints"
+    command = [sys.executable, "-m", "tests.learner.live.killed", str(tmp_path / "config.json")]
+    environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(ROOT)}
+    with mesh_of(config) as mesh, (tmp_path / "log").open("w") as log:
+        with subprocess.Popen(
+            [*command, mesh], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as learners:
+            assert learners.stdin is not None
+            assert learners.stdout is not None
+            for fault, (status, left, _) in EXPECTED.items():
+                print(fault, file=learners.stdin, flush=True)
+                assert learners.stdout.readline().strip() == str(status), (tmp_path / "log").read_text()[-6000:]
+                assert {path.name for path in checkpoints.glob("*")} == left, fault
+        assert ledger(mesh).recounted.trained == 10 * 4
+    began = {use.incarnation: use.resumed_at for use in uses(config)}
+    assert began == {i: at for i, (_, _, at) in enumerate(EXPECTED.values(), start=1) if at is not None}
+    # What was used and undone was offered again, all of it; what was committed was not.
+    assert_nothing_twice(config)
+    assert {g.group_id for use in uses(config) for g in use.groups} == {
+        g.group_id for use in surviving(uses(config)) for g in use.groups
+    }
+    assert [r["step"] for r in records(config)][-2:] == [9, 10]
+    assert summary(config)["steps"] == 10
