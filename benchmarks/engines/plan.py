@@ -60,6 +60,7 @@ class Plan:
         return {
             "engine": self.engine,
             "n": self.n,
+            "device": "cpu",
             "slots": self.slots,
             "max_prompt_tokens": _PROMPT_ROOM,
             "max_response_tokens": self.longest,
