@@ -36,7 +36,7 @@ def tiny(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("architecture", ["qwen3_5_text", "lfm2", "mamba", "jamba", "recurrent_gemma"])
+@pytest.mark.parametrize("architecture", ["qwen3_5_text", "lfm2", "mamba"])
 def test_sequences_that_would_leak_into_one_another_get_rows_of_their_own(tiny, architecture, caplog):
     engine = make_engine(tiny(architecture))
     assert engine.packing is Packing.ROWS
@@ -48,7 +48,7 @@ def test_sequences_that_would_leak_into_one_another_get_rows_of_their_own(tiny, 
     assert "where other sequences stand beside it" in caplog.text
 
 
-@pytest.mark.parametrize("architecture", ["bloom", "falcon", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize("architecture", ["bloom", "gpt_oss", "llama4_text"])
 def test_attention_of_another_kind_is_left_to_transformers(tiny, architecture, caplog):
     engine = make_engine(tiny(architecture))
     with caplog.at_level(logging.WARNING):
@@ -177,9 +177,10 @@ _FINE = Evidence(Difference(1e-6, 1e-6), 0.0)
         ({"truth": Difference(0.0, 2e-3)}, "gradient differs"),
         ({"truth": Difference(0.0, float("nan"))}, "gradient differs"),
         # Rounding explains what it makes, and no more.
-        ({"truth": Difference(0.3, 0.5), "noise": Difference(0.1, 0.2)}, None),
-        ({"truth": Difference(0.5, 0.5), "noise": Difference(0.1, 0.2)}, "outputs differ"),
-        ({"truth": Difference(0.3, 0.9), "noise": Difference(0.1, 0.2)}, "gradient differs"),
+        ({"truth": Difference(0.5, 0.5), "noise": Difference(0.05, 0.1)}, None),
+        ({"truth": Difference(0.7, 0.5), "noise": Difference(0.05, 0.1)}, "outputs differ"),
+        ({"truth": Difference(0.5, 0.7), "noise": Difference(0.1, 0.05)}, "gradient differs"),
+        ({"truth": Difference(0.5, float("nan")), "noise": Difference(0.1, 0.05)}, "gradient differs"),
         ({"leak": 0.2, "noise": Difference(0.1, 0.2)}, "beside it"),
     ],
 )
