@@ -57,8 +57,15 @@ class Effect:
         return (self.change < _ZERO) == self.said
 
 
-def effects(name: str, params: Mapping[str, Any], plan: UpdatePlan) -> Iterator[Effect]:
-    """Of every numeric setting in use of the algorithm's loss, and of its critic's clip."""
+def effects(
+    name: str, params: Mapping[str, Any], plan: UpdatePlan, *, until_one_acts: bool = False
+) -> Iterator[Effect]:
+    """Of every numeric setting in use of the algorithm's loss, and of its critic's clip.
+
+    Args:
+        name, params, plan: of the algorithm.
+        until_one_acts: no further value of a setting is tried then.
+    """
     algorithm = _load(name, params, plan)
     said = " ".join(algorithm.notices())
     loss = algorithm.settings.loss
@@ -72,6 +79,8 @@ def effects(name: str, params: Mapping[str, Any], plan: UpdatePlan) -> Iterator[
         if isinstance(value, bool | int | float):
             before, change = unchanged[role], 0.0
             for other in (not value,) if isinstance(value, bool) else _OTHERS:
+                if until_one_acts and change > _ZERO:
+                    break
                 with contextlib.suppress(SettingsError):
                     changed = _load(name, _with(params, part, {key: other}), plan)
                     difference = gradient(changed, batch, role) - before
