@@ -117,6 +117,16 @@ def test_every_record_is_the_straight_ones(data: st.DataObject) -> None:
     both.check(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=3)))
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_of_calls_that_tell_the_same_the_latest_is_gone_on_from(order: tuple[int, ...]) -> None:
+    record, told = Record(), of_text("a")
+    for call in order:
+        record.add(call, 0, record.place(None, [call]), sampled([5]), "stop", story=behind(told, text_symbols("b")))
+    found = record.extended_by(of_text("abc"))
+    assert found is not None
+    assert (found[0] - 1, found[1].call) == (2, 2)
+
+
 @given(st.lists(st.integers(0, 2**63), max_size=9), st.integers(0, 9))
 def test_totals_go_on_from_any_beginning(symbols: list[int], cut: int) -> None:
     cut = min(cut, len(symbols))
