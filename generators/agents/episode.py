@@ -205,6 +205,7 @@ class Episode:
             pinned=self._request.pinned,
             prefix=prefix,
             images=self._request.images,
+            earlier=self.transcript.length,
         )
         self._partial = prefix
         # Shielded: where time is up, what there is of the turn is wanted still.

@@ -139,6 +139,8 @@ class GenerationRequest:
             each: the engine widens it to the tokens that its processor makes of the image. These count in the
             context. They are looked at after `submit`, beside decoding: what cannot be read, or is too long then, is
             a `refusal`.
+        earlier: tokens at the end of `prompt_ids` that came in earlier turns: a placeholder that was sampled there is a
+            token like any other.
         outside: asked for by somebody outside of the run: no group comes nearer to its end by its tokens.
     """
 
@@ -149,6 +151,7 @@ class GenerationRequest:
     prefix: SampledTokens | None = None
     stream: bool = False
     images: tuple[bytes, ...] = ()
+    earlier: int = 0
     outside: bool = False
 
 

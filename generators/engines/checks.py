@@ -43,13 +43,19 @@ def widened(
 
 def _widened(request: GenerationRequest, images: ImageProcessor, limits: Limits) -> GenerationRequest | PayloadError:
     try:
-        seen = replace(request, prompt_ids=images.widened(request.prompt_ids, request.images))
+        own = _own(request)
+        seen = replace(request, prompt_ids=[*images.widened(own, request.images), *request.prompt_ids[len(own) :]])
         check_request(seen, limits)
     except PayloadError as error:
         return error
     except Exception as error:  # noqa: BLE001 - a processor is the model's own code, and may raise anything
         return PayloadError("images", f"the model's processor fails at them: {type(error).__name__}: {error}")
     return seen
+
+
+def _own(request: GenerationRequest) -> Sequence[int]:
+    """The prompt without earlier turns: where its images stand."""
+    return request.prompt_ids[: len(request.prompt_ids) - request.earlier]
 
 
 def check_request(request: GenerationRequest, limits: Limits, images: ImageProcessor | None = None) -> None:
@@ -67,7 +73,7 @@ def check_request(request: GenerationRequest, limits: Limits, images: ImageProce
     if request.images and not limits.images:
         raise PayloadError("images", f"request {request.request_id!r} has images; text alone is taken here")
     if images is not None:
-        images.check_places(request.prompt_ids, request.images)
+        images.check_places(_own(request), request.images)
     if length == 0:
         raise PayloadError("prompt_ids", f"request {request.request_id!r} has an empty prompt")
     if length >= context:

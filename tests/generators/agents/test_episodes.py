@@ -106,8 +106,10 @@ def test_what_was_sampled_stands_unchanged(turns: list[tuple[list[int], int | No
 
 async def test_a_turn_full_of_calls_is_not_answered_for_each() -> None:
     stage = Stage(tools=[ADD])
-    turn = "\n".join(f'<tool_call>{{"name": "add", "arguments": {{"a": {n}}}}}</tool_call>' for n in range(50))
+    turn = "\n".join(f'<tool_call>{{"name": "add", "arguments": {{"a": {n}}}}}</tool_call>' for n in range(20))
     result = await stage.play(f"{turn}<eot>", "done<eot>", request=stage.request(max_tokens=9000))
+    first, second = stage.engine.requests
+    assert (first.earlier, second.earlier) == (0, len(second.prompt_ids) - len(first.prompt_ids))
     told = [message["content"] for message in result.messages if message["role"] == "tool"]
     assert told == [*(str(n + 1) for n in range(16)), "Error: too many calls in one turn"]
 

@@ -148,6 +148,16 @@ def test_a_response_goes_on_behind_its_prefix(start: Callable[..., Engine], vlm:
     np.testing.assert_allclose(result.log_probs[4:], expected[4:], atol=TOLERANCE)
 
 
+def test_a_placeholder_sampled_in_an_earlier_turn_is_a_token(start: Callable[..., Engine], vlm: TinyVlm) -> None:
+    engine, earlier = start(), [9, IMAGE, 8]
+    request = asked("turn-2", 1, prompt=[*PROMPT, *earlier], earlier=len(earlier))
+    [result] = engine.run(request)
+    ids = result.response_ids.tolist()
+    assert ids
+    expected = vlm.log_probs(engine.weights, PROMPT, request.images, [*earlier, *ids])
+    np.testing.assert_allclose(result.log_probs, expected[len(earlier) :], atol=TOLERANCE)
+
+
 def test_widened_prompts_count_in_the_context(start: Callable[..., Engine], vlm: TinyVlm) -> None:
     engine = start()
     room = tiny_vlm.CONTEXT - len(vlm.wide)
