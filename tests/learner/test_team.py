@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import pytest
 
+from learner.controls import Controls
+from learner.leader import Leader
+from learner.state import LearnerState
 from learner.team import follow
 from mesh.errors import UnreachableError
+from mesh.service import AsyncBridge
+from mesh.versions import PolicyVersion
 
 
 class Orders:
@@ -43,3 +51,18 @@ def test_a_rank_without_its_share_still_takes_part_in_a_checkpoint(monkeypatch: 
     link: Any = Orders(prepare, save, {"order": "end"})
     follow(worker, link)
     assert worker.saved == ["1:4"]
+
+
+def test_they_are_told_to_wait_as_long_as_the_last_evaluation_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Event()
+
+    async def last(_policy: PolicyVersion) -> bool:
+        return await asyncio.to_thread(told.wait, 30)
+
+    monkeypatch.setattr("learner.leader.TURN_S", 0.01)
+    bridge, team = AsyncBridge("test"), SimpleNamespace(keep_waiting=told.set)
+    leader: Any = SimpleNamespace(_bridge=bridge, _team=team, _state=LearnerState(), _controls=Controls())
+    evaluator: Any = SimpleNamespace(last=last)
+    Leader._evaluate_last(leader, evaluator, PolicyVersion(1, 4), "steps")
+    bridge.close()
+    assert told.is_set()

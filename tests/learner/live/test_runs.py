@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
+import generators.packing
 from buffer.client import BufferClient
 from learner.checkpoint.names import listed
 from learner.consumption import Use, read_log, surviving
 from learner.engines.fsdp2.engine import Fsdp2Engine
+from learner.leader import Leader
 from learner.recording import FOLDER, Recording
 from mesh.config import Config
 from mesh.config.models import SecuritySection
 from mesh.errors import DivergedError, FencedError, StarvedError, TakeoverRefusedError, UnreachableError
 from mesh.rpc import open_channel
+from mesh.trajectory import Trajectory, encode
 from protos import buffer_pb2, learner_pb2, learner_pb2_grpc
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
 
@@ -225,8 +231,15 @@ def test_a_refused_claim_changes_nothing_and_the_group_is_replaced(
     assert_nothing_twice(config)
 
 
-def test_a_run_survives_a_restart_of_the_buffer(tmp_path: Path) -> None:
+def test_a_run_survives_a_restart_of_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(tmp_path, {"learner.steps": 60})
+    evaluate_last, found = Leader._evaluate_last, list[str]()
+
+    def look_first(self: Leader, *how: Any) -> None:
+        found.extend(folder.name for _, folder in listed(config.run.folder / "checkpoints"))
+        evaluate_last(self, *how)
+
+    monkeypatch.setattr(Leader, "_evaluate_last", look_first)
 
     with open_mesh(config) as mesh:
 
@@ -237,6 +250,7 @@ def test_a_run_survives_a_restart_of_the_buffer(tmp_path: Path) -> None:
         with meanwhile(restart):
             assert run_learner(config, mesh.address) == 0
         assert ledger(mesh.address).recounted.trained == 60 * 4
+    assert found[-1] == "i0001-v00000060", "the last evaluation may take long: the last step is on disk before"
     assert summary(config)["incarnation"] == 1
     assert summary(config)["eval_last"]["version"] == 60
     assert_nothing_twice(config)
@@ -312,8 +326,16 @@ def test_gradients_that_stay_infinite_end_the_run_and_cost_no_data(
 
 
 @pytest.mark.slow
-def test_two_ranks_train_the_same_run(tmp_path: Path) -> None:
-    """Two models of it: the policy and an online reward model."""
+def test_two_ranks_train_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models of it: the policy and an online reward model; and a response that neither can read."""
+    packed = itertools.count()
+
+    def unknown_tokens_at_first(trajectory: Trajectory, **how: Any) -> bytes:
+        if next(packed) == 0:
+            trajectory = replace(trajectory, response_ids=np.full_like(trajectory.response_ids, 1 << 20))
+        return encode(trajectory, **how)
+
+    monkeypatch.setattr(generators.packing, "encode", unknown_tokens_at_first)
     changes = {
         "algorithm.name": "prime",
         "algorithm.filter": {"accuracy_low": None},
@@ -327,9 +349,11 @@ def test_two_ranks_train_the_same_run(tmp_path: Path) -> None:
     with mesh_of(config) as mesh:
         learner = start_learner(config, mesh, tmp_path, ranks=2)
         assert learner.wait() == 0, learner.text()
-        assert ledger(mesh).recounted.trained == 4 * 4
+        counts = ledger(mesh).recounted
+        assert (counts.trained, counts.failed) == (4 * 4, 1)
     steps = [r for r in records(config) if "critic/score/mean" in r]
     assert [r["step"] for r in steps] == [1, 2, 3, 4]
+    assert sum(r.get("dropped/payload_invalid", 0) for r in steps) == 1
     assert all("prm/loss" in record and "actor/loss" in record for record in steps)
     assert summary(config)["eval_last"]["version"] == 4
     assert_nothing_twice(config)
