@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from learner.engines.fsdp2.packing import refuse_mixed_rotary
+from learner.engines.fsdp2.packing import refuse_by_structure
 from mesh.config.models import ModelSection
 from mesh.errors import DataError
 
@@ -40,7 +40,7 @@ def load_model(section: ModelSection, *, backbone_only: bool = False, longest: i
     transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source, revision=section.revision)
-        refuse_mixed_rotary(config, section.path, longest)
+        refuse_by_structure(config, section.path, longest)
         with quiet_transformers() if backbone_only else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,

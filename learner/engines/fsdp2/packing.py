@@ -15,11 +15,17 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from learner.batching.types import Packing
+from learner.engines.tolerances import REFUSED_HINT
 from mesh.config.models import ModelSection
 from mesh.errors import DataError
 
 # Layers whose attention takes the packed layout; every other kind needs a row for each sequence.
 _PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
+# Layers that choose the tokens each one sees. What is chosen here is not what transformers' eager attention chooses, and
+# in bfloat16 the probe could take that for rounding.
+_CHOOSING_LAYERS = frozenset(
+    {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
+)
 # Rotary embeddings whose frequencies follow the longest position of a forward pass.
 _BATCH_ROPE = frozenset({"dynamic", "longrope"})
 # How transformers' models name the parameters of attention sinks.
@@ -71,8 +77,8 @@ def describe_packing(section: ModelSection) -> str:
     return f"{config.model_type}: every sequence in a row of its own, for {choice.reason}"
 
 
-def refuse_mixed_rotary(config: PreTrainedConfig, name: str, longest: int | None) -> None:
-    """Refuses sequences so long that one changes the rotary embeddings of those beside it.
+def refuse_by_structure(config: PreTrainedConfig, name: str, longest: int | None) -> None:
+    """Refuses layers that choose what they see, and sequences that change the rotary embeddings of those beside them.
 
     Args:
         config: of the model.
@@ -80,8 +86,14 @@ def refuse_mixed_rotary(config: PreTrainedConfig, name: str, longest: int | None
         longest: tokens of the longest sequence; None: not known, nothing is refused.
 
     Raises:
-        DataError: names the limit.
+        DataError: names the layers, or the limit.
     """
+    if choosing := sorted(_CHOOSING_LAYERS & set(_layer_types(config))):
+        raise DataError(
+            f"model {name!r} ({config.model_type}) has layers of the kind {', '.join(choosing)}, which cannot be "
+            "trained here",
+            hint=REFUSED_HINT,
+        )
     text = config.get_text_config()
     for rope in _ropes(getattr(text, "rope_parameters", None)):
         kind = rope.get("rope_type")

@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.tiny_models import save_model
 from learner.batching.types import Packing
-from learner.engines.fsdp2.packing import describe_packing, refuse_mixed_rotary
+from learner.engines.fsdp2.packing import describe_packing, refuse_by_structure
 from learner.engines.fsdp2.varlen import without_kernel
 from learner.engines.tolerances import FLOORS, Difference, Evidence
 from mesh.config.models import ModelSection
@@ -145,9 +145,16 @@ def test_rotary_embeddings_that_look_at_the_longest_sequence_are_refused_beyond_
         original_max_position_embeddings=64,
         rope_parameters={"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "rope_theta": 1e4},
     )
-    refuse_mixed_rotary(config, "m", 64)
+    refuse_by_structure(config, "m", 64)
     with pytest.raises(DataError, match=r"beyond 64 tokens .* up to 65"):
-        refuse_mixed_rotary(config, "m", 65)
+        refuse_by_structure(config, "m", 65)
+
+
+@pytest.mark.parametrize("dtype", FLOORS)
+def test_layers_that_choose_what_they_see_are_refused_in_every_dtype(tiny, dtype):
+    """In bfloat16 the probe alone would take their differences for rounding."""
+    with pytest.raises(DataError, match="indexed_attention, which cannot be trained"):
+        make_engine(tiny("deepseek_v32"), param_dtype=dtype)
 
 
 def test_the_packing_is_told_without_the_weights(tiny):
