@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,15 +54,13 @@ def probe(folder: Path, architecture: str) -> Row:
     found = {}
     for dtype in FLOORS:
         spec = EngineSpec(ModelSection(path=str(folder)), OptimizerSection(), 1, param_dtype=dtype)
-        engine = create_engine(spec)
         try:
-            found[dtype] = _figures(engine.probe())
-            packing = packing or _PACKINGS[engine.packing]
+            with closing(create_engine(spec)) as engine:
+                found[dtype] = _figures(engine.probe())
+                packing = packing or _PACKINGS[engine.packing]
         except DataError:
             found[dtype] = REFUSED
             packing = packing or REFUSED
-        finally:
-            engine.close()
     return Row(packing, found)
 
 

@@ -21,8 +21,8 @@ from mesh.errors import DataError
 
 # Layers whose attention takes the packed layout; every other kind needs a row for each sequence.
 _PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
-# Layers that choose the tokens each one sees. What is chosen here is not what transformers' eager attention chooses, and
-# in bfloat16 the probe could take that for rounding.
+# Layers that choose the tokens each one sees. What is chosen here is not what transformers' eager attention chooses,
+# and in bfloat16 the probe could take that for rounding.
 _CHOOSING_LAYERS = frozenset(
     {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
 )
