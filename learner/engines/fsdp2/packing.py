@@ -21,11 +21,23 @@ from mesh.errors import DataError
 
 # Layers whose attention takes the packed layout; every other kind needs a row for each sequence.
 _PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})
-# Layers that choose the tokens each one sees. What is chosen here is not what transformers' eager attention chooses,
-# and in bfloat16 the probe could take that for rounding.
-_CHOOSING_LAYERS = frozenset(
-    {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
+# Layers that are exact in rows: what they do with a short sequence they do with a long one.
+_ROW_LAYERS = frozenset(
+    {
+        "chunked_attention",
+        "conv",
+        "hybrid",
+        "hybrid_sliding",
+        "linear_attention",
+        "moe",
+        "mamba",
+        "attention",
+        "recurrent",
+    }
 )
+# Settings of attention that chooses the tokens each one sees, of sequences longer than the probe's. What is chosen is
+# not what transformers' eager attention chooses: it changes with the padding.
+_CHOICES = ("index_topk", "keep_window_size")
 # Rotary embeddings whose frequencies follow the longest position of a forward pass.
 _BATCH_ROPE = frozenset({"dynamic", "longrope"})
 # How transformers' models name the parameters of attention sinks.
@@ -78,7 +90,7 @@ def describe_packing(section: ModelSection) -> str:
 
 
 def refuse_by_structure(config: PreTrainedConfig, name: str, longest: int | None) -> None:
-    """Refuses layers that choose what they see, and sequences that change the rotary embeddings of those beside them.
+    """Refuses layers that no short sequence could prove, and sequences that change the rotary embeddings of others.
 
     Args:
         config: of the model.
@@ -88,13 +100,14 @@ def refuse_by_structure(config: PreTrainedConfig, name: str, longest: int | None
     Raises:
         DataError: names the layers, or the limit.
     """
-    if choosing := sorted(_CHOOSING_LAYERS & set(_layer_types(config))):
+    text = config.get_text_config()
+    unknown = sorted(set(_layer_types(config)) - _PACKED_LAYERS - _ROW_LAYERS)
+    unknown += [f"with {key}" for key in _CHOICES if hasattr(text, key)]
+    if unknown:
         raise DataError(
-            f"model {name!r} ({config.model_type}) has layers of the kind {', '.join(choosing)}, which cannot be "
-            "trained here",
+            f"model {name!r} ({config.model_type}) has layers that cannot be trained here: {', '.join(unknown)}",
             hint=REFUSED_HINT,
         )
-    text = config.get_text_config()
     for rope in _ropes(getattr(text, "rope_parameters", None)):
         kind = rope.get("rope_type")
         limit = rope.get("original_max_position_embeddings") or getattr(text, "max_position_embeddings", None)
