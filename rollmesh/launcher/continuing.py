@@ -16,6 +16,10 @@ from rollmesh.launcher.changes import changed
 from rollmesh.report.metrics import is_training, run_records
 
 
+# What makes the values of two groups, or of two evaluations, values of different things.
+_SCORED_BY = ("reward.", "data.")
+
+
 @dataclass(frozen=True, slots=True)
 class Continuation:
     """A run that continues.
@@ -25,12 +29,14 @@ class Continuation:
         step: of its newest checkpoint; 0 without one.
         trained: the last step that was trained.
         changes: of the configuration, see `changes`.
+        former_steps: that may train groups which were sampled and scored before the changes; 0 where they are alike.
     """
 
     folder: Path
     step: int
     trained: int
     changes: tuple[str, ...]
+    former_steps: int
 
     @classmethod
     def of(cls, config: Config) -> Continuation | None:
@@ -47,7 +53,9 @@ class Continuation:
         changes += changed(before, config.model_dump(mode="json"))
         checkpoint = newest(folder / CHECKPOINTS_NAME)
         trained = max((int(record["step"]) for record in run_records(folder) if is_training(record)), default=0)
-        return cls(folder, 0 if checkpoint is None else checkpoint.version, trained, tuple(changes))
+        scored = any(change.startswith(_SCORED_BY) for change in changes)
+        former_steps = config.buffer.max_staleness + 1 if scored else 0
+        return cls(folder, 0 if checkpoint is None else checkpoint.version, trained, tuple(changes), former_steps)
 
     def lines(self, *, named: bool) -> list[str]:
         """In words.
@@ -62,6 +70,11 @@ class Continuation:
             lines.append("run.name is not set: --run.name=NAME begins another run, --fresh begins this one anew")
         if self.changes:
             lines.append(f"changed since the last launch: {'; '.join(self.changes)}")
+        if self.former_steps:
+            lines.append(
+                f"groups that were sampled and scored before that train first, in up to {self.former_steps} steps, and the "
+                "best checkpoint is the best of both: --fresh begins without them"
+            )
         return lines
 
 

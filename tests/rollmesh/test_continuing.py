@@ -68,6 +68,15 @@ def test_it_says_from_which_step_and_what_has_changed(tmp_path: Path) -> None:
     assert same.lines(named=True) == [first]
 
 
+def test_other_rewards_are_no_matter_of_the_groups_that_were_scored_before(tmp_path: Path) -> None:
+    train(make(tmp_path), 25, "i0001-v00000020")
+    found = Continuation.of(make(tmp_path, "reward.functions=[math]", "buffer.max_staleness=3"))
+    assert found is not None
+    told = found.lines(named=True)[-1]
+    assert "scored before that train first, in up to 4 steps" in told
+    assert "--fresh" in told
+
+
 def test_a_run_without_a_checkpoint_says_that_it_begins_at_0(tmp_path: Path) -> None:
     train(make(tmp_path), 60)
     found = Continuation.of(make(tmp_path))
