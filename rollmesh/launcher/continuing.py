@@ -15,7 +15,6 @@ from rollmesh.launcher import folder as folders
 from rollmesh.launcher.changes import changed
 from rollmesh.report.metrics import is_training, run_records
 
-
 # What makes the values of two groups, or of two evaluations, values of different things.
 _SCORED_BY = ("reward.", "data.")
 
@@ -72,8 +71,8 @@ class Continuation:
             lines.append(f"changed since the last launch: {'; '.join(self.changes)}")
         if self.former_steps:
             lines.append(
-                f"groups that were sampled and scored before that train first, in up to {self.former_steps} steps, and the "
-                "best checkpoint is the best of both: --fresh begins without them"
+                f"groups that were sampled and scored before that train first, in up to {self.former_steps} steps, and "
+                "the best checkpoint is the best of both: --fresh begins without them"
             )
         return lines
 
