@@ -1,5 +1,5 @@
 """`rollmesh run` on other people's models, data and rewards: sharded bfloat16, BPE, chat messages in JSONL, and a
-scorer that raises or answers NaN.
+reward function that does what none should.
 
 The architecture whose weights go through most hands: experts, whose tensors the library regroups. That every
 architecture computes alike in generator and learner: tests/generators/engines, tests/learner/engines.
@@ -18,6 +18,33 @@ _TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% if terse %}!{% endif %}{% endif %}"
 )
+# Every fourth response at first is answered by the worst that a function can do, until each act was done three times.
+# Each leaves signs of itself. Of the others some raise, and some are no number.
+_SCORER = """
+import os, re, time, zlib
+from pathlib import Path
+
+ACTS = {
+    "spin": lambda: 9 ** (9 ** 9),
+    "regex": lambda: re.match(r"(a+)+b", "a" * 80),
+    "exit": lambda: os._exit(3),
+    "sleep": lambda: time.sleep(600),
+}
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    place = zlib.crc32(f"{extra_info['index']} {solution_str}".encode()) % 16
+    if place < len(ACTS):
+        name = list(ACTS)[place]
+        signs = Path(__file__).with_name(f"{name}.done")
+        with signs.open("a") as file:
+            file.write("!")
+        if signs.stat().st_size <= 3:
+            ACTS[name]()
+    case = len(solution_str) % 4
+    if case == 0:
+        raise KeyError("no such answer")
+    return float("nan") if case == 1 else float(case)
+"""
 
 
 def _model(folder: Path) -> Path:
@@ -31,8 +58,8 @@ def _model(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_a_run_on_another_architecture(start_mesh, tmp_path: Path) -> None:
+@pytest.mark.timeout(240)
+def test_a_run_on_another_architecture_whatever_a_reward_function_does(start_mesh, tmp_path: Path) -> None:
     model = _model(tmp_path / "model")
     rows = [
         {
@@ -46,18 +73,16 @@ def test_a_run_on_another_architecture(start_mesh, tmp_path: Path) -> None:
     data = tmp_path / "train.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     scorer = tmp_path / "scorer.py"
-    scorer.write_text(
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    case = len(solution_str) % 4\n"
-        "    if case == 0:\n        raise KeyError('no such answer')\n"
-        "    return float('nan') if case == 1 else float(case)\n"
-    )
+    scorer.write_text(_SCORER)
     run = start_mesh(
         f"--model.path={model}",
         f"--data.train={data}",
         "--data.eval=null",
         "--data.chat_template_kwargs={terse: true}",
         f"--reward.functions=['{scorer}:compute_score']",
+        # Of the two places the nearer one to what must not be harmed: the generator.
+        "--reward.in_process=true",
+        "--reward.scorer_timeout_s=1.5",
         "--rollout.replicas=1",
         "--rollout.max_prompt_tokens=64",
         "--rollout.max_response_tokens=12",
@@ -66,11 +91,17 @@ def test_a_run_on_another_architecture(start_mesh, tmp_path: Path) -> None:
         "--learner.optimizer.lr=1e-5",
         "--learner.steps=5",
     )
-    assert run.finish() == 0, run.tail()
+    assert run.finish(150) == 0, run.tail()
     audit(run)
+    acts = {path.stem for path in tmp_path.glob("*.done")}
+    assert acts == {"spin", "regex", "exit", "sleep"}, "the run was long enough to meet all of them"
+    log = (run.folder / "logs" / "generator-0.log").read_text()
+    assert "no answer within 1.5 s; its worker was ended" in log
+    assert "its worker died: exit code 3" in log
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     rewards = [row for row in steps if "critic/score/mean" in row]
     assert min(row["critic/score/min"] for row in rewards) >= 2.0, "what failed is in no statistic"
+    assert len(rewards) == 5
     assert sum(row["unscored_members"] for row in rewards) > 0
     drifts = [row["rollout_corr/log_ratio_max"] for row in steps if "rollout_corr/log_ratio_max" in row]
     assert drifts, "no step had a gradient"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,21 +88,36 @@ async def test_one_item_that_fails_the_whole_call(scripted: Any) -> None:
 
 
 async def test_deadlines_that_are_not_honoured(scripted: Any) -> None:
-    turn = asyncio.Lock()
+    """The second big batch outlives its deadline by as long as the first took, and what comes after it has to wait."""
+    turn, passed = asyncio.Lock(), asyncio.Event()
+    # When the call before the first big batch was answered: what has passed since is no less than the caller measured.
+    before, big = time.monotonic(), 0
+
+    async def work_on(longer_s: float) -> None:
+        async with turn:
+            await passed.wait()
+            await asyncio.sleep(longer_s)
 
     async def stubborn(request: reward_pb2.ScoreRequest, context: Any) -> reward_pb2.ScoreResponse:
-        async def work() -> None:
+        nonlocal before, big
+        big += len(request.items) > 8
+        if len(request.items) <= 8:
             async with turn:
-                await asyncio.sleep(0.3 if len(request.items) > 8 else 0)
-
-        await asyncio.shield(asyncio.create_task(work()))
+                before = time.monotonic()
+        elif big == 1:
+            await asyncio.sleep(0.3)
+        else:
+            try:
+                await asyncio.shield(asyncio.create_task(work_on(time.monotonic() - before)))
+            finally:
+                passed.set()
         response = reward_pb2.ScoreResponse()
         for item in request.items:
             response.results.add(item_id=item.item_id).scored.total = len(item.response)
         return response
 
     server = await scripted(stubborn)
-    messages = [f.message for f in await check_endpoint(server.address, timeout_s=5) if f.probe == "deadline"]
+    messages = [f.message for f in await check_endpoint(server.address, timeout_s=20) if f.probe == "deadline"]
     assert len(messages) == 2
     assert "was not answered by then" in messages[0]
     assert "deadline not honoured" in messages[1]
