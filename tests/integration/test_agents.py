@@ -1,81 +1,37 @@
-"""The examples of agents in the real mesh: episodes of several turns are scored, stored and trained, and what nobody
-sampled is masked."""
+"""The examples of agents, trained: episodes of several turns are scored, stored and trained, and what nobody sampled is
+masked."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
 from examples.calculator import prepare as calculator
 from examples.guessing import prepare as guessing
-from learner.recording import Recording, open_groups
-from mesh.trajectory import Trajectory
-from tests.integration.mesh import MeshRun, audit
+from examples.openai_agent import prepare as openai_agent
+from tests.integration.training import train
 
+pytestmark = pytest.mark.slow
 _STEPS = 3
-_COMMON = (
-    f"--learner.steps={_STEPS}",
-    "--learner.batch.groups=6",
-    "--learner.optimizer.warmup_steps=1",
-    "--reward.in_process=true",
-    "--eval.every_steps=null",
-    "--eval.stop_at=null",
-    "--logging.record=true",
-)
+_SHORT: dict[str, Any] = {
+    "learner__steps": _STEPS,
+    "learner__batch__groups": 6,
+    "learner__optimizer__warmup_steps": 1,
+    "logging__record": True,
+}
 
 
-@pytest.fixture
-def play(tmp_path: Path) -> Iterator[Callable[..., MeshRun]]:
-    """Runs an example to its end."""
-    runs: list[MeshRun] = []
-
-    def run(config: str, data: Path, *overrides: str) -> MeshRun:
-        runs.append(MeshRun(data, tmp_path, *_COMMON, *overrides, config=config))
-        assert runs[-1].finish() == 0, runs[-1].tail()
-        audit(runs[-1])
-        return runs[-1]
-
-    yield run
-    for started in runs:
-        started.close()
-
-
-def trained(run: MeshRun) -> list[Trajectory]:
-    """What was trained on, as it was recorded."""
-    recording = Recording(run.folder / "recording")
-    batches = [recording.batch(version) for version in recording.versions]
-    groups = [group for batch in batches if batch is not None for group in open_groups(batch)]
-    return [trajectory for group in groups for trajectory in group.trajectories if isinstance(trajectory, Trajectory)]
-
-
-def texts(data: Path, trajectory: Trajectory) -> list[tuple[bool, str]]:
-    """(sampled, text), in order."""
-    tokenizer = AutoTokenizer.from_pretrained(data / "model")
-    mask = trajectory.response_mask
-    edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(mask)]
-    return [
-        (bool(mask[begin]), str(tokenizer.decode(trajectory.response_ids[begin:end].tolist())))
-        for begin, end in itertools.pairwise(edges)
-    ]
-
-
-@pytest.mark.slow
-def test_calls_of_a_calculator_are_trained(
-    tmp_path: Path, play: Callable[..., MeshRun], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_of_a_calculator_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     # A short warm start, of calls alone.
     monkeypatch.setattr(calculator, "_GIVEN_UP", 0.0)
     monkeypatch.setattr(calculator, "_ROWS", 60)
     calculator.main(["--out", str(data), "--warm-steps", "50"])
-    run = play("examples/calculator/calculator.yaml", data)
-    calls = [found for found in (texts(data, trajectory) for trajectory in trained(run)) if len(found) > 1]
+    run = train("examples/calculator/calculator.yaml", data, tmp_path, **_SHORT)
+    calls = [found for found in map(run.texts, run.trajectories()) if len(found) > 1]
     assert calls
     right = 0
     for (sampled, call), (answered, result), *_ in calls:
@@ -90,12 +46,11 @@ def test_calls_of_a_calculator_are_trained(
     assert all(called > 0 for called in run.metric("agent/tool_calls/mean"))
 
 
-@pytest.mark.slow
-def test_games_are_trained(tmp_path: Path, play: Callable[..., MeshRun]) -> None:
+def test_games_are_trained(tmp_path: Path) -> None:
     data = tmp_path / "data"
     guessing.main(["--out", str(data), "--warm-steps", "30"])
-    run = play("examples/guessing/guessing.yaml", data)
-    found = [texts(data, trajectory) for trajectory in trained(run)]
+    run = train("examples/guessing/guessing.yaml", data, tmp_path, **_SHORT)
+    found = [run.texts(trajectory) for trajectory in run.trajectories()]
     assert max(len(game) for game in found) == 6, "three guesses, each behind something that was said"
     for (opened, opening), (guessed, _), *rest in found:
         assert not opened
@@ -106,3 +61,20 @@ def test_games_are_trained(tmp_path: Path, play: Callable[..., MeshRun]) -> None
     assert fmean(run.metric("critic/score/mean")) >= found_it / len(found) > 0, (
         "a game that ends early has found the number"
     )
+
+
+def test_an_agent_of_the_openai_package_is_trained(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = tmp_path / "data"
+    openai_agent.main(["--out", str(data), "--warm-steps", "5"])
+    run = train(
+        *("examples/openai_agent/openai_agent.yaml", data, tmp_path),
+        **_SHORT | {"learner__steps": 2, "algorithm__filter__zero_variance": False},
+    )
+    assert "episode failed" not in caplog.text
+    assert len(run.metric("critic/score/mean")) == 2
+    assert run.ledger.counters.failed == 0
+    for (opened, opening), (sampled, _), *_ in map(run.texts, run.trajectories()):
+        assert not opened
+        assert "<user>" in opening
+        assert opening.endswith("<assistant>")
+        assert sampled

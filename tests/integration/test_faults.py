@@ -18,9 +18,9 @@ from tests.integration.mesh import MeshRun, audit
 SERVICES = ("buffer", "reward", "generator-0", "learner")
 SETTINGS = (
     *("--rollout.replicas=1", "--buffer.lease_s=4", "--buffer.reconnect_grace_s=0.5", "--checkpoint.every_s=2"),
-    *("--eval.every_steps=100000", "--resources.frozen_after_s=4", "--network.retry_s=90"),
+    *("--eval.every_steps=100000", "--learner.steps=100000", "--resources.frozen_after_s=4"),
+    "--network.retry_s=90",
 )
-ENDLESS = "--learner.steps=100000"
 
 
 def frozen(run: MeshRun, *services: str) -> None:
@@ -37,10 +37,9 @@ def tree(pid: int) -> list[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_run_outlives_its_services_a_ctrl_c_and_its_launcher(start_mesh) -> None:
-    """Three starts of one run: services freeze and Ctrl-C comes; services and the launcher are killed; it goes to its
-    end."""
-    first = start_mesh(*SETTINGS, ENDLESS)
+def test_a_run_outlives_its_services_and_its_launcher_until_a_ctrl_c(start_mesh) -> None:
+    """Services freeze and are killed, and last of all the launcher. The next one continues, and drains at Ctrl-C."""
+    first = start_mesh(*SETTINGS)
     first.wait_step(3)
     # All members stop together; then the front with its Redis.
     members = ("reward", "learner", "generator-0")
@@ -53,34 +52,30 @@ def test_a_run_outlives_its_services_a_ctrl_c_and_its_launcher(start_mesh) -> No
         process.suspend()
     frozen(first, "buffer")
     assert survivors(process.pid for process in front) == set()
-    pids = [first.pid(service) for service in SERVICES]
-    first.process.send_signal(signal.SIGINT)
-    assert first.finish(120) == 130, first.tail()
-    assert survivors(pids) == set()
-    audit(first)
-    restarts = first.summary()["restarts"]
-    assert {service: reasons.get("frozen") for service, reasons in restarts.items()} == dict.fromkeys(SERVICES, 1)
-    reached = first.last_step()
-
-    second = start_mesh(*SETTINGS, ENDLESS)
-    second.wait_for("continues in")
-    second.wait_step(reached + 1)
     for service in ("learner", "buffer"):
-        before = second.pid(service)
-        second.kill9(service)
-        second.wait_for(rf"{service} is back")
-        assert second.pid(service) != before
-        second.wait_for(r"step \d+: reward")
-    family = [process.pid for process in psutil.Process(second.process.pid).children(recursive=True)]
+        before = first.pid(service)
+        first.kill9(service)
+        first.wait_for(rf"{service} is back")
+        assert first.pid(service) != before
+        first.wait_for(r"step \d+: reward")
+    family = [process.pid for process in psutil.Process(first.process.pid).children(recursive=True)]
     assert len(family) > len(SERVICES), "the services and Redis"
-    second.process.kill()
-    second.process.wait(10)
-    reached = second.last_step()
+    first.process.kill()
+    first.process.wait(10)
 
-    third = start_mesh(*SETTINGS, f"--learner.steps={reached + 30}")
-    third.wait_for("continues in")
-    third.wait_step(reached + 1)
+    second = start_mesh(*SETTINGS)
+    second.wait_for("continues in")
+    second.wait_step(first.last_step() + 1)
     assert survivors(family) == set(), "a service outlived its launcher"
-    assert third.finish(120) == 0, third.tail()
-    audit(third)
-    assert third.summary()["steps"] == reached + 30
+    pids = [second.pid(service) for service in SERVICES]
+    second.process.send_signal(signal.SIGINT)
+    assert second.finish(120) == 130, second.tail()
+    assert survivors(pids) == set()
+    audit(second)
+    killed = {"frozen": 1, "exit": 1}
+    assert second.summary()["restarts"] == {
+        "reward": {"frozen": 1},
+        "generator-0": {"frozen": 1},
+        "learner": killed,
+        "buffer": killed,
+    }

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -294,7 +293,3 @@ def main(model: Path, out: Path) -> None:
         torch.save(found, out / "seen.pt")
     (out / f"state-{engines['actor'].rank}.json").write_text(json.dumps(algorithm.state()))
     worker.close()
-
-
-if __name__ == "__main__":
-    main(*(Path(argument) for argument in sys.argv[1:3]))

@@ -1,18 +1,22 @@
-"""Two ranks of a test program, as torchrun would start them."""
+"""Two ranks of a test program, as torchrun would start them, but for one thing: what they import is imported once."""
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
+_RANKS = 2
 
 
 def run_two_ranks(module: str, *arguments: Path) -> None:
-    """Runs `python -m module arguments` on two ranks that meet over loopback; both must end well."""
+    """Runs the module's `main(*arguments)` on two ranks that meet over loopback; both must end well."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -20,24 +24,38 @@ def run_two_ranks(module: str, *arguments: Path) -> None:
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(_ROOT),
-        "WORLD_SIZE": "2",
+        "WORLD_SIZE": str(_RANKS),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=_ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    command = [sys.executable, "-m", "tests.learner.ranks", module, *map(str, arguments)]
+    process = subprocess.Popen(
+        command, env=environment, cwd=_ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        errors = [rank.communicate(timeout=110)[1] for rank in ranks]
+        errors = process.communicate(timeout=110)[1]
     finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(error[-2000:] for error in errors)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors[-4000:]
+
+
+def _rank(rank: int, module: str, arguments: list[str]) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    sys.modules[module].main(*map(Path, arguments))
+
+
+def main(module: str, *arguments: str) -> None:
+    """Forks the ranks."""
+    importlib.import_module(module)
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_rank, args=(rank, module, arguments)) for rank in range(_RANKS)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit([rank.exitcode for rank in ranks] != [0] * _RANKS)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

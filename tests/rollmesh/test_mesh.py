@@ -46,13 +46,14 @@ def assert_balanced(summary: rollmesh.Summary, steps: int) -> None:
 
 @pytest.mark.slow
 def test_train_serves_a_function_of_this_process(config: dict[str, Any]) -> None:
-    """To a mesh of three fronts, and of a learner with two ranks."""
+    """To a mesh of three fronts, and of a learner with two ranks that trains by a user's algorithm."""
     threads: set[str] = set()
 
     def reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
         threads.add(threading.current_thread().name)
         return float(len(solution_str) % 2)
 
+    config["algorithm"] = f"{ROOT / 'examples' / 'dataflows' / 'rejection_sampling.py'}:RejectionSampling"
     config["buffer"] = {"fronts": 3}
     config["learner"]["ranks"] = 2
     summary = rollmesh.train(config, reward_fn=reward, quiet=True)

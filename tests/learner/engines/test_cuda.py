@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -97,14 +96,11 @@ def test_two_devices_over_nccl_give_the_weights_of_one_cpu(tmp_path):
         torch.testing.assert_close(together[name], tensor, atol=1e-4, rtol=1e-3)
 
 
-def _one_of_two(folder: Path, out: Path) -> None:
+def main(folder: Path, out: Path) -> None:
+    """What each of two ranks does."""
     engine = make_engine(folder, device="cuda")
     train_step(engine, seed=3)
     found = weights(engine)
     if engine.rank == 0:
         torch.save(found, out)
     engine.close()
-
-
-if __name__ == "__main__":
-    _one_of_two(Path(sys.argv[1]), Path(sys.argv[2]))

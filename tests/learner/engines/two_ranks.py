@@ -7,7 +7,6 @@ Started by `conftest.two_rank_results`; arguments: model folder, one-rank checkp
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -85,7 +84,3 @@ def refusal(engine: Engine) -> str:
     except DataError as error:
         return error.message
     return "not refused"
-
-
-if __name__ == "__main__":
-    main(*(Path(argument) for argument in sys.argv[1:4]))

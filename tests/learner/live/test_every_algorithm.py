@@ -21,7 +21,7 @@ PRESETS = [
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_trains_in_the_mesh(tmp_path: Path, name: str) -> None:
-    changes = {"algorithm.name": name, "learner.steps": 2, "learner.batch.minibatches": 2}
+    changes = {"algorithm.name": name, "learner.steps": 2, "learner.batch.minibatches": 2, "data.eval": None}
     if name == "prime":
         changes["algorithm.filter"] = {"accuracy_low": None, "accuracy_high": None}
     if name == "vapo":
