@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from openai import AsyncOpenAI
 from rich.console import Console
 
-from examples.openai_agent import prepare
 from learner.data.dataset import Row
 from learner.data.prompts import AgentPrompts, PromptEncoder, TaskShape
 from mesh.trajectory import decode
@@ -21,10 +19,8 @@ from protos import membership_pb2, trajectory_pb2
 from rollmesh.launcher.view import members
 from tests.generators.endpoint.world import EOS, chances, chat_tokenizer, markov_model
 from tests.generators.world import TOKENIZER, eventually, mesh
-from tests.integration.mesh import MeshRun
 
 AGENTS = Path(__file__).parents[1] / "agents" / "program_agents.py"
-EXAMPLE = Path(prepare.__file__).parent
 
 
 async def test_trajectories_of_an_agent_reach_the_learner(tmp_path: Path) -> None:
@@ -112,34 +108,3 @@ def test_status_shows_where_endpoints_are() -> None:
 def content_of(task: trajectory_pb2.PromptTask) -> str:
     [content] = re.findall(r'"content": "(.*?)"', task.messages_json)
     return str(content)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_the_example_trains(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    prepare.main([f"--out={data}", "--warm-steps=5"])
-    run = MeshRun(
-        data,
-        tmp_path,
-        f"--rollout.agent.program={EXAMPLE / 'agent.py'}:solve",
-        "--reward.functions=[exact_match]",
-        "--rollout.max_prompt_tokens=64",
-        "--rollout.max_response_tokens=64",
-        "--rollout.endpoint.enabled=true",
-        "--rollout.replicas=1",
-        "--rollout.n=4",
-        "--learner.batch.groups=4",
-        "--learner.steps=2",
-        "--eval.every_steps=2",
-        "--eval.rows=4",
-        "--algorithm.filter.zero_variance=false",
-    )
-    try:
-        assert run.finish() == 0, run.tail()
-        log = (run.folder / "logs" / "generator-0.log").read_text()
-        assert "episode failed" not in log
-        assert run.summary()["steps"] == 2
-        assert re.search(r"OpenAI-compatible endpoint at http://[\d.:]+/v1, model run", log), log
-    finally:
-        run.close()
