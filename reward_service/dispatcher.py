@@ -3,7 +3,8 @@
 Invariants: `score` returns one result per item and raises for no remote failure; a request holds whole groups unless
 they exceed the endpoint's limit, and no item_id twice; an item is tried again only for retryable errors, at most
 `attempts` times (a lost connection is no try: the item goes elsewhere while its time lasts). An item waits for its turn
-for as long as endpoints work on others; its time is that without an answer from any, or since it first failed.
+for as long as endpoints work on others; its time is that without an answer from any since less was asked of one, or
+since it first failed.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Dispatcher:
         self._wake: asyncio.TimerHandle | None = None
         self._pump_due = False
         self._closed = False
-        # When an endpoint last answered.
+        # When an endpoint last answered, or was last asked for less.
         self._heard_at = -math.inf
         self.set_endpoints(endpoints)
 
@@ -204,10 +205,10 @@ class Dispatcher:
             if batch and (len(batch) + len(unit) > limit or not ids.isdisjoint(e.item.item_id for e in unit)):
                 self._queue.appendleft(unit)
                 break
-            room = limit - len(batch)
-            if len(unit) > room:
-                self._queue.appendleft(unit[room:])
-                unit = unit[:room]
+            left = limit - len(batch)
+            if len(unit) > left:
+                self._queue.appendleft(unit[left:])
+                unit = unit[:left]
             batch.extend(unit)
             ids.update(entry.item.item_id for entry in unit)
             size += sum(entry.item.ByteSize() for entry in unit)
@@ -298,7 +299,8 @@ class Dispatcher:
             return
         now = asyncio.get_running_loop().time()
         if status is grpc.StatusCode.DEADLINE_EXCEEDED and endpoint.outstanding > 1:
-            # It may have more than it can do: that is no failure of these.
+            # It may have more than it can do: that is no failure of these, and they get their time again with less.
+            self._heard_at = now
             endpoint.overloaded(len(batch))
             self._wait_on(batch)
             return

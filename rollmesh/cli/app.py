@@ -74,6 +74,7 @@ def _status(error: RollmeshError) -> int:
 
 def _for_supervisor(code: str | int | None, arguments: Sequence[str]) -> str | int | None:
     told = os.environ.get(PERMANENT_CODE_VARIABLE, "")
-    if code in PERMANENT and arguments[0] in _SERVICES and told.isdecimal():
+    command = next((item for item in arguments if item != "--debug"), "")
+    if code in PERMANENT and command in _SERVICES and told.isdecimal():
         return int(told)
     return code

@@ -73,6 +73,26 @@ async def test_a_server_that_is_given_too_much_gets_less_until_it_answers(script
     await client.close()
 
 
+async def test_a_server_that_answers_no_first_call_in_time_loses_nothing(scripted: Any, make_item: Any) -> None:
+    """One item after the other, and no more patience than for a call and a half."""
+    turn = asyncio.Lock()
+
+    async def one_by_one(request: reward_pb2.ScoreRequest, _context: Any) -> reward_pb2.ScoreResponse:
+        response = reward_pb2.ScoreResponse()
+        for item in request.items:
+            async with turn:
+                await asyncio.sleep(0.02)
+            response.results.add(item_id=item.item_id).scored.total = 1.0
+        return response
+
+    server = await scripted(one_by_one)
+    client = RewardClient([server.address], timeout_s=0.4, attempts=3, wait_s=0.6)
+    groups = [[make_item(f"{group}-{item}", group_id=f"g{group}") for item in range(8)] for group in range(8)]
+    found = await asyncio.gather(*map(client.score, groups))
+    assert [result.WhichOneof("outcome") for results in found for result in results] == ["scored"] * 64
+    await client.close()
+
+
 async def test_what_hangs_ends_alone_among_those_that_were_sent_with_it(scripted: Any, make_item: Any) -> None:
     async def poisoned(request: reward_pb2.ScoreRequest, _context: Any) -> reward_pb2.ScoreResponse:
         response = reward_pb2.ScoreResponse()

@@ -96,6 +96,7 @@ def test_what_a_restart_does_not_mend_can_end_well_for_services(
     ended = rollmesh("learner", missing, "--mesh", "127.0.0.1:1")
     assert ended.returncode == 0
     assert missing in ended.stderr
+    assert rollmesh().returncode == 2, "how it is used"
     assert rollmesh("run", missing).returncode == ConfigError.exit_code
     assert rollmesh("status", "--mesh", "127.0.0.1:1").returncode == UnreachableError.exit_code
 
