@@ -2,7 +2,7 @@
 
 Invariants: an attempt that ends before its learner has taken the run over leaves the record as it was; a run continues
 with the model and the data of its record, or is refused, unless a change is allowed by name. A model or a file is known
-by its content, so that it may move.
+by its content, so that it may move. Other rewards and other held-out data are told, files that were edited too.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ from mesh.errors import ConfigError, DataError
 CONFIG = "config.yaml"
 """The configuration with which the run was last taken over."""
 INPUTS = "inputs.json"
-_MODEL_FILES = ("config.json", "tokenizer.json", "*.safetensors", "*.bin")
+_MODEL_FILES = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    *("*.safetensors", "*.bin"),
+)
+# What is refused where it is another one. All else that is recorded is told.
+_OF = ("model.path", "data.train", "data.prompt_key")
 # Larger files are known by samples of them: a fine-tuned model differs everywhere.
 _WHOLE_BYTES = 256 << 20
 _SAMPLES, _SAMPLE_BYTES = 256, 16 << 10
 _PIECE_BYTES = 1 << 20
 
 Inputs = Mapping[str, Mapping[str, str]]
-"""Key of the configuration -> `name` as configured, and `content`: a fingerprint, empty where it is not known."""
+"""Key of the configuration, or path of a file -> `name` as configured, and `content`: a fingerprint, empty where it is
+not known."""
 
 
 class RunRecord:
@@ -50,19 +56,38 @@ class RunRecord:
             ConfigError: it would.
             DataError: the record cannot be read.
         """
-        path = self._folder / INPUTS
-        if allow_changes or not path.exists():
-            return
-        said = "; ".join(_changes(_read(path), self._inputs))
+        said = []
+        for key, former in self._changed() if not allow_changes else ():
+            if key in _OF:
+                now = self._inputs[key]["name"]
+                said.append(f"{key} was {former}, now it is {now}{' with another content' * (now == former)}")
         if not said:
             return
         named = "name" in self._config.run.model_fields_set
         shared = "" if named else "run.name is not set, so that all such runs share one: "
         raise ConfigError(
-            f"run {self._folder} is of something else: {said}",
+            f"run {self._folder} is of something else: {'; '.join(said)}",
             hint=f"{shared}choose a --run.name of its own, begin anew with `rollmesh run ... --fresh`, or continue it "
             "all the same with --allow-changes",
         )
+
+    def edited(self) -> list[str]:
+        """Files of the rest that hold something else than before.
+
+        Raises:
+            DataError: the record cannot be read.
+        """
+        return [key for key, _ in self._changed() if key not in _OF]
+
+    def _changed(self) -> list[tuple[str, str]]:
+        """What is another one now: its key, and the former name."""
+        path = self._folder / INPUTS
+        before = _read(path) if path.exists() else {}
+        return [
+            (key, before[key]["name"])
+            for key, given in self._inputs.items()
+            if key in before and not _same(before[key], given)
+        ]
 
     def keep(self) -> None:
         """The learner has taken the run over: this is from here on what the run is of.
@@ -106,7 +131,11 @@ def fingerprint(files: Sequence[Path]) -> str:
 def _inputs(config: Config, model: Path | None) -> Inputs:
     revision, train = config.model.revision, config.data.train
     weights = sorted(path for pattern in _MODEL_FILES for path in model.glob(pattern)) if model is not None else []
-    return {
+    files = [path for spec in config.reward.functions if (path := Path(spec.rpartition(":")[0])).is_file()]
+    files += [config.data.eval] if config.data.eval is not None and config.data.eval.is_file() else []
+    # Under their own names: of which there is another one now the configuration says.
+    told = {str(path): {"name": str(path), "content": fingerprint([path])} for path in files}
+    return told | {
         "model.path": {
             "name": f"{config.model.path}@{revision}" if revision else config.model.path,
             "content": fingerprint(weights) if weights else "",
@@ -114,16 +143,6 @@ def _inputs(config: Config, model: Path | None) -> Inputs:
         "data.train": {"name": str(train), "content": fingerprint([train]) if train.is_file() else ""},
         "data.prompt_key": {"name": config.data.prompt_key, "content": ""},
     }
-
-
-def _changes(before: Inputs, now: Inputs) -> list[str]:
-    """What is another one now, in words."""
-    return [
-        f"{key} was {before[key]['name']}, now it is {given['name']}"
-        + (" with another content" if given["name"] == before[key]["name"] else "")
-        for key, given in now.items()
-        if not _same(before[key], given)
-    ]
 
 
 def _same(before: Mapping[str, str], now: Mapping[str, str]) -> bool:

@@ -17,7 +17,7 @@ from buffer.client import BufferClient
 from learner.data import PromptStream
 from learner.data.stream import Window
 from learner.reassertion import Reasserter
-from mesh.errors import RollmeshError
+from mesh.errors import RollmeshError, ended_by
 from protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class TaskFeeder:
         """
         await self._fill()
         self._task = asyncio.create_task(self._run(), name="seed")
+        self._task.add_done_callback(self._has_ended)
 
     def batch_used(self) -> None:
         """A batch was claimed: about as many tasks have left the window."""
@@ -98,19 +99,24 @@ class TaskFeeder:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        """Without new tasks the run would come to a stand, whatever the reason."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, RollmeshError):
+            _log.error("seeding prompts failed", exc_info=error)
+        self._on_error(ended_by(error, "seeding prompts"))
+
     async def _run(self) -> None:
-        try:
-            while True:
-                try:
-                    await asyncio.wait_for(self._nudged.wait(), _RECHECK_S)
-                    self._nudged.clear()
-                except TimeoutError:
-                    if self._ended:
-                        continue
-                    self._pending = (await self._client.describe("train")).counts.pending
-                await self._fill()
-        except RollmeshError as error:
-            self._on_error(error)
+        while True:
+            try:
+                await asyncio.wait_for(self._nudged.wait(), _RECHECK_S)
+                self._nudged.clear()
+            except TimeoutError:
+                if self._ended:
+                    continue
+                self._pending = (await self._client.describe("train")).counts.pending
+            await self._fill()
 
     async def _fill(self) -> None:
         while not self._ended and self._pending < self._window:

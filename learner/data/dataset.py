@@ -206,4 +206,13 @@ def _json_row(path: Path, index: int, line: bytes, prompt_key: str) -> Row:
         raise DataError(f"{path}, row {index}: not valid JSON: {error}") from error
     if not isinstance(record, dict):
         raise DataError(f"{path}, row {index}: expected an object, got {type(record).__name__}")
+    # Only an escape can stand for half a character; looking at all text would cost as much as reading it.
+    if b"\\ud" in line.lower():
+        try:
+            json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{path}, row {index}: holds half a surrogate pair, {error.object[error.start]!a}, which is no text",
+                hint="write the data again, with errors='replace'",
+            ) from error
     return parse_row(path, index, record, prompt_key)

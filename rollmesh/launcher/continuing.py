@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -38,8 +39,12 @@ class Continuation:
     former_steps: int
 
     @classmethod
-    def of(cls, config: Config) -> Continuation | None:
+    def of(cls, config: Config, edited: Sequence[str] = ()) -> Continuation | None:
         """None where no learner has taken a run over in its folder yet.
+
+        Args:
+            config: of the present attempt.
+            edited: files of rewards and held-out data with another content than before.
 
         Raises:
             ConfigError: it would begin with an empty Redis, since what the last launch has kept would not be read.
@@ -50,9 +55,10 @@ class Continuation:
         before = yaml.safe_load((folder / folders.CONFIG).read_text(encoding="utf-8"))
         changes = [*_lowered_durability(before["buffer"]["durability"], config.buffer)]
         changes += changed(before, config.model_dump(mode="json"))
+        changes += [f"{path} (edited)" for path in edited]
         checkpoint = newest(folder / CHECKPOINTS_NAME)
         trained = max((int(record["step"]) for record in run_records(folder) if is_training(record)), default=0)
-        scored = any(change.startswith(_SCORED_BY) for change in changes)
+        scored = bool(edited) or any(change.startswith(_SCORED_BY) for change in changes)
         former_steps = config.buffer.max_staleness + 1 if scored else 0
         return cls(folder, 0 if checkpoint is None else checkpoint.version, trained, tuple(changes), former_steps)
 

@@ -203,8 +203,9 @@ class LocalRun:
             ConfigError: what is there cannot be continued so.
         """
         model = Path(self._config.model.path)
-        RunRecord(self._config, model if model.is_dir() else None).check(allow_changes=self._allow_changes)
-        before = Continuation.of(self._config)
+        record = RunRecord(self._config, model if model.is_dir() else None)
+        record.check(allow_changes=self._allow_changes)
+        before = Continuation.of(self._config, record.edited())
         self._events.tell(f"run {self._config.run.name}: {'continues' if before else 'starts'} in {self._folder}")
         if kept is not None:
             self._events.tell(f"the former run is kept as {kept}")

@@ -52,6 +52,20 @@ def test_a_run_continues_with_what_it_is_of_wherever_that_is_now(files: Path) ->
     make(files, f"model.path={files / 'moved'}", f"data.train={files / 'moved.jsonl'}")[1].check(allow_changes=False)
 
 
+def test_rewards_and_held_out_data_that_were_edited_are_told(files: Path) -> None:
+    reward, held_out = files / "reward.py", files / "other.jsonl"
+    reward.write_text("def score(solution_str, ground_truth): return 1.0")
+    rest = (f"reward.functions=['{reward}:score', math]", f"data.eval={held_out}")
+    make(files, *rest)[1].keep()
+    assert make(files, *rest)[1].edited() == []
+    reward.write_text("def score(solution_str, ground_truth): return 100.0")
+    held_out.write_text(held_out.read_text() * 2)
+    record = make(files, *rest)[1]
+    record.check(allow_changes=False)
+    assert record.edited() == [str(reward), str(held_out)]
+    assert make(files)[1].edited() == [], "what is not used any more the configuration says"
+
+
 @pytest.mark.parametrize("key", ["model.path", "data.train", "data.prompt_key"])
 def test_another_model_or_other_data_are_refused_unless_they_are_allowed(files: Path, key: str) -> None:
     """The two models have equal shapes, as a base and a tuned model have."""

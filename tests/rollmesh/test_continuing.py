@@ -75,6 +75,10 @@ def test_other_rewards_are_no_matter_of_the_groups_that_were_scored_before(tmp_p
     told = found.lines(named=True)[-1]
     assert "scored before that train first, in up to 4 steps" in told
     assert "--fresh" in told
+    edited = Continuation.of(make(tmp_path), ["reward.py"])
+    assert edited is not None
+    assert edited.lines(named=True)[1] == "changed since the last launch: reward.py (edited)"
+    assert "scored before that train first" in edited.lines(named=True)[2]
 
 
 def test_a_run_without_a_checkpoint_says_that_it_begins_at_0(tmp_path: Path) -> None:
