@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from learner.build import build_actor
-from learner.checkpoint.store import CHECKPOINTS_NAME, STATE_NAME, CheckpointStore
+from learner.checkpoint.store import ACTOR, CHECKPOINTS_NAME, STATE_NAME, CheckpointStore, load_checkpoint
 from learner.model_folder import resolve_model
 from mesh.config.models import Config
 from mesh.errors import ConfigError, DataError
@@ -41,7 +41,7 @@ def export_checkpoint(config: Config, checkpoint: Path, out: Path) -> None:
         raise ConfigError(f"{out} is not empty", hint="choose a new folder")
     engine = build_actor(config.model_copy(update={"model": resolve_model(config.model)}))
     try:
-        engine.load_checkpoint(checkpoint)
+        load_checkpoint({ACTOR: engine}, checkpoint)
         engine.export_hf(out)
     finally:
         engine.close()

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from learner.checkpoint.digests import check_digests, write_digests
 from learner.checkpoint.names import CHECKPOINTS_NAME, listed, name_of
 from learner.checkpoint.together import together
 from learner.engines.base import Engine
@@ -85,6 +86,7 @@ class CheckpointStore:
             together(actor, partial(os.stat, unfinished))
             for role, engine, folder in parts:
                 together(actor, partial(engine.save_checkpoint, folder, extra | stamp if role == ACTOR else stamp))
+            write_digests(actor, unfinished)
             together(actor, partial(_finish, unfinished, final) if first else _nothing)
         except OSError as error:
             if first:
@@ -112,8 +114,8 @@ def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, ob
         The `extra` of `CheckpointStore.save`, with `incarnation` and `version`.
 
     Raises:
-        DataError: no checkpoint, one of another model, or one without the state of a trained role; nothing has
-            changed where a role is missing.
+        DataError: no checkpoint, one of another model, a damaged one, or one without the state of a trained role;
+            nothing has changed where a role is missing or a file is damaged.
     """
     parts = list(_parts(engines, folder))
     missing = [role for role, _, part in parts if role != ACTOR and not part.is_dir()]
@@ -122,6 +124,13 @@ def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, ob
             f"checkpoint {folder} holds no state of {', '.join(missing)}",
             hint="resume with the algorithm that wrote it, or start a run under another name",
         )
+    try:
+        check_digests(engines[ACTOR], folder)
+    except OSError as error:
+        raise DataError(
+            f"cannot load checkpoint {folder}: {error}",
+            hint="resume from the best one with `rollmesh learner --from-best --force`, or begin anew with --fresh",
+        ) from error
     loaded = {role: engine.load_checkpoint(part) for role, engine, part in parts}
     return loaded[ACTOR]
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from learner.checkpoint.store import CheckpointStore
+from learner.checkpoint.store import CheckpointStore, load_checkpoint
 from mesh.errors import ConfigError, DataError
 from mesh.versions import PolicyVersion
 
@@ -32,6 +32,9 @@ class Engine:
             raise OSError(28, "No space left on device")
         (folder / "state.json").write_text(json.dumps(extra))
 
+    def load_checkpoint(self, folder) -> dict[str, object]:
+        return json.loads((folder / "state.json").read_text())
+
 
 def test_a_failed_save_leaves_nothing_behind_that_looks_complete(tmp_path):
     store, engine = CheckpointStore(tmp_path), Engine()
@@ -43,6 +46,18 @@ def test_a_failed_save_leaves_nothing_behind_that_looks_complete(tmp_path):
     path = store.save({"actor": engine}, PolicyVersion(1, 1), {"cursor": 3})
     assert json.loads((path / "state.json").read_text()) == {"cursor": 3, "incarnation": 1, "version": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["i0001-v00000001"]
+
+
+def test_damaged_files_are_not_loaded(tmp_path):
+    engines = {"actor": Engine(), "critic": Engine()}
+    path = CheckpointStore(tmp_path).save(engines, PolicyVersion(1, 1), {"cursor": 3})
+    assert load_checkpoint(engines, path)["cursor"] == 3
+    (path / "critic" / "part").write_text("Half")
+    with pytest.raises(DataError, match="critic/part is damaged"):
+        load_checkpoint(engines, path)
+    (path / "critic" / "part").unlink()
+    with pytest.raises(DataError, match="No such file"):
+        load_checkpoint(engines, path)
 
 
 def test_saving_a_version_again_keeps_what_is_there(tmp_path):

@@ -1,0 +1,76 @@
+"""Digests of a checkpoint's files: a disk may keep a file and not its bytes, and torch would load those unseen.
+
+Every rank reads what it has written itself, still in memory as a rule, and at a resumption its share of all files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from learner.checkpoint.together import together
+from learner.engines.base import Engine
+
+_FILE = "digests.json"
+_PIECE_BYTES = 1 << 20
+# How torch names what a rank has written.
+_OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
+
+
+def write_digests(engine: Engine, folder: Path) -> None:
+    """Writes the digests of all files into the folder; collective.
+
+    Raises:
+        OSError: a file cannot be read, or the digests not be written, on whichever rank.
+    """
+    mine: dict[str, str] = {}
+
+    def read() -> None:
+        for path in _files(folder):
+            written = _OF_RANK.fullmatch(path.name)
+            if (int(written[1]) if written else 0) == engine.rank:
+                mine[str(path.relative_to(folder))] = _digest(path)
+
+    def write() -> None:
+        (folder / _FILE).write_text(json.dumps(everything, indent=1), encoding="utf-8")
+
+    together(engine, read)
+    everything: dict[str, str] = {}
+    for message in engine.gather_bytes(json.dumps(mine).encode()):
+        everything |= json.loads(message)
+    together(engine, write if engine.rank == 0 else lambda: None)
+
+
+def check_digests(engine: Engine, folder: Path) -> None:
+    """Reads all files, each rank its share; collective.
+
+    Raises:
+        OSError: on every rank, where one holds other bytes than were written, or none; it is named.
+    """
+
+    def read() -> None:
+        try:
+            digests = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise OSError(f"{_FILE} is damaged") from error
+        for name, digest in sorted(digests.items())[engine.rank :: engine.world_size]:
+            if _digest(folder / name) != digest:
+                raise OSError(f"{name} is damaged: it holds other bytes than were written")
+
+    together(engine, read)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _digest(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
