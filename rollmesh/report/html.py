@@ -44,9 +44,26 @@ def write_report(folder: Path) -> Path:
 
 
 def _page(folder: Path, config: Config, summary: Summary) -> str:
+    template = resources.files("rollmesh.report").joinpath("report.template.html").read_text(encoding="utf-8")
+    return (
+        template.replace("{{title}}", escape(f"Rollmesh: {summary.run}"))
+        .replace("{{figures}}", _figures(folder, config, summary))
+        .replace("{{summary}}", _table(_rows(summary)))
+        .replace("{{pushes}}", _grid(push_rows(summary, read_receivers(folder))))
+        .replace("{{stalls}}", _grid(stall_grid(read_stalls(folder))))
+        .replace("{{evals}}", _grid(result_grid(folder) or [["no held-out data"]]))
+        .replace("{{samples}}", _samples(folder))
+        .replace("{{config}}", escape(config_path(folder).read_text(encoding="utf-8")))
+    )
+
+
+def _figures(folder: Path, config: Config, summary: Summary) -> str:
+    drawn = curves(run_records(folder), read_metrics(folder / "mesh.jsonl"))
+    if not (drawn.steps or drawn.eval_steps or drawn.look_seconds):
+        return "<p>Nothing was generated, trained or evaluated.</p>"
+    # Matplotlib takes half a second.
     from rollmesh.report import plots
 
-    drawn = curves(run_records(folder), read_metrics(folder / "mesh.jsonl"))
     sections = [
         ("Reward over time", plots.reward_over_time(drawn)),
         ("Reward over steps", plots.reward_over_steps(drawn)),
@@ -56,18 +73,7 @@ def _page(folder: Path, config: Config, summary: Summary) -> str:
     ]
     if summary.staleness:
         sections.insert(3, ("Ages of trained tokens", plots.staleness_histogram(summary.staleness)))
-    figures = "\n".join(f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>" for title, svg in sections)
-    template = resources.files("rollmesh.report").joinpath("report.template.html").read_text(encoding="utf-8")
-    return (
-        template.replace("{{title}}", escape(f"Rollmesh: {summary.run}"))
-        .replace("{{figures}}", figures)
-        .replace("{{summary}}", _table(_rows(summary)))
-        .replace("{{pushes}}", _grid(push_rows(summary, read_receivers(folder))))
-        .replace("{{stalls}}", _grid(stall_grid(read_stalls(folder))))
-        .replace("{{evals}}", _grid(result_grid(folder) or [["no held-out data"]]))
-        .replace("{{samples}}", _samples(folder))
-        .replace("{{config}}", escape(config_path(folder).read_text(encoding="utf-8")))
-    )
+    return "\n".join(f"<figure><figcaption>{escape(title)}</figcaption>{svg}</figure>" for title, svg in sections)
 
 
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:

@@ -123,6 +123,10 @@ def test_summary_of_a_run_that_never_trained(tmp_path: Path) -> None:
     config.run.folder.mkdir()
     summary = write_summary(config.run.folder, config, FinalState())
     assert (summary.steps, summary.held_out_first, summary.tokens_per_s_trained) == (0, None, None)
+    save_config(config, config.run.folder / CONFIG)
+    page = write_report(config.run.folder).read_text(encoding="utf-8")
+    assert "Nothing was generated, trained or evaluated." in page
+    assert "<svg" not in page
 
 
 def test_summary_and_report_say_which_members_have_no_reward(run_folder: Path) -> None:
