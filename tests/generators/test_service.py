@@ -202,6 +202,17 @@ async def test_rewards_come_from_the_services_of_the_mesh(tmp_path: Path) -> Non
             await rewards
 
 
+async def test_rewards_come_from_a_server_of_somebody_elses(tmp_path: Path, third_party_server: str) -> None:
+    async with mesh(tmp_path, reward__in_process=False, reward__endpoints=[third_party_server]) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(4)
+        world.generator("gen-1")
+        members = [member for group in await learner.sample(4, 0) for member in group.members]
+        assert {member.outcome for member in members} == {trajectory_pb2.OUTCOME_SCORED}
+        assert all("brevity" in member.components for member in members)
+
+
 async def test_a_reward_that_fails_is_an_error_and_never_a_zero(tmp_path: Path) -> None:
     scorer = tmp_path / "scorer.py"
     scorer.write_text(

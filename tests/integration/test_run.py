@@ -3,16 +3,18 @@
 import json
 import os
 import re
-import subprocess
-import sys
+import threading
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+import rollmesh as product
 from examples.demo.model import build_tokenizer
+from rollmesh.run_files import config_path
 from tests.command import Command
 from tests.integration.mesh import MeshRun, audit
 
@@ -22,7 +24,7 @@ POISON = Path(__file__).parent / "poison"
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_writes_what_it_promises(
-    start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path, third_party_server: str
+    start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path
 ) -> None:
     """Behind a token: no one without it is told anything. The engine fails at one prompt, and nothing else does."""
     token = tmp_path / "token"
@@ -85,25 +87,26 @@ def test_a_run_writes_what_it_promises(
     assert exported.returncode == 0, exported.stderr
     assert (run.folder / "hf" / "model.safetensors").exists()
 
-    # It continues where more is asked of it: two generators at zero staleness, and somebody else's rewards.
-    longer = start_mesh(
-        "--learner.steps=46", "--buffer.max_staleness=0", f"--reward.endpoints=[{third_party_server}]", behind
-    )
-    assert longer.finish() == 0, longer.tail()
-    audit(longer)
-    assert longer.summary()["steps"] == 46
-    assert not any("restarting" in line or "reward is up" in line for line in longer.lines), longer.tail()
+    # It continues where more is asked of it, by a program: with more fronts, two ranks, two generators at zero
+    # staleness, and rewards that are computed here.
+    threads: set[str] = set()
+
+    def reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+        threads.add(threading.current_thread().name)
+        return float(len(solution_str) % 2)
+
+    changes = [
+        *("learner.steps=46", "learner.ranks=2", "buffer.fronts=3", "buffer.max_staleness=0"),
+        *("eval.stop_at=null", "security.token_file=null"),
+    ]
+    longer = product.train(config_path(run.folder), reward, overrides=changes, quiet=True)
+    audit(run)
+    assert threads
+    assert (longer.steps, longer.ended, longer.restarts) == (46, "finished", {})
+    # No reward service was started: the function was called here.
+    assert longer.peak_memory_mb.keys() == {"buffer", "buffer-1", "buffer-2", "generator-0", "generator-1", "learner"}
+    assert longer.held_out_last is not None
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     later = [row for row in steps if row["step"] > 40 and "critic/score/mean" in row]
     assert [row["step"] for row in later] == list(range(41, 47))
     assert all(row["staleness/max"] == 0 for row in later)
-    # The first batch may hold groups that the former rewards scored.
-    assert all("rewards/brevity/mean" in row for row in later[1:])
-    check = subprocess.run(
-        [sys.executable, "-m", "rollmesh.cli", "reward", "check", third_party_server],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert check.returncode == 0, check.stdout + check.stderr

@@ -58,6 +58,9 @@ def test_services_started_by_hand_train_to_the_end(demo_data: Path, tmp_path: Pa
     config["model"]["path"] = str(demo_data / "model")
     config["data"] = {"train": str(demo_data / "train.parquet")}
     config["learner"]["steps"] = 8
+    # A file of a user's, which only the learner has.
+    algorithm = ROOT / "examples" / "dataflows" / "rejection_sampling.py"
+    config["algorithm"] = {"name": f"{algorithm}:RejectionSampling", "threshold": 0.0}
     cfg = tmp_path / "cfg.yaml"
     cfg.write_text(yaml.safe_dump(config))
     ready = tmp_path / "ready.json"

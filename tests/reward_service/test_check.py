@@ -15,6 +15,7 @@ from mesh.errors import ConfigError, DataError
 from protos import reward_pb2
 from reward_service.check import CheckReport, Finding, check_endpoint, run_check
 from reward_service.samples import items_from_file
+from tests.command import Command
 
 Spoil = Callable[[reward_pb2.ScoreItem, reward_pb2.ScoreResponse], None]
 
@@ -157,6 +158,12 @@ def test_report_of_the_third_party_server(third_party_server: str) -> None:
     assert report.ok
     assert (report.server, report.scored, report.failed) == ("example 1", 8, 0)
     assert report.lines()[-1].startswith("usable")
+
+
+def test_the_command_says_so(third_party_server: str, rollmesh: Command) -> None:
+    check = rollmesh("reward", "check", third_party_server)
+    assert check.returncode == 0, check.stdout + check.stderr
+    assert "usable" in check.stdout
 
 
 def test_only_errors_make_it_unusable() -> None:
