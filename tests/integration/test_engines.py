@@ -14,26 +14,30 @@ import pytest
 from mesh.liveness.ends import survivors
 from tests import engines_here
 from tests.integration.mesh import MeshRun, audit
+from tests.integration.poisoning import audit_poisoned, environment, interpreter
 
 # An engine comes up in half a minute on a quiet machine, in minutes on a busy one.
 DEADLINE_S = 400.0
 _STEPS = 80
 OPTIONS = {
-    "vllm": lambda: (f"--rollout.python={engines_here.python('vllm')}",),
-    "sglang": lambda: (f"--rollout.sglang.python={engines_here.python('sglang')}",),
+    "vllm": lambda _: (f"--rollout.python={engines_here.python('vllm')}",),
+    "sglang": lambda folder: (f"--rollout.sglang.python={interpreter(engines_here.python('sglang'), folder)}",),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("engine", [pytest.param(name, marks=pytest.mark.engine(name)) for name in OPTIONS])
-def test_the_demonstration_learns(start_mesh: Callable[..., MeshRun], warm_data: Path, engine: str) -> None:
+def test_the_demonstration_learns(
+    start_mesh: Callable[..., MeshRun], warm_data: Path, tmp_path: Path, engine: str
+) -> None:
+    """Though a process of the engine raises at one of the prompts."""
     run = start_mesh(
         f"--model.path={warm_data / 'model'}",
         f"--data.train={warm_data / 'train.parquet'}",
         f"--data.eval={warm_data / 'eval.parquet'}",
         f"--rollout.engine={engine}",
-        *OPTIONS[engine](),
+        *OPTIONS[engine](tmp_path),
         "--rollout.replicas=1",
         "--learner.optimizer.lr=6e-4",
         "--learner.optimizer.schedule=constant",
@@ -42,6 +46,7 @@ def test_the_demonstration_learns(start_mesh: Callable[..., MeshRun], warm_data:
         f"--learner.steps={_STEPS}",
         f"--eval.every_steps={_STEPS}",
         "--eval.stop_at=null",
+        env=environment(warm_data),
     )
     run.wait_step(1, DEADLINE_S)
     family = [process.pid for process in psutil.Process(run.pid("generator-0")).children(recursive=True)]
@@ -49,6 +54,7 @@ def test_the_demonstration_learns(start_mesh: Callable[..., MeshRun], warm_data:
     assert run.finish(DEADLINE_S) == 0, run.tail()
     assert survivors(family) == set(), "a process of the engine outlived its generator"
     audit(run)
+    audit_poisoned(run, warm_data)
     assert run.summary()["steps"] == _STEPS
     # Of 256 prompts each: 0.21 and 0.36 as a rule, with deviations of 0.02.
     first, last = run.trend("critic/score/mean")

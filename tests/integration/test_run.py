@@ -1,7 +1,6 @@
 """A run from its first to its last step: what it writes, and what the commands say of it."""
 
 import json
-import os
 import re
 import threading
 import urllib.request
@@ -9,16 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 import rollmesh as product
-from examples.demo.model import build_tokenizer
 from rollmesh.run_files import config_path
 from tests.command import Command
 from tests.integration.mesh import MeshRun, audit
-
-POISON = Path(__file__).parent / "poison"
+from tests.integration.poisoning import audit_poisoned, environment
 
 
 @pytest.mark.slow
@@ -30,16 +26,12 @@ def test_a_run_writes_what_it_promises(
     token = tmp_path / "token"
     token.write_text("a shared secret\n")
     behind = f"--security.token_file={token}"
-    poison = build_tokenizer().encode(pq.read_table(demo_data / "train.parquet")["prompt"][0].as_py())
     run = start_mesh(
         "--learner.steps=40",
         "--logging.samples_per_step=2",
         "--eval.every_steps=20",
         behind,
-        env={
-            "ROLLMESH_TEST_POISON": json.dumps(poison),
-            "PYTHONPATH": os.pathsep.join([str(POISON), os.environ.get("PYTHONPATH", "")]),
-        },
+        env=environment(demo_data),
     )
     run.wait_step(3)
     refused = rollmesh("status", "--mesh", run.address())
@@ -67,14 +59,7 @@ def test_a_run_writes_what_it_promises(
         assert summary[key] is not None, key
     assert set(summary["peak_memory_mb"]) >= {"buffer", "learner", "generator-0", "reward"}
     assert max(int(age) for age in summary["staleness"]) <= 2
-    train = summary["ledger"]["train"]
-    # Once in each of the two or three passes over the data.
-    assert 1 <= train["counters"]["failed"] <= 3
-    assert train["causes"]
-    assert all(
-        "the model failed at it 2 times: RuntimeError: illegal instruction" in cause for cause in train["causes"]
-    )
-    assert not any("restarting" in line for line in run.lines), run.tail()
+    audit_poisoned(run, demo_data)
     assert [row["step"] for row in summary["held_out"]] == [0, 20, 40]
     samples = rollmesh("samples", str(run.folder), "--worst")
     assert samples.returncode == 0, samples.stderr

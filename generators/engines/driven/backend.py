@@ -184,6 +184,10 @@ class Backend(ABC):
         """What its processes do now; any thread, once `start` is done. None: they are not on this machine."""
 
     @abstractmethod
+    def last_error(self) -> str:
+        """What one of its processes has raised last; empty where that is not known. Quick."""
+
+    @abstractmethod
     def figures(self) -> Figures:
         """The last ones known; any thread, never blocks."""
 

@@ -38,7 +38,7 @@ from generators.engines.driven.folder import ModelFacts
 from generators.engines.driven.labels import Labels
 from generators.engines.driven.line import WaitingLine
 from generators.engines.driven.responses import Response
-from mesh.errors import PayloadError, RollmeshError
+from mesh.errors import PayloadError
 from mesh.images import ImageProcessor
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Dispatcher:
             if response.finish is not None:
                 continue
             if isinstance(seen, PayloadError):
-                self._refuse(response, seen)
+                self._refuse(response, str(seen))
             else:
                 response.prompt_tokens = len(seen.prompt_ids)
                 self._enter(response)
@@ -254,16 +254,19 @@ class Dispatcher:
         log.warning("the engine does not answer request %s: %s", response.request.request_id, error)
         response.job_id = None
         response.failures += 1
-        if isinstance(error, PayloadError) or response.failures == REQUEST_ATTEMPTS:
-            self._refuse(response, error)
+        if isinstance(error, PayloadError):
+            self._refuse(response, str(error))
+        elif response.failures == REQUEST_ATTEMPTS:
+            raised = self._backend.last_error()
+            self._refuse(response, f"{error}; the last error in its log: {raised}" if raised else str(error))
         elif (reason := response.complete()) is not None:
             self._end(response, reason)
         elif not self._interrupting:
             # An interruption puts it back with all others.
             self._line.put_back([response])
 
-    def _refuse(self, response: Response, error: RollmeshError) -> None:
-        response.refusal = str(error)
+    def _refuse(self, response: Response, reason: str) -> None:
+        response.refusal = reason
         self._end(response, "aborted")
 
     def _take(self, running: Running, chunk: Chunk) -> None:

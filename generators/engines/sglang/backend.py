@@ -31,6 +31,7 @@ from generators.engines.checkpoint import Checkpoint, read_config
 from generators.engines.checks import Limits
 from generators.engines.driven.backend import Backend, Chunk, Figures, Job
 from generators.engines.driven.folder import ModelFacts
+from generators.engines.driven.logs import last_error
 from generators.engines.sglang import launch, requests
 from generators.engines.sglang.capabilities import ask
 from generators.engines.sglang.monitor import Monitor
@@ -217,6 +218,11 @@ class SglangBackend(Backend):
         """See Backend."""
         process = self._server.process if self._server is not None else None
         return process.sight() if process is not None else None
+
+    def last_error(self) -> str:
+        """See Backend."""
+        process = self._server.process if self._server is not None else None
+        return last_error(process.log_file) if process is not None else ""
 
     def figures(self) -> Figures:
         """See Backend."""

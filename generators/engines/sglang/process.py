@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import random
-import re
 import shutil
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from generators.engines.base import EngineError
+from generators.engines.driven.logs import tail
 from mesh.liveness.sight import look_at_families
 from mesh.liveness.verdict import Sight
 
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _TAIL_BYTES = 4000
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STOP_S = 60.0
 # Below those that Linux gives out (net.ipv4.ip_local_port_range).
 _PORTS = range(20_000, 32_000)
@@ -93,12 +92,7 @@ class ServerProcess:
 
     def tail(self) -> str:
         """The end of its log, without the colours."""
-        try:
-            with self.log_file.open("rb") as source:
-                source.seek(max(0, self.log_file.stat().st_size - _TAIL_BYTES))
-                return _COLOUR.sub("", source.read().decode("utf-8", "replace"))
-        except OSError:
-            return ""
+        return tail(self.log_file, _TAIL_BYTES)
 
     async def stop(self) -> None:
         """Kills it with all its children. May be called twice."""

@@ -138,6 +138,9 @@ class VllmBackend(Backend):
     def sight(self) -> Sight | None:
         return self._launch.sight() if self._launch is not None else None
 
+    def last_error(self) -> str:
+        return self._launch.last_error() if self._launch is not None else ""
+
     def figures(self) -> Figures:
         return self._load_figures.figures()
 

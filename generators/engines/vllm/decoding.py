@@ -61,7 +61,7 @@ class Stream:
             self._experts.append(output.routed_experts)
         if reason is FinishReason.ERROR:
             # Of this request alone: the core's own death is told by `Outputs.propagate_error`.
-            self.fail(RequestError("vLLM failed at this request", hint="see its log"))
+            self.fail(RequestError("vLLM failed at this request"))
             return False
         matched = False
         if self._text is not None and tokens:

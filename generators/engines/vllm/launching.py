@@ -17,6 +17,7 @@ from vllm.config import WeightTransferConfig
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from generators.engines.base import EngineError
+from generators.engines.driven.logs import last_error
 from generators.engines.vllm import logs
 from generators.engines.vllm.figures import LoadFigures
 from generators.engines.vllm.processes import Family
@@ -85,6 +86,10 @@ class Launch:
         ends = f"exit code {', '.join(map(str, codes))}" if codes else "no exit code"
         tail = self._log.tail()
         return f"vLLM's engine core has ended ({ends})" + (f"; the end of its log:\n{tail}" if tail else "")
+
+    def last_error(self) -> str:
+        """What one of its processes has raised last; empty where none has."""
+        return last_error(self._log.file)
 
     def sight(self) -> Sight | None:
         """What its processes do now."""

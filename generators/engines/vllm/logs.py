@@ -9,18 +9,24 @@ import os
 import tempfile
 from pathlib import Path
 
-_LINES = 30
+from generators.engines.driven.logs import tail
+
+_TAIL_BYTES = 4000
 # Warn at every swap of what is meant to be so: layers without weights of their own, blocks of running jobs.
 _NOISY = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.v1.core.block_pool")
 _FORMAT = "%(asctime)s %(levelname)s %(processName)s[%(process)d] %(name)s: %(message)s"
 
 
 class EngineLog:
-    """Where the processes of one engine write."""
+    """Where the processes of one engine write.
+
+    Attributes:
+        file: what they write to.
+    """
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="rollmesh-vllm-")
-        self._file = Path(self._folder.name, "engine.log")
+        self.file = Path(self._folder.name, "engine.log")
 
     def install(self) -> None:
         """Makes vLLM's processes that start from here on write to it; before vLLM is imported."""
@@ -31,7 +37,7 @@ class EngineLog:
                 "class": "logging.FileHandler",
                 "formatter": "plain",
                 "level": "INFO",
-                "filename": str(self._file),
+                "filename": str(self.file),
             },
         }
         configuration = {
@@ -53,12 +59,8 @@ class EngineLog:
         os.environ["VLLM_LOGGING_CONFIG_PATH"] = str(path)
 
     def tail(self) -> str:
-        """The last lines; empty where there are none."""
-        try:
-            lines = self._file.read_text("utf-8", "replace").splitlines()
-        except FileNotFoundError:
-            return ""
-        return "\n".join(lines[-_LINES:])
+        """Its end; empty where there is none."""
+        return tail(self.file, _TAIL_BYTES)
 
     def close(self) -> None:
         """Removes the file; may be called twice."""

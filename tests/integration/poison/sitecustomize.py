@@ -1,22 +1,71 @@
-"""On the path of one test's processes: the forward pass of engine hf raises at the prompt in ROLLMESH_TEST_POISON."""
+"""On the path of one run's processes: each engine raises, in the process that answers, at one prompt of the data.
+
+hf raises in the forward pass, vLLM in its engine core where that takes a request up, SGLang in its server's front.
+What ROLLMESH_TEST_POISON holds is the prompt's tokens, as JSON.
+"""
 
 from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_MODULE = "generators.engines.hf.prefill"
 _POISON = tuple(json.loads(os.environ["ROLLMESH_TEST_POISON"]))
+
+
+def _taste(ids: Sequence[int]) -> None:
+    if tuple(ids[: len(_POISON)]) == _POISON:
+        raise RuntimeError("illegal instruction")
+
+
+def _poison_hf(module: ModuleType) -> None:
+    forward = module.Prefiller._forward
+
+    def failing(self: Any, sequences: Any, images: Any) -> Any:
+        for ids in sequences:
+            _taste(ids)
+        return forward(self, sequences, images)
+
+    module.Prefiller._forward = failing  # type: ignore[attr-defined]
+
+
+def _poison_vllm(module: ModuleType) -> None:
+    take_up = module.EngineCore.preprocess_add_request
+
+    def failing(self: Any, request: Any) -> Any:
+        _taste(request.prompt_token_ids)
+        return take_up(self, request)
+
+    module.EngineCore.preprocess_add_request = failing  # type: ignore[attr-defined]
+
+
+def _poison_sglang(module: ModuleType) -> None:
+    validate = module.TokenizerManager._validate_one_request
+
+    def failing(self: Any, request: Any, ids: Any) -> Any:
+        _taste(ids)
+        return validate(self, request, ids)
+
+    module.TokenizerManager._validate_one_request = failing  # type: ignore[attr-defined]
+
+
+_POISONED: dict[str, Callable[[ModuleType], None]] = {
+    "generators.engines.hf.prefill": _poison_hf,
+    "vllm.v1.engine.core": _poison_vllm,
+    "sglang.srt.managers.tokenizer_manager": _poison_sglang,
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> Any:
-        if name != _MODULE:
+        if name not in _POISONED:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         assert spec is not None
@@ -25,17 +74,19 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def run_and_poison(module: ModuleType) -> None:
             run(module)
-            forward = module.Prefiller._forward
-
-            def failing(self: Any, sequences: Any, images: Any) -> Any:
-                if any(tuple(ids[: len(_POISON)]) == _POISON for ids in sequences):
-                    raise RuntimeError("illegal instruction")
-                return forward(self, sequences, images)
-
-            module.Prefiller._forward = failing
+            _POISONED[name](module)
 
         spec.loader.exec_module = run_and_poison  # type: ignore[method-assign]
         return spec
 
 
+def _run_the_next() -> None:
+    """The module of this name that would have been found without this one."""
+    others = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).parent]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
 sys.meta_path.insert(0, _Finder())
+_run_the_next()

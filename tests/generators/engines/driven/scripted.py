@@ -99,6 +99,7 @@ class ScriptedBackend(Backend):
         most: jobs that it had at once.
         staged: sets of weights that were neither loaded nor discarded.
         does: what its processes do.
+        raised: what they have raised last.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class ScriptedBackend(Backend):
         self._fresh = np.random.default_rng(0)
         self.on_death: Callable[[str], None] = lambda _: None
         self.hooks: dict[str, Callable[[], Any]] = {}
+        self.raised = ""
         self.at_job: Callable[[Job], None] = lambda _: None
         self.relabel: Callable[[str], str] = lambda label: label
         self.calls: list[str] = []
@@ -231,6 +233,9 @@ class ScriptedBackend(Backend):
 
     def sight(self) -> Sight:
         return Sight(self.does, {})
+
+    def last_error(self) -> str:
+        return self.raised
 
     def figures(self) -> Figures:
         return Figures(min(len(self._jobs), self._slots), max(0, len(self._jobs) - self._slots), 0.5, 3)

@@ -229,12 +229,16 @@ def test_a_job_at_which_the_engine_fails_is_tried_once_more(harness: ScriptedHar
         assert (result.finish_reason, result.refusal) == ("length", "")
         assert result.response_ids.tolist() == [10] * len(part) + [11] * (60 - len(part))
     harness.freeze([request("c", max_tokens=60)])
+    harness.backend.raised = "KeyError: 7"
     for version in (V3, PolicyVersion(3, 3)):
         harness.update(version, harness.constant_weights(11))
         harness.resume()
         harness.freeze([request(str(version), max_tokens=60)])
     [refused] = harness.collector.wait(["c"])
-    assert (refused.finish_reason, refused.refusal) == ("aborted", "illegal instruction")
+    assert (refused.finish_reason, refused.refusal) == (
+        "aborted",
+        "illegal instruction; the last error in its log: KeyError: 7",
+    )
     assert set(refused.response_ids.tolist()) == {11}
     assert harness.collector.failure is None
 

@@ -129,6 +129,10 @@ class LentVllm(Backend):
     def sight(self) -> Sight | None:
         return self._inner.sight()
 
+    def last_error(self) -> str:
+        found: str = self._inner.last_error()
+        return found
+
     def figures(self) -> Figures:
         return self._inner.figures()
 

@@ -1,0 +1,29 @@
+"""What an engine's processes have written to their log."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+# The traceback of a server is up to 10 KB long, and its other lines go on.
+_SEARCHED = 32_000
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# The line of a traceback that says what was raised.
+_RAISED = re.compile(r"^(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?::.*)?$", re.MULTILINE)
+_LONGEST = 300
+
+
+def tail(file: Path, nbytes: int) -> str:
+    """Its last bytes as text without colours; empty where there is no such file."""
+    try:
+        with file.open("rb") as source:
+            source.seek(max(0, file.stat().st_size - nbytes))
+            return _COLOUR.sub("", source.read().decode("utf-8", "replace"))
+    except OSError:
+        return ""
+
+
+def last_error(file: Path) -> str:
+    """What was raised last, by the tracebacks near its end; empty where there is none."""
+    raised = _RAISED.findall(tail(file, _SEARCHED))
+    return raised[-1][:_LONGEST] if raised else ""

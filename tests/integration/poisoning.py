@@ -1,0 +1,51 @@
+"""A run in whose data is a prompt at which its engine fails: it ends as it would have."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from examples.demo.model import build_tokenizer
+from learner.consumption import read_log
+from learner.data.order import DataOrder
+from tests.integration.mesh import MeshRun
+
+_FOLDER = Path(__file__).parent / "poison"
+_ROW = 0
+
+
+def environment(data: Path) -> Mapping[str, str]:
+    """Variables of a run on this data: its engine raises at one prompt, wherever these reach it."""
+    prompt = pq.read_table(data / "train.parquet")["prompt"][_ROW].as_py()
+    return {
+        "ROLLMESH_TEST_POISON": json.dumps(build_tokenizer().encode(prompt)),
+        "PYTHONPATH": os.pathsep.join([str(_FOLDER), os.environ.get("PYTHONPATH", "")]),
+    }
+
+
+def interpreter(python: Path, folder: Path) -> Path:
+    """A command, written to `folder`, in the place of `python` where PYTHONPATH does not reach."""
+    command = folder / "python"
+    command.write_text(f'#!/bin/sh\nPYTHONPATH="{_FOLDER}:$PYTHONPATH" exec "{python}" "$@"\n')
+    command.chmod(0o755)
+    return command
+
+
+def audit_poisoned(run: MeshRun, data: Path) -> None:
+    """The prompt failed whenever its turn came, with the reason; nothing else did, and nothing was started again."""
+    order = DataOrder(pq.read_metadata(data / "train.parquet").num_rows, seed=0, shuffle=True, epochs=None)
+    trained = {group.ordinal for use in read_log(run.folder / "consumption.jsonl") for group in use.groups}
+    turns = [ordinal for ordinal in range(1, max(trained) + 1) if order.locate(ordinal)[1] == _ROW]
+    assert turns
+    assert not trained & set(turns)
+    summary = run.summary()
+    train = summary["ledger"]["train"]
+    # The next turn may have come before the end.
+    assert len(turns) <= train["counters"]["failed"] <= len(turns) + 1, (turns, train)
+    assert sum(train["causes"].values()) == train["counters"]["failed"], train
+    assert all("RuntimeError: illegal instruction" in cause for cause in train["causes"]), train
+    assert summary["restarts"] == {}, run.tail()
