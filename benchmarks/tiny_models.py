@@ -260,17 +260,18 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-def save_model(folder: Path, architecture: str, *, seed: int = 0) -> Path:
+def save_model(folder: Path, architecture: str, *, seed: int = 0, **settings: object) -> Path:
     """Writes a random model; its weights are so large that every layer matters.
 
     Args:
         folder: to write.
         architecture: one of `ARCHITECTURES`.
         seed: of the weights.
+        settings: of the configuration, in place of the architecture's.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config: PretrainedConfig = AutoConfig.for_model(architecture, **ARCHITECTURES[architecture].settings)
+        config: PretrainedConfig = AutoConfig.for_model(architecture, **ARCHITECTURES[architecture].settings | settings)
         model = AutoModelForCausalLM.from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():

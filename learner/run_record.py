@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import xxhash
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from mesh.config import Config, save_config
 from mesh.errors import ConfigError, DataError
@@ -22,7 +24,7 @@ CONFIG = "config.yaml"
 INPUTS = "inputs.json"
 _MODEL_FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-    *("*.safetensors", "*.bin"),
+    *("vocab.*", "merges.txt", "*.model", "*.safetensors", "*.bin"),
 )
 # What is refused where it is another one. All else that is recorded is told.
 _OF = ("model.path", "data.train", "data.prompt_key")
@@ -30,10 +32,19 @@ _OF = ("model.path", "data.train", "data.prompt_key")
 _WHOLE_BYTES = 256 << 20
 _SAMPLES, _SAMPLE_BYTES = 256, 16 << 10
 _PIECE_BYTES = 1 << 20
+_UNREADABLE_HINT = "remove it to continue without the check"
 
-Inputs = Mapping[str, Mapping[str, str]]
-"""Key of the configuration, or path of a file -> `name` as configured, and `content`: a fingerprint, empty where it is
-not known."""
+
+class Input(TypedDict):
+    """What a run is given: its name in the configuration, and a fingerprint, empty where it is not known."""
+
+    name: str
+    content: str
+
+
+Inputs = dict[str, Input]
+"""By key of the configuration, or by path of a file."""
+_INPUTS = TypeAdapter(Inputs)
 
 
 class RunRecord:
@@ -72,7 +83,7 @@ class RunRecord:
         )
 
     def edited(self) -> list[str]:
-        """Files of the rest that hold something else than before.
+        """Files of rewards, of held-out data and of other roles' models that hold something else than before.
 
         Raises:
             DataError: the record cannot be read.
@@ -130,11 +141,14 @@ def fingerprint(files: Sequence[Path]) -> str:
 
 def _inputs(config: Config, model: Path | None) -> Inputs:
     revision, train = config.model.revision, config.data.train
-    weights = sorted(path for pattern in _MODEL_FILES for path in model.glob(pattern)) if model is not None else []
     files = [path for spec in config.reward.functions if (path := Path(spec.rpartition(":")[0])).is_file()]
     files += [config.data.eval] if config.data.eval is not None and config.data.eval.is_file() else []
     # Under their own names: of which there is another one now the configuration says.
-    told = {str(path): {"name": str(path), "content": fingerprint([path])} for path in files}
+    told: Inputs = {str(path): {"name": str(path), "content": fingerprint([path])} for path in files}
+    for role in config.learner.roles.values():
+        if role.path and (folder := Path(role.path)).is_dir():
+            told[role.path] = {"name": role.path, "content": fingerprint(_model_files(folder))}
+    weights = _model_files(model) if model is not None else []
     return told | {
         "model.path": {
             "name": f"{config.model.path}@{revision}" if revision else config.model.path,
@@ -145,7 +159,11 @@ def _inputs(config: Config, model: Path | None) -> Inputs:
     }
 
 
-def _same(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+def _model_files(folder: Path) -> list[Path]:
+    return sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)})
+
+
+def _same(before: Input, now: Input) -> bool:
     if before["content"] and now["content"]:
         return before["content"] == now["content"]
     return before["name"] == now["name"]
@@ -153,7 +171,10 @@ def _same(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
 
 def _read(path: Path) -> Inputs:
     try:
-        inputs: Inputs = json.loads(path.read_text(encoding="utf-8"))
+        inputs = _INPUTS.validate_json(path.read_bytes())
+        missing = [key for key in _OF if key not in inputs]
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}", hint="remove it to continue without the check") from error
+        raise DataError(f"{path} cannot be read: {error}", hint=_UNREADABLE_HINT) from error
+    if missing:
+        raise DataError(f"{path} is damaged: it lacks {', '.join(missing)}", hint=_UNREADABLE_HINT)
     return inputs

@@ -48,6 +48,9 @@ class Bodies:
         """
         if request.content_type != "application/json" or "Content-Encoding" in request.headers:
             raise ApiError(415, "the body has to be application/json, and not packed", reason="unsupported_media_type")
+        # Others take their time: Python's punycode goes through a megabyte for minutes.
+        if (request.charset or "utf-8").lower() not in ("utf-8", "utf8", "us-ascii"):
+            raise ApiError(415, "the body has to be UTF-8", reason="unsupported_media_type")
         if (request.content_length or 0) > self._most:
             raise self._too_large()
         body = bytearray()

@@ -220,7 +220,7 @@ class EndpointServer:
         way, session = request.app[_WAY], request.get(_TRAINING)
         training = session is not None
         async with way.bodies.read(request) as body:
-            call = await way.workers.run(len(body), _read, form, body, request.charset, training=training)
+            call = await way.workers.run(len(body), _read, form, body, training=training)
             name = request.match_info.get("session", "")
             if session is not None:
                 self._count_forced(session, call.forced())
@@ -306,10 +306,10 @@ class EndpointServer:
         return web.json_response({"id": session.name, "object": "session.deleted", "deleted": True})
 
 
-def _read(form: Form, body: bytes, charset: str | None, *, training: bool) -> ChatRequest | TextRequest:
+def _read(form: Form, body: bytes, *, training: bool) -> ChatRequest | TextRequest:
     try:
-        found = json.loads(body.decode(charset or "utf-8"))
-    except (ValueError, LookupError, RecursionError) as error:  # LookupError: of an unknown encoding
+        found = json.loads(body.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
     return parse(form, found, training=training)
 

@@ -25,3 +25,11 @@ def test_one_at_a_time_after_growing_pauses_until_one_is_answered() -> None:
     brake.answered()
     assert brake.bounds(7, now, at_work=True) == 7
     assert brake.waiting_reason == ""
+
+
+def test_groups_that_were_under_way_prolong_no_pause() -> None:
+    brake = Brake()
+    pauses = [brake.failed(100.0, "odd") for _ in range(40)]
+    assert set(pauses[IN_A_ROW:]) == {FIRST_PAUSE_S}
+    assert brake.bounds(7, 100.0 + FIRST_PAUSE_S, at_work=False) == 1
+    assert brake.failed(100.0 + FIRST_PAUSE_S, "odd") == 2 * FIRST_PAUSE_S

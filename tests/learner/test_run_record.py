@@ -52,6 +52,23 @@ def test_a_run_continues_with_what_it_is_of_wherever_that_is_now(files: Path) ->
     make(files, f"model.path={files / 'moved'}", f"data.train={files / 'moved.jsonl'}")[1].check(allow_changes=False)
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", '{"model.path": 3}', "{"])
+def test_a_damaged_record_is_named(files: Path, text: str) -> None:
+    config, record = make(files)
+    record.keep()
+    (config.run.folder / run_record.INPUTS).write_text(text)
+    with pytest.raises(DataError, match=r"inputs\.json (cannot be read|is damaged)"):
+        make(files)[1].check(allow_changes=False)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja", "merges.txt"])
+def test_prompts_are_part_of_the_model(files: Path, name: str) -> None:
+    make(files)[1].keep()
+    (files / "base" / name).write_text("{}")
+    with pytest.raises(ConfigError, match=r"model\.path .* with another content"):
+        make(files)[1].check(allow_changes=False)
+
+
 def test_rewards_and_held_out_data_that_were_edited_are_told(files: Path) -> None:
     reward, held_out = files / "reward.py", files / "other.jsonl"
     reward.write_text("def score(solution_str, ground_truth): return 1.0")
@@ -112,11 +129,3 @@ def test_large_files_are_known_by_samples_up_to_their_end(tmp_path: Path, monkey
             changed[offset] ^= 1
         other.write_bytes(changed)
         assert fingerprint([path]) != fingerprint([other]), place
-
-
-def test_a_damaged_record_is_named(files: Path) -> None:
-    config, record = make(files)
-    record.keep()
-    (config.run.folder / run_record.INPUTS).write_text("{")
-    with pytest.raises(DataError, match=r"inputs\.json cannot be read"):
-        record.check(allow_changes=False)

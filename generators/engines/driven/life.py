@@ -23,6 +23,7 @@ from generators.engines.driven.folder import ModelFacts
 from generators.engines.driven.gate import Gate
 from generators.engines.driven.labels import Labels
 from generators.engines.driven.orders import Order
+from generators.engines.failures import ending_of
 
 log = logging.getLogger(__name__)
 
@@ -190,9 +191,7 @@ class Life:
     def _fail(self, error: BaseException) -> None:
         if self._gate.failure is not None:
             return
-        failure = error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
-        if failure is not error:
-            failure.__cause__ = error
+        failure = ending_of(error)
         self._gate.fail(failure)
         self._ending.set()
         self._listener.on_failure(failure)

@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from generators.engines.base import (
-    EngineError,
     FinishReason,
     GenerationRequest,
     GenerationResult,
     SampledTokens,
     TokenEvent,
 )
+from generators.engines.failures import EngineSettingsError
 from generators.engines.hf.budget import Budget, Shape, free_bytes, rounded
 from generators.engines.hf.cache import SlotCache
 from generators.engines.hf.loading import LoadedModel
@@ -210,7 +210,7 @@ class Decoder:
         """Settles how decode steps run the model, and what they may keep; called once, with its first weights.
 
         Raises:
-            EngineError: the longest sequence has no room.
+            EngineSettingsError: the longest sequence has no room.
         """
         per_token, context = self._prefiller.bytes_per_token, rounded(self._loaded.context)
         allowed = self._kv_bytes
@@ -218,9 +218,9 @@ class Decoder:
             allowed = free_bytes(self._device, sum(weight.nbytes for weight in self._model.parameters()))
         tokens = allowed // per_token
         if tokens < context:
-            raise EngineError(
-                f"the keys and values of one sequence of {context} tokens take {context * per_token / 2**30:.2f} GiB; "
-                f"{allowed / 2**30:.2f} GiB are allowed for all",
+            raise EngineSettingsError(
+                f"the keys and values of one sequence of {context} tokens take {context * per_token / 2**30:.2g} GiB; "
+                f"{allowed / 2**30:.2g} GiB are allowed for all",
                 hint="raise rollout.hf.kv_cache_gib, or lower rollout.max_prompt_tokens or max_response_tokens",
             )
         self._budget = self._allowed = replace(self._budget, tokens=min(tokens, self._budget.tokens))

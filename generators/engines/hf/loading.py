@@ -140,8 +140,8 @@ def _attention_layout(config: PreTrainedConfig, folder: Path) -> tuple[tuple[str
     unknown = set(layer_types) - _LAYER_TYPES
     if unknown:
         raise DataError(
-            f"{folder}: layers of type {', '.join(sorted(unknown))} cannot be served by the hf engine",
-            hint="full and sliding-window attention are",
+            f"the model has layers of the kind {', '.join(sorted(unknown))}, which rollout.engine: hf does not serve",
+            hint="it serves full and sliding-window attention: set rollout.engine to vllm or sglang",
         )
     if "sliding_attention" not in layer_types:
         return layer_types, None

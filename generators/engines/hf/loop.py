@@ -25,6 +25,7 @@ from generators.engines.base import (
     ProbeResult,
     SleepReport,
 )
+from generators.engines.failures import ending_of
 from generators.engines.hf.commands import Abort, Command, Progress, Submit, Update, Widened, answer, refuse
 from generators.engines.hf.decoder import Decoder
 from generators.engines.hf.inbox import Inbox
@@ -284,8 +285,7 @@ class DecodeLoop:
         self._refuse_all(EngineError("the engine was stopped before the swap"))
 
     def _fail(self, error: Exception) -> None:
-        failure = error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
-        failure.__cause__ = error
+        failure = ending_of(error)
         self._taken += self._inbox.fail(failure)
         self._refuse_all(failure)
         self._listener.on_failure(failure)

@@ -94,7 +94,8 @@ class Stepper:
             self._line.drop_prefixes()
             self._caution.wait_for_room(active // 2)
             return []
-        return self._blame(starting[0], error)
+        # Of the others the prompts are there already.
+        return self._blame(next(waiting for waiting in starting if waiting.prompt is prompts[0]), error)
 
     def _reserve_failed(self, starting: Sequence[Waiting], error: Exception) -> list[GenerationResult]:
         """Keys and values are lost; fewer sequences go in again."""

@@ -47,6 +47,8 @@ from mesh.config.models import OptimizerSection
 from mesh.errors import ConfigError
 
 _log = logging.getLogger(__name__)
+# How transformers' configurations and layers name the tokens that sliding attention sees.
+_WINDOW = "sliding_window"
 
 
 class Fsdp2Engine(Engine):
@@ -124,6 +126,21 @@ class Fsdp2Engine(Engine):
         self._use(Packing.ROWS, "eager")
         yield
         self._use(packing)
+
+    @contextmanager
+    def with_short_windows(self, tokens: int) -> Iterator[None]:
+        """For the probe: sliding attention sees so many tokens."""
+        owners = [self._shell.config.get_text_config(), *self._shell.modules()]
+        windows = [
+            (owner, window) for owner in owners if isinstance(window := vars(owner).get(_WINDOW), int) and window
+        ]
+        for owner, _ in windows:
+            setattr(owner, _WINDOW, tokens)
+        try:
+            yield
+        finally:
+            for owner, window in windows:
+                setattr(owner, _WINDOW, window)
 
     def repack(self, reason: str) -> None:
         """For the probe: a row for every sequence from now on."""

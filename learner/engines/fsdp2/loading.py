@@ -49,7 +49,8 @@ def load_model(section: ModelSection, *, backbone_only: bool = False, longest: i
                 dtype=torch.float32,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, KeyError) as error:
+    # RuntimeError: weights of another shape than config.json says.
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise DataError(
             f"cannot load model {section.path!r}: {_first_line(error)}",
             hint="model.path is a local Hugging Face folder or a hub id; offline it must be in the local cache",

@@ -36,6 +36,8 @@ _log = logging.getLogger(__name__)
 _GROUPS = ((6, (9,)), (11, (7, 12)), (4, (1,)))
 # The sequence that stays where its neighbours change: it has some on both sides, and one that shares its prompt.
 _WITNESS = 2
+# Shorter than the sequences are.
+_WINDOW = 4
 _SEED = 20
 # One rounding more in the worst direction: half a unit in the last place of bfloat16.
 _ROUNDING = 2.0**-9
@@ -71,6 +73,9 @@ class Subject(Protocol):
     def plainly(self) -> AbstractContextManager[None]:
         """Within it, every sequence has a row of its own and goes through transformers' eager attention."""
 
+    def with_short_windows(self, tokens: int) -> AbstractContextManager[None]:
+        """Within it, sliding attention sees so many tokens: what a window does, short sequences show as well."""
+
     def repack(self, reason: str) -> None:
         """Gives every sequence a row of its own from now on."""
 
@@ -95,14 +100,15 @@ def settle(subject: Subject, name: str, vocabulary: int, world: World, param_dty
         DataError: it is right in neither.
     """
     try:
-        probe = Probe(subject, vocabulary, world, param_dtype)
-        evidence, problem = probe.look()
-        if problem is not None and subject.packing is Packing.SHARED:
-            subject.repack(problem)
+        with subject.with_short_windows(_WINDOW):
+            probe = Probe(subject, vocabulary, world, param_dtype)
             evidence, problem = probe.look()
+            if problem is not None and subject.packing is Packing.SHARED:
+                subject.repack(problem)
+                evidence, problem = probe.look()
     except (torch.OutOfMemoryError, dist.DistError):
         raise
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, ImportError) as error:
         # Of code that is not ours: a model that does not take what the others do.
         raise DataError(
             f"{name} cannot be computed in {param_dtype}: {type(error).__name__}: {error}", hint=REFUSED_HINT

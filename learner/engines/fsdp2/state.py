@@ -67,10 +67,13 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
         state = _state(model, optimizer)
         with _quiet():
             dcp.load(state, checkpoint_id=str(folder), no_dist=world.size == 1)
-    except (OSError, json.JSONDecodeError, CheckpointException, RuntimeError, ValueError) as error:
+    except (OSError, CheckpointException, RuntimeError, ValueError) as error:
+        # torch's says which tensor at its end, behind a trace.
+        said = str(error).strip().splitlines()
         raise DataError(
-            f"cannot load checkpoint {folder}: {type(error).__name__}: {error}",
-            hint="remove it, or start a run under another name",
+            f"cannot load checkpoint {folder}: {type(error).__name__}: {said[-1] if said else ''}",
+            hint="is it of this model? continue with the model that it was written with, or start a run under another "
+            "name",
         ) from error
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     torch.set_rng_state(state["rng"])

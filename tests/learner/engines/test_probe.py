@@ -151,6 +151,15 @@ def test_rotary_embeddings_that_look_at_the_longest_sequence_are_refused_beyond_
         refuse_by_structure(config, "m", 65)
 
 
+def test_windows_longer_than_its_sequences_are_probed(tmp_path):
+    """OLMoE's layers name a window that its mask does not have."""
+    save_model(tmp_path, "olmoe", sliding_window=64)
+    engine = make_engine(tmp_path)
+    engine.probe()
+    assert engine.packing is Packing.ROWS
+    assert engine._shell.config.sliding_window == 64
+
+
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "deepseek_v4", "glm_moe_dsa", "qwen4_exp", "doge"])
 def test_layers_that_choose_what_they_see_are_refused_by_their_structure(model_type):
     """They choose among more tokens than the probe has."""
