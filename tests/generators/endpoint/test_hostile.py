@@ -65,7 +65,7 @@ def test_what_is_no_request_is_refused_in_the_right_form(
         (asking(), {"Content-Type": "application/x-www-form-urlencoded"}, 415),
         (gzip.compress(asking()), {"Content-Encoding": "gzip"}, 415),
     ],
-    ids=["bytes", "values", "text", "form", "packed"],
+    ids=["punycode", "bytes", "values", "text", "form", "packed"],
 )
 def test_what_is_not_worth_parsing_is_refused_unparsed(
     serving: Serving, monkeypatch: pytest.MonkeyPatch, body: bytes, headers: dict[str, str], status: int
