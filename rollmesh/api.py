@@ -100,6 +100,12 @@ def _serving(config: Config, functions: Sequence[RewardFunction | str]) -> Itera
     if len(names) == len(functions):
         yield _with_reward(config, functions=names)
         return
+    if config.security.token_file is not None:
+        # To servers of rewards that are named by address the mesh's token is not sent: they may be anyone's.
+        raise ConfigError(
+            "security.token_file is set, and reward_fn is a function of this program, which generators could not call",
+            hint="give its path, `file.py:function`, so that a reward service of the mesh serves it",
+        )
     local, remote = split_routes(config.reward.by_data_source)
     computing, waiting = reward_workers(config.reward.workers)
     engine = ScoringEngine(
