@@ -82,6 +82,8 @@ def _read(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text: {error}") from error
     try:
         values = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except yaml.YAMLError as error:

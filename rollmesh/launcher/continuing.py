@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, cast, get_args
 
 import yaml
 
 from learner.checkpoint.names import CHECKPOINTS_NAME, newest
 from mesh.config.models import BufferSection, Config
-from mesh.errors import ConfigError
+from mesh.errors import ConfigError, DataError
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.changes import changed
 from rollmesh.report.metrics import is_training, run_records
 
 # What makes the values of two groups, or of two evaluations, values of different things.
 _SCORED_BY = ("reward.", "data.")
+# From the safest on.
+_DURABILITIES: tuple[str, ...] = get_args(BufferSection.model_fields["durability"].annotation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,12 @@ class Continuation:
 
         Raises:
             ConfigError: it would begin with an empty Redis, since what the last launch has kept would not be read.
+            DataError: the configuration in the folder is damaged.
         """
         folder = config.run.folder
         if not folders.was_used(folder):
             return None
-        before = yaml.safe_load((folder / folders.CONFIG).read_text(encoding="utf-8"))
+        before = _configuration(folder / folders.CONFIG)
         changes = [*_lowered_durability(before["buffer"]["durability"], config.buffer)]
         changes += changed(before, config.model_dump(mode="json"))
         changes += [f"{path} (edited)" for path in edited]
@@ -83,11 +86,25 @@ class Continuation:
         return lines
 
 
+def _configuration(path: Path) -> Mapping[str, Any]:
+    """The run's, as it was written: an earlier version of Rollmesh may have had other keys."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if values["buffer"]["durability"] in _DURABILITIES and all(isinstance(each, dict) for each in values.values()):
+            return cast("Mapping[str, Any]", values)
+        why = "it is not the configuration of a run"
+    except (OSError, ValueError, yaml.YAMLError, TypeError, LookupError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+    raise DataError(
+        f"{path} is damaged: {why}",
+        hint="restore it from a copy (services/config.yaml is that of the last launch), or begin again with --fresh",
+    )
+
+
 def _lowered_durability(before: str, buffer: BufferSection) -> list[str]:
     """What a run that continues gives up of Redis' protection."""
     now = buffer.durability
-    order = get_args(BufferSection.model_fields["durability"].annotation)
-    if buffer.redis is not None or order.index(now) <= order.index(before):
+    if buffer.redis is not None or _DURABILITIES.index(now) <= _DURABILITIES.index(before):
         return []
     if now == "none":
         raise ConfigError(

@@ -10,6 +10,7 @@ model over. Devices are numbered as CUDA shows them to `rollmesh run`: where CUD
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import subprocess
 import sys
@@ -24,8 +25,9 @@ from mesh.errors import ConfigError
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _DEADLINE_S = 120.0
-# Of a device that an engine shares with the learner.
-_MOST_SHARED = 0.5
+# What engines may take together of a device that they share: with the learner, and among themselves.
+_MOST_WITH_LEARNER = 0.5
+_MOST_AMONG_ENGINES = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ def assign(config: Config, visible: Visible) -> DevicePlan:
             )
     if config.weights.transport == "nccl" and not for_learner:
         raise ConfigError("weights.transport is nccl, and the learner has no CUDA device", hint="set it to auto")
+    if config.weights.transport == "nccl" and rollout.replicas and not generators:
+        raise ConfigError("weights.transport is nccl, and the generators have no CUDA device", hint="set it to auto")
     _check_sharing(config, for_learner, generators)
     return DevicePlan(visible, tuple(for_learner), replicas)
 
@@ -193,16 +197,23 @@ def _check_sharing(config: Config, learner: Sequence[int], generators: Sequence[
     }
     if rollout.engine in keys:
         key, share = keys[rollout.engine]
-        if share is None or share > _MOST_SHARED:
-            raise ConfigError(
-                f"{key} leaves too little of device {shared[0]}, which has other users",
-                hint=f"set it to {_MOST_SHARED:g} or less, or give each its own device",
-            )
+        engines = Counter(generators)
+        for number in shared:
+            most = (_MOST_WITH_LEARNER if number in learner else _MOST_AMONG_ENGINES) / engines[number]
+            if share is None or share > most:
+                raise ConfigError(
+                    f"{key} leaves too little of device {number}, which has {users[number]} users",
+                    hint=f"set it to {_floored(most):g} or less, or give each its own device",
+                )
     if config.weights.transport == "nccl":
         raise ConfigError(
             f"weights.transport is nccl, and device {shared[0]} has two users: NCCL takes a device once",
             hint="set weights.transport: auto, or give each its own device",
         )
+
+
+def _floored(share: float) -> float:
+    return math.floor(100 * share) / 100
 
 
 def _listed(devices: Sequence[int]) -> str:

@@ -263,7 +263,7 @@ class LocalRun:
         log = MeshLog(self._folder, self._events.tell)
         latest = Snapshot(trouble="starting")
         await self._announced.wait()
-        quiet, slow = Quiet(time.monotonic()), SlowRewards()
+        quiet, slow = Quiet(time.monotonic()), SlowRewards(time.monotonic())
         async with MeshView(self._mesh_address(), self._config.security) as mesh:
             while True:
                 records = metrics.read()
@@ -274,7 +274,7 @@ class LocalRun:
                 self._view.update(latest, records)
                 self._events.look_at_view()
                 await self._tell_quiet(quiet, mesh, latest, records)
-                if slow.due(reward_wait_s(latest)):
+                if slow.due(reward_wait_s(latest), time.monotonic()):
                     self._events.tell(slow_rewards(latest, self._config.reward))
                 await asyncio.sleep(_LOOK_EVERY_S)
 

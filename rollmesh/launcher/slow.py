@@ -11,20 +11,34 @@ from protos import membership_pb2
 from rollmesh.launcher.monitor import Snapshot
 
 _LEAST_S = 10.0
+# Rewards were quick for so long: what was told before is over.
+_FORGOTTEN_S = 300.0
 
 
 class SlowRewards:
-    """To be told once a response has waited for long, and whenever one has waited twice as long as was told."""
+    """To be told once a response has waited for long, and whenever one has waited twice as long as was told.
 
-    def __init__(self) -> None:
+    After a time without slow rewards it begins from the start.
+
+    Args:
+        now: seconds of the clock.
+    """
+
+    def __init__(self, now: float) -> None:
         self._after = _LEAST_S
+        self._slow_at = now
 
-    def due(self, waited_s: float) -> bool:
+    def due(self, waited_s: float, now: float) -> bool:
         """Whether that is to be told now.
 
         Args:
             waited_s: how long the first response that has no reward yet has waited.
+            now: seconds of the clock.
         """
+        if waited_s >= _LEAST_S:
+            self._slow_at = now
+        elif now - self._slow_at >= _FORGOTTEN_S:
+            self._after = _LEAST_S
         if waited_s < self._after:
             return False
         self._after = 2 * waited_s

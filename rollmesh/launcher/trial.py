@@ -1,8 +1,8 @@
 """Tries what a service would load first, before any service is started: `python -m rollmesh.launcher.trial WHAT`.
 
 It runs in the interpreter of the service, as a process of its own: it imports users' code, and torch, of which the
-launcher needs nothing. Configuration as JSON on stdin; on stdout the last line says what is wrong, or what the user
-should know, as JSON.
+launcher needs nothing. Configuration as JSON on stdin; on stdout one marked line says what is wrong, or what the user
+should know, as JSON. Users' code may print what it likes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mesh.errors import ConfigError, DataError, RewardError, RollmeshError
 from rollmesh.launcher.interpreters import environment_of
 
 _ERRORS = {kind.exit_code: kind for kind in (ConfigError, DataError, RewardError)}
+_ANSWER = "rollmesh trial: "
 
 
 class Trial:
@@ -49,15 +50,16 @@ class Trial:
 
         Raises:
             ConfigError, DataError, RewardError: what is wrong.
+            RollmeshError: the same, of a kind that only users' code raises.
         """
         try:
             said, _ = self._process.communicate(self._given, timeout=self._within_s)
         except subprocess.TimeoutExpired:
             self.close()
             return []
-        found = _last_json(said)
+        found = _answer(said)
         if (wrong := found.get("wrong")) is not None:
-            raise _ERRORS[wrong["exit_code"]](wrong["message"], hint=wrong["hint"])
+            raise _ERRORS.get(wrong["exit_code"], RollmeshError)(wrong["message"], hint=wrong["hint"])
         notices: list[str] = found.get("notices", [])
         return notices
 
@@ -67,12 +69,10 @@ class Trial:
         self._process.communicate()
 
 
-def _last_json(said: str) -> Any:
+def _answer(said: str) -> Any:
     """Nothing where it ended without a word: what makes a process end, the service tells with its log."""
-    try:
-        return json.loads(said.splitlines()[-1])
-    except (IndexError, ValueError):
-        return {}
+    answers = (line.removeprefix(_ANSWER) for line in said.splitlines() if line.startswith(_ANSWER))
+    return json.loads(next(answers, "{}"))
 
 
 # ------------------------------------------------------------------------------------------ in the process that tries
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
         answer = {"notices": trials[arguments[0]](load_config(json.loads(sys.stdin.read())))}
     except RollmeshError as error:
         answer = {"wrong": {"exit_code": error.exit_code, "message": error.message, "hint": error.hint}}
-    print(f"\n{json.dumps(answer)}", flush=True)  # noqa: T201  # this is the answer
+    print(f"\n{_ANSWER}{json.dumps(answer)}", flush=True)  # noqa: T201  # this is the answer
 
 
 def try_learner(config: Config) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from learner.run_record import RunRecord
 from mesh.config import Config, load_config
-from mesh.errors import ConfigError, RollmeshError
+from mesh.errors import ConfigError, DataError, RollmeshError
 from rollmesh.launcher import folder, local
 from rollmesh.launcher.changes import changed
 from rollmesh.launcher.continuing import Continuation
@@ -124,6 +124,19 @@ def test_less_durability_is_told_or_refused(tmp_path: Path, before: str, now: st
     told = "; ".join(found.changes)
     assert told.startswith(said)
     assert bool(told) == bool(said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"[]", b"3", b"buffer: {}", b"buffer: {durability: none}\nrun: 3", b"buffer: {durability: [", b"\xff"],
+)
+def test_a_damaged_configuration_is_named_and_what_to_do(tmp_path: Path, text: bytes) -> None:
+    config = make(tmp_path)
+    train(config, 0)
+    (config.run.folder / folder.CONFIG).write_bytes(text)
+    with pytest.raises(DataError, match=r"config\.yaml is damaged: \w+") as refused:
+        Continuation.of(config)
+    assert "--fresh" in refused.value.hint
 
 
 @pytest.fixture

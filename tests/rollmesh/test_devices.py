@@ -91,6 +91,7 @@ def test_one_device_for_all_has_to_be_said() -> None:
         (["rollout.engine=vllm", "rollout.vllm.tensor_parallel=2", "rollout.devices=[1, 1]"], "generator-0 would have"),
         (["learner.devices=[0]", "rollout.devices=[0]", "weights.transport=nccl"], "NCCL takes a device once"),
         (["learner.device=cpu", "weights.transport=nccl"], "the learner has no CUDA device"),
+        (["rollout.device=cpu", "weights.transport=nccl"], "the generators have no CUDA device"),
         (["learner.devices=[0]", "rollout.devices=[0]", "rollout.engine=vllm"], "gpu_memory_utilization leaves too"),
         (["learner.devices=[0]", "rollout.devices=[0]", "rollout.engine=sglang"], "mem_fraction leaves too little"),
     ],
@@ -98,6 +99,26 @@ def test_one_device_for_all_has_to_be_said() -> None:
 def test_what_does_not_fit_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         assign(config(*overrides), machine(4))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "learner", "fits", "too_much"),
+    [(1, 0, 0.5, 0.51), (2, 0, 0.25, 0.3), (3, 0, 0.16, 0.17), (2, 1, 0.45, 0.46)],
+)
+@pytest.mark.parametrize("key", ["vllm.gpu_memory_utilization", "sglang.mem_fraction"])
+def test_engines_take_no_more_of_a_device_than_it_has_for_all(
+    key: str, replicas: int, learner: int, fits: float, too_much: float
+) -> None:
+    shared = [f"rollout.replicas={replicas}", f"rollout.devices={[0] * replicas}", f"learner.devices=[{learner}]"]
+    shared.append(f"rollout.engine={key.partition('.')[0]}")
+    assert assign(config(*shared, f"rollout.{key}={fits}"), machine(2)).generators == ((0,),) * replicas
+    with pytest.raises(ConfigError, match=f"device 0, which has {replicas + (learner == 0)} users") as refused:
+        assign(config(*shared, f"rollout.{key}={too_much}"), machine(2))
+    assert f"set it to {fits:g} or less" in refused.value.hint
+
+
+def test_nccl_is_for_generators_elsewhere_too() -> None:
+    assert not assign(config("rollout.replicas=0", "weights.transport=nccl"), machine(1)).generators
 
 
 @pytest.mark.parametrize("role", ["learner", "rollout"])

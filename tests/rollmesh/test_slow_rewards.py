@@ -13,9 +13,19 @@ BUSY = "40 calls of reward functions wait, the longest for 9 s: no free worker, 
 
 
 def test_it_is_told_once_a_response_waits_for_long_and_again_when_it_doubles() -> None:
-    slow = SlowRewards()
-    assert [second for second in range(100) if slow.due(float(second))] == [10, 20, 40, 80]
-    assert not any(SlowRewards().due(9.0) for _ in range(100)), "that long is how it is"
+    slow, quick = SlowRewards(0), SlowRewards(0)
+    assert [second for second in range(100) if slow.due(float(second), second)] == [10, 20, 40, 80]
+    assert not any(quick.due(9.0, second) for second in range(1000)), "that long is how it is"
+
+
+def test_after_quick_rewards_slow_ones_are_told_from_the_start() -> None:
+    slow = SlowRewards(0)
+    assert slow.due(80, 80)
+    for now in range(81, 1000):
+        assert not slow.due(now % 13, now), "it takes up to 12 s all the time: nothing new"
+    for now in range(1000, 1350):
+        assert not slow.due(3, now)
+    assert slow.due(10, 1350)
 
 
 @pytest.mark.parametrize(
