@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from mesh.config.redis_url import RedisOptions, parse_redis_url
 from mesh.config.rollout import RolloutSection
-from mesh.config.section import DeviceName, DeviceNumbers, PositiveFloat, PositiveInt, Section, Temperature
+from mesh.config.section import DeviceName, DeviceNumbers, ModelPath, PositiveFloat, PositiveInt, Section, Temperature
 from mesh.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ class RunSection(Section):
 
 
 class ModelSection(Section):
-    path: str = Field(description="Local Hugging Face folder, or a hub id (`org/name`).")
+    path: ModelPath = Field(description="Local Hugging Face folder, or a hub id (`org/name`).")
     revision: str | None = Field(None, description="Commit or tag of the hub id; pin it for reproducible runs.")
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Data type in which generators compute and in which weights travel."
@@ -127,7 +127,7 @@ class OptimizerSection(Section):
 
 
 class RoleSection(Section):
-    path: str | None = Field(
+    path: ModelPath | None = Field(
         None, description="Local Hugging Face folder, or a hub id; none: the actor's initial weights."
     )
     revision: str | None = Field(None, description="Commit or tag of the hub id.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -21,6 +22,17 @@ def _drawn_at(temperature: float) -> float:
 
 
 Temperature = Annotated[float, Field(ge=0), AfterValidator(_drawn_at)]
+
+
+def _at_home(path: str) -> str:
+    try:
+        return str(Path(path).expanduser()) if path.startswith("~") else path
+    except RuntimeError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+# Of a folder, or a hub id; `~` is the home of who starts the run.
+ModelPath = Annotated[str, AfterValidator(_at_home)]
 
 
 class Section(BaseModel):

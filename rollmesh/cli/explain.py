@@ -89,7 +89,7 @@ def explain(config: Config) -> Iterator[str]:
 
 def _packing(config: Config) -> str:
     """How the actor's sequences are computed; its folder says so."""
-    if not Path(config.model.path).expanduser().is_dir():
+    if not Path(config.model.path).is_dir():
         return "known once the model is here"
     from learner.engines.fsdp2.packing import describe_packing
 

@@ -91,6 +91,16 @@ def test_engines_made_for_a_gpu_decode_more_sequences_together(given: list[str],
     assert Config.model_validate_json(config.model_dump_json()).rollout.slots == slots
 
 
+def test_the_home_of_a_model_is_that_of_who_starts_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    given = {"model": {"path": "~/m"}, "data": {"train": "t"}, "learner": {"roles": {"critic": {"path": "~/c"}}}}
+    config = load_config(given)
+    assert (config.model.path, config.learner.roles["critic"].path) == ("/home/someone/m", "/home/someone/c")
+    assert load_config(given, ["model.path=org/a~b"]).model.path == "org/a~b"
+    with pytest.raises(ConfigError, match=r"model\.path: ~no-such-user/m: "):
+        load_config(given, ["model.path=~no-such-user/m"])
+
+
 def test_missing_sections_and_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing key model"):
         load_config({})

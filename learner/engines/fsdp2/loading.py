@@ -110,8 +110,8 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def _source(section: ModelSection) -> str:
-    path = Path(section.path).expanduser()
-    looks_local = section.path.startswith((".", "/", "~")) or section.path.count("/") > 1
+    path = Path(section.path)
+    looks_local = section.path.startswith((".", "/")) or section.path.count("/") > 1
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise DataError(f"{path} has no config.json", hint="model.path must be a Hugging Face model folder")

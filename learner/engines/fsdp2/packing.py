@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,7 +77,7 @@ def choose_packing(model: PreTrainedModel) -> Choice:
 def describe_packing(section: ModelSection) -> str:
     """The packing of a local model, in words, without its weights; or why it is not known."""
     try:
-        config = AutoConfig.from_pretrained(Path(section.path).expanduser())
+        config = AutoConfig.from_pretrained(section.path)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError) as error:

@@ -81,7 +81,7 @@ class ValueModelEngine(Fsdp2Engine):
     def _build(self, shell: PreTrainedModel) -> nn.Module:
         model = ValueModel(shell)
         source = self._spec.model.path
-        saved = _saved_head(Path(source).expanduser())
+        saved = _saved_head(Path(source))
         with torch.no_grad():
             for name, parameter in model.value_head.named_parameters():
                 if name in saved:
