@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -325,12 +326,14 @@ def load_engine(
         ConfigError, DataError: the engine or the model cannot be built.
     """
     rollout = config.rollout
+    device = device_of(rollout.device)
     settings = EngineSettings(
         slots=rollout.slots,
         dtype=config.model.dtype,
         context=rollout.context_tokens,
         kv=kv_policy(config),
-        device=device_of(rollout.device),
+        device=device,
+        sharing=sharing(config, device),
         seed=config.run.seed,
         threads=threads,
         hf=rollout.hf,
@@ -347,6 +350,17 @@ def kv_policy(config: Config) -> KvPolicy:
     if config.weights.kv != "auto":
         return config.weights.kv
     return "recompute" if config.rollout.engine == "sglang" else "keep"
+
+
+def sharing(config: Config, device: str) -> int:
+    """Most processes of the run that share one device's memory: on a CPU its generators, else those that are named."""
+    rollout, learner = config.rollout, config.learner
+    if device == "cpu":
+        return max(1, rollout.replicas)
+    if not rollout.devices:
+        return 1
+    users = Counter([*rollout.devices, *(learner.devices or ())])
+    return max(users[number] for number in rollout.devices)
 
 
 def device_of(wanted: DeviceName) -> str:

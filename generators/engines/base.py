@@ -312,6 +312,7 @@ class EngineSettings:
         context: tokens of the longest sequence that will be asked for; None: what the model can.
         kv: what becomes of running sequences' KV cache at a swap.
         device: torch device.
+        sharing: processes of the run that share the device's memory, this one included.
         seed: of the draws of requests that bring none.
         threads: compute threads on a CPU, all worker processes together.
         hf, vllm, sglang: settings of these engines; None: their defaults.
@@ -322,6 +323,7 @@ class EngineSettings:
     context: int | None = None
     kv: KvPolicy = "keep"
     device: str = "cpu"
+    sharing: int = 1
     seed: int = 0
     threads: int = 1
     hf: HfSection | None = None

@@ -18,7 +18,7 @@ class HfSection(Section):
     kv_cache_gib: PositiveFloat | None = Field(
         None,
         description="GiB that keys and values may take; the longest sequence has to fit. None: of the memory that is "
-        "free beside a second set of weights half on a CPU, 0.8 on a GPU.",
+        "free beside a second set of weights half on a CPU, 0.8 on a GPU, divided by those of the run who share it.",
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from generators.parts import device_of, kv_policy
+from generators.parts import device_of, kv_policy, sharing
 from mesh.config.load import load_config
 from mesh.errors import ConfigError
 
@@ -17,6 +19,23 @@ def test_the_device_is_what_rollout_says(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"rollout\.device is cuda, but torch finds no CUDA device here"):
         device_of("cuda")
+
+
+@pytest.mark.parametrize(
+    ("rollout", "learner", "on_cpu", "on_cuda"),
+    [
+        ({}, {}, 1, 1),
+        ({"replicas": 0}, {}, 1, 1),
+        ({"replicas": 4}, {"devices": [0]}, 4, 1),
+        ({"replicas": 4, "devices": [0, 0, 0, 1]}, {"devices": [2]}, 4, 3),
+        ({"replicas": 2, "devices": [0, 1]}, {"devices": [1]}, 2, 2),
+    ],
+)
+def test_memory_is_shared_with_those_on_the_same_device(
+    rollout: dict[str, Any], learner: dict[str, Any], on_cpu: int, on_cuda: int
+) -> None:
+    config = load_config({"model": {"path": "m"}, "data": {"train": "t"}, "rollout": rollout, "learner": learner})
+    assert (sharing(config, "cpu"), sharing(config, "cuda")) == (on_cpu, on_cuda)
 
 
 def test_what_a_swap_keeps_is_chosen_for_the_engine() -> None:

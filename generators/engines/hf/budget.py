@@ -70,18 +70,20 @@ def rounded(columns: int) -> int:
     return -(-columns // COLUMNS) * COLUMNS
 
 
-def free_bytes(device: torch.device, weights: int) -> int:
+def free_bytes(device: torch.device, weights: int, sharing: int = 1) -> int:
     """What keys and values may take by default on a device that holds its weights.
 
     Args:
         device: of the model.
         weights: bytes of a second set, which every update brings beside the one in service.
+        sharing: processes that measure and take the same memory, this one included.
     """
+    weights *= sharing
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return max(0, int(_GPU_SHARE * (free - weights)))
-    return max(0, int(_CPU_SHARE * (_host_bytes() - weights)))
+        return max(0, int(_GPU_SHARE * (free - weights)) // sharing)
+    return max(0, int(_CPU_SHARE * (_host_bytes() - weights)) // sharing)
 
 
 def _host_bytes() -> int:

@@ -58,6 +58,7 @@ class Decoder:
         slots: sequences that are decoded together.
         seed: of requests that bring none.
         kv_bytes: that keys and values may take; None: what the device has, see `free_bytes`.
+        sharing: processes that share the device's memory.
 
     Attributes:
         table: of the sequences.
@@ -65,7 +66,9 @@ class Decoder:
         tokens_generated, tokens_outside: sampled tokens, all and those of requests from outside of the run.
     """
 
-    def __init__(self, loaded: LoadedModel, slots: int, seed: int, kv_bytes: int | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, slots: int, seed: int, kv_bytes: int | None = None, sharing: int = 1
+    ) -> None:
         self._loaded = loaded
         self._model = loaded.model
         self._device = self._model.device
@@ -74,6 +77,7 @@ class Decoder:
         vision = None if loaded.images is None else Vision(self._model, loaded.images)
         self._prefiller = Prefiller(self._model, len(loaded.layer_types), self._masks, vision)
         self._kv_bytes = kv_bytes
+        self._sharing = sharing
         # Until the model has run nobody knows what a token takes.
         self._budget = self._allowed = Budget(slots * rounded(loaded.context), slots)
         self._cache = SlotCache(_NO_ROOM, loaded.layer_types, self._device)
@@ -215,13 +219,15 @@ class Decoder:
         per_token, context = self._prefiller.bytes_per_token, rounded(self._loaded.context)
         allowed = self._kv_bytes
         if allowed is None:
-            allowed = free_bytes(self._device, sum(weight.nbytes for weight in self._model.parameters()))
+            weights = sum(weight.nbytes for weight in self._model.parameters())
+            allowed = free_bytes(self._device, weights, self._sharing)
         tokens = allowed // per_token
         if tokens < context:
             raise EngineSettingsError(
                 f"the keys and values of one sequence of {context} tokens take {context * per_token / 2**30:.2g} GiB; "
                 f"{allowed / 2**30:.2g} GiB are allowed for all",
-                hint="raise rollout.hf.kv_cache_gib, or lower rollout.max_prompt_tokens or max_response_tokens",
+                hint="raise rollout.hf.kv_cache_gib, or lower rollout.max_prompt_tokens, max_response_tokens or "
+                "rollout.replicas",
             )
         self._budget = self._allowed = replace(self._budget, tokens=min(tokens, self._budget.tokens))
         self._forward_pass = record(self._loaded, self._masks, self._prefiller)

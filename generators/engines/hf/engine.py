@@ -58,7 +58,8 @@ class HfEngine(InferenceEngine):
         self._images = loaded.images
         self._weights = ModelWeights(loaded.model)
         gib = None if settings.hf is None else settings.hf.kv_cache_gib
-        self._decoder = Decoder(loaded, settings.slots, settings.seed, None if gib is None else int(gib * 2**30))
+        kv_bytes = None if gib is None else int(gib * 2**30)
+        self._decoder = Decoder(loaded, settings.slots, settings.seed, kv_bytes, settings.sharing)
         self._inbox = Inbox()
         reading = Reading(loaded.images, loaded.limits, self._inbox)
         self._loop = DecodeLoop(self._decoder, self._weights, reading, self._inbox, listener, settings.kv)

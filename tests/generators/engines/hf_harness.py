@@ -16,8 +16,11 @@ class HfHarness(ModelHarness):
 
     tolerance = 1e-4
 
-    def __init__(self, model: ContractModel, kv: KvPolicy, device: str = "cpu", kv_gib: float | None = None) -> None:
-        self._settings = EngineSettings(slots=self.slots, kv=kv, device=device, hf=HfSection(kv_cache_gib=kv_gib))
+    def __init__(
+        self, model: ContractModel, kv: KvPolicy, device: str = "cpu", kv_gib: float | None = None, sharing: int = 1
+    ) -> None:
+        hf = HfSection(kv_cache_gib=kv_gib)
+        self._settings = EngineSettings(slots=self.slots, kv=kv, device=device, sharing=sharing, hf=hf)
         super().__init__(model)
 
     def fail_at(self, token: int) -> None:

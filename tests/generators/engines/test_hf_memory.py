@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generators.engines.base import EngineError, GenerationRequest
-from generators.engines.hf import prefill
+from generators.engines.hf import budget, prefill
 from generators.engines.hf.budget import COLUMNS, Budget, Shape, rounded
 from generators.engines.hf.cache import SlotCache
 from generators.engines.hf.caution import Caution, out_of_memory
@@ -93,6 +93,24 @@ def test_with_little_room_fewer_are_decoded_and_none_is_lost(contract_model: Con
     for one, other in zip(expected, found, strict=True):
         assert other.response_ids.tolist() == one.response_ids.tolist()
         np.testing.assert_allclose(other.log_probs, one.log_probs, atol=1e-4)
+
+
+def test_generators_on_one_host_do_not_count_on_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "_host_bytes", lambda: 1000)
+    cpu, weights = torch.device("cpu"), 100
+    assert budget.free_bytes(cpu, weights) == 450
+    for sharing in range(1, 12):
+        together = sharing * (weights + budget.free_bytes(cpu, weights, sharing))
+        assert together <= 1000 or budget.free_bytes(cpu, weights, sharing) == 0
+
+
+def test_an_engine_that_shares_memory_with_too_many_is_refused(contract_model: ContractModel) -> None:
+    harness = HfHarness(contract_model, "keep", sharing=10**9)
+    try:
+        with pytest.raises(EngineError, match=r"rollout\.replicas"):
+            harness.update(V1, harness.random_weights(0))
+    finally:
+        harness.close()
 
 
 def test_a_budget_below_the_longest_sequence_is_refused_with_the_first_weights(contract_model: ContractModel) -> None:
