@@ -84,9 +84,9 @@ async def test_a_very_long_trajectory_is_written_sealed_leased_and_read(
     # A rank that trains its share gets it by name.
     planned = [PlannedMember(0, leased.group_id, m.member, m.response_tokens, 1.0, False) for m in leased.members]
     ranks = FetchedPayloads(None, learner.client, timeout_s=1.0)  # type: ignore[arg-type]  # this loop is the bridge
-    of_rank = await ranks._fetch(planned)
+    of_rank = await ranks._get(planned)
     for found, expected in zip([*group.trajectories, *of_rank], (long, short) * 2, strict=True):
-        assert found is not None
+        assert isinstance(found, Trajectory)
         for name in ("response_ids", "log_probs", "response_mask"):
             assert np.array_equal(getattr(found, name), getattr(expected, name)), name
         assert found.versions == expected.versions

@@ -58,12 +58,13 @@ async def test_what_cannot_be_put_together_leaves_no_engine(tmp_path: Path) -> N
     tool.write_text(
         'def look(place: str) -> str:\n    """Looks.\n\n    Args:\n        place: where.\n    """\n    return place\n'
     )
+    before = set(threading.enumerate())
     async with mesh(tmp_path, rollout__agent__tools=[f"{tool}:look"]) as world:
         await world.learner()
         task, _ = world.generator()
         with pytest.raises(ConfigError, match="need a chat template"):
             await task
-        assert "hf-engine" not in {thread.name for thread in threading.enumerate()}
+        assert "hf-engine" not in {thread.name for thread in set(threading.enumerate()) - before}
 
 
 async def test_groups_are_generated_scored_and_stored(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,9 @@ def test_held_out_images_are_refused_where_the_engine_takes_none(tmp_path: Path,
         _open_data(load_config(values, ["rollout.engine=sglang"]), vlm.tokenizer, greedy=0)
 
 
-def test_a_model_that_the_learner_cannot_train_is_refused(vlm: TinyVlm) -> None:
+def test_a_model_that_the_learner_cannot_train_is_refused(vlm: TinyVlm, tmp_path: Path) -> None:
+    folder = shutil.copytree(vlm.folder, tmp_path / "model")
+    save_file({"weight": np.zeros(2, np.float32)}, folder / "model.safetensors")
     with pytest.raises(DataError, match="no forward pass over images"):
-        resolve_model(ModelSection(path=str(vlm.folder)))
-    assert json.loads((vlm.folder / "config.json").read_text())["model_type"] == "llava"
+        resolve_model(ModelSection(path=str(folder)))
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "llava"

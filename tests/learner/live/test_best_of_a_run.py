@@ -54,8 +54,8 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(tmp_path: Pat
         assert (best.value, best.version, best.incarnation) == (least, first, 1)
         kept = [policy.version for policy, _ in CheckpointStore(run / "checkpoints").list()]
         assert best.version in kept
-        # The last two and the best; the one whose evaluation was under way is not waited for.
-        assert len(kept) <= 3
+        # The last two, the best, and the one whose evaluation was under way when the last one came.
+        assert len(kept) <= 4
         rows = EvalLog(run).rows(1, best.version)
         assert [len(row["responses"]) for row in rows] == [2, 2, 2]
         assert all(response["reward"] is not None for row in rows for response in row["responses"])
