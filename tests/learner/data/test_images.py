@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import save_file
 
 from learner.data import PromptEncoder, Row, open_dataset
 from learner.data.prompts import Refused, TaskShape
