@@ -27,7 +27,7 @@ class Generator(Member):
         self._admission.on_cancelled = self._cancelled
         self._admission.holdings = lambda: [(held.group_id, held.lease_id) for held in self._held.values()]
         self._writer = self.client.writer("train", self.agent.member_id, lambda: self.agent.generation)
-        self.agent.on_change(self._tell)
+        self.agent.on_change(self._told)
         self._tasks = [asyncio.create_task(self._take()), asyncio.create_task(self._work())]
         self._tell()
 
@@ -35,6 +35,11 @@ class Generator(Member):
         """How many more groups it may finish."""
         self._allowed = groups
         self._changed.set()
+
+    def _told(self) -> None:
+        """There may be a policy again, without which nothing is worked on."""
+        self._changed.set()
+        self._tell()
 
     def _tell(self) -> None:
         held = len(self._held)
