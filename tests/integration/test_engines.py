@@ -52,7 +52,8 @@ def test_the_demonstration_learns(
     family = [process.pid for process in psutil.Process(run.pid("generator-0")).children(recursive=True)]
     assert family, "the engine has processes of its own"
     assert run.finish(DEADLINE_S) == 0, run.tail()
-    assert survivors(family) == set(), "a process of the engine outlived its generator"
+    # What only watches over shared memory ends by itself once the others have.
+    assert survivors(family, 30.0) == set(), "a process of the engine outlived its generator"
     audit(run)
     audit_poisoned(run, warm_data)
     assert run.summary()["steps"] == _STEPS

@@ -107,14 +107,14 @@ def test_what_cannot_be_served_is_refused_and_changes_nothing(served: Engine) ->
 
 
 def test_new_weights_reach_the_vision_part_amid_a_response(served: Engine) -> None:
-    request = asked("long", 1, tokens=200, stream=True)
-    served.collector.when_streamed({"long": 5}, lambda: served.engine.pause())
+    request = asked("amid", 1, tokens=200, stream=True)
+    served.collector.when_streamed({"amid": 5}, lambda: served.engine.pause())
     served.engine.submit([request])
-    served.collector.wait_streamed({"long": 5})
+    served.collector.wait_streamed({"amid": 5})
     former = served.weights
     newer = served.update(2, V2)
     served.engine.resume().result(120)
-    [result] = served.collector.wait(["long"])
+    [result] = served.collector.wait(["amid"])
     versions = list(result.versions)
     assert set(versions) == {V1, V2}
     before = versions.count(V1)

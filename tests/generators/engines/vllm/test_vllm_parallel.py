@@ -77,6 +77,9 @@ class Served(EngineHarness):
     def uniform_weights(self) -> Weights:
         raise NotImplementedError
 
+    def fail_at(self, token: int) -> None:
+        raise NotImplementedError
+
     def text(self, ids: Sequence[int]) -> str:
         raise NotImplementedError
 
