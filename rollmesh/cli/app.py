@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -37,6 +39,21 @@ replay.register(app)
 weights.register(app)
 results.register(app)
 config.register(app)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"rollmesh {metadata.version('rollmesh')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _rollmesh(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What can be asked without a command."""
 
 
 # The exit code of a service after an error that a restart would not mend, for supervisors that know nothing but

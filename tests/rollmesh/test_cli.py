@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,11 @@ def test_help_names_the_engines_and_where_to_read_on(rollmesh: Command, command:
     assert {"hf", "vllm", "sglang"} <= words
     [page] = {word for word in words if word.startswith("docs/")}
     assert (ROOT / page.rstrip(".")).is_file()
+
+
+def test_version_is_that_of_the_package(rollmesh: Command) -> None:
+    shown = rollmesh("--version")
+    assert (shown.returncode, shown.stdout) == (0, f"rollmesh {metadata.version('rollmesh')}\n")
 
 
 def test_what_a_restart_does_not_mend_can_end_well_for_services(
