@@ -7,16 +7,20 @@ should know, as JSON. Users' code may print what it likes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mesh.config import Config, load_config
 from mesh.errors import ConfigError, DataError, RewardError, RollmeshError
+from mesh.supervised import wrapped
 from rollmesh.launcher.interpreters import environment_of
 
 _ERRORS = {kind.exit_code: kind for kind in (ConfigError, DataError, RewardError)}
@@ -24,7 +28,7 @@ _ANSWER = "rollmesh trial: "
 
 
 class Trial:
-    """A trial that is under way.
+    """A trial that is under way; to be closed.
 
     Args:
         what: `learner` or `reward`.
@@ -35,15 +39,19 @@ class Trial:
 
     def __init__(self, what: str, config: Config, python: Path | None, within_s: float) -> None:
         self._within_s = within_s
-        self._process = subprocess.Popen(
-            [str(python or sys.executable), "-m", "rollmesh.launcher.trial", what],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, **environment_of(python)},
-        )
-        self._given = config.model_dump_json()
+        # Files, not pipes: what users' code starts may keep a pipe open for ever.
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it is read when the process has ended
+        with tempfile.TemporaryFile("w+") as given:
+            given.write(config.model_dump_json())
+            given.seek(0)
+            self._process = subprocess.Popen(
+                wrapped([str(python or sys.executable), "-m", "rollmesh.launcher.trial", what]),
+                stdin=given,
+                stdout=self._said,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **environment_of(python)},
+                start_new_session=True,
+            )
 
     def result(self) -> list[str]:
         """Waits for it; what the user should know of a configuration that is right.
@@ -53,20 +61,22 @@ class Trial:
             RollmeshError: the same, of a kind that only users' code raises.
         """
         try:
-            said, _ = self._process.communicate(self._given, timeout=self._within_s)
+            self._process.wait(self._within_s)
         except subprocess.TimeoutExpired:
-            self.close()
             return []
-        found = _answer(said)
+        self._said.seek(0)
+        found = _answer(self._said.read())
         if (wrong := found.get("wrong")) is not None:
             raise _ERRORS.get(wrong["exit_code"], RollmeshError)(wrong["message"], hint=wrong["hint"])
         notices: list[str] = found.get("notices", [])
         return notices
 
     def close(self) -> None:
-        """Ends it, if it has not ended."""
-        self._process.kill()
-        self._process.communicate()
+        """Ends it, and what users' code has started in it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._said.close()
 
 
 def _answer(said: str) -> Any:
