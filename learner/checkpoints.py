@@ -2,8 +2,8 @@
 
 Invariants: the buffer is told of a checkpoint only when it is whole on disk; none is removed before a newer one was
 committed, so that the one the buffer names exists at every moment. One that it could not be told of is found on disk by
-its successor. A version that is evaluated gets its checkpoint before the next step, so that the best one can be kept
-whatever the result says later.
+its successor. An evaluated version whose step changed the weights gets its checkpoint before the next step: it may turn
+out to be the best one.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from buffer.client import BufferClient
 from learner.best_keeper import BestKeeper
 from learner.checkpoint.best import BestCheckpoint
-from learner.checkpoint.store import CHECKPOINTS_NAME
+from learner.checkpoint.names import CHECKPOINTS_NAME
 from learner.eval_log import EvalLog
 from learner.evaluation import EvalResult, Evaluator
 from learner.lineage import Lineage

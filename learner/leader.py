@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from learner.algorithms.base import Algorithm
 from learner.announcer import Announcer
+from learner.checkpoint.names import CHECKPOINTS_NAME
 from learner.checkpoint.retention import sweep
-from learner.checkpoint.store import CHECKPOINTS_NAME
 from learner.checkpoints import CheckpointKeeper
 from learner.claims import BatchClaimer
 from learner.consumption import ConsumptionLog

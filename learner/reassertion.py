@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from buffer.client import BufferClient
-from learner.checkpoint.store import CHECKPOINTS_NAME, STATE_NAME, CheckpointStore
+from learner.checkpoint.names import CHECKPOINTS_NAME
+from learner.checkpoint.store import STATE_NAME, CheckpointStore
 from learner.consumption import Use, read_log, surviving
 from learner.state import LearnerState
 from mesh.errors import DataError, LostStateError

@@ -18,7 +18,7 @@ import torch
 
 from buffer.client import BufferClient
 from learner.build import build_algorithm, build_engines, build_worker
-from learner.checkpoint.store import CHECKPOINTS_NAME
+from learner.checkpoint.names import CHECKPOINTS_NAME
 from learner.controls import Controls
 from learner.leader import Leader
 from learner.model_folder import resolve_model

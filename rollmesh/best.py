@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from learner.checkpoint.best import best_checkpoint
-from learner.checkpoint.store import CHECKPOINTS_NAME
+from learner.checkpoint.names import CHECKPOINTS_NAME
 from mesh.errors import DataError
 
 

@@ -55,10 +55,14 @@ def check_digests(engine: Engine, folder: Path) -> None:
     def read() -> None:
         try:
             digests = json.loads((folder / _FILE).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise OSError(f"{_FILE} is damaged") from error
+        except (OSError, ValueError) as error:
+            raise OSError(f"{_FILE} is missing or damaged") from error
         for name, digest in sorted(digests.items())[engine.rank :: engine.world_size]:
-            if _digest(folder / name) != digest:
+            try:
+                found = _digest(folder / name)
+            except OSError as error:
+                raise OSError(f"{name}: {error.strerror}") from error
+            if found != digest:
                 raise OSError(f"{name} is damaged: it holds other bytes than were written")
 
     together(engine, read)

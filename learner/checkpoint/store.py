@@ -17,13 +17,11 @@ from functools import partial
 from pathlib import Path
 
 from learner.checkpoint.digests import check_digests, write_digests
-from learner.checkpoint.names import CHECKPOINTS_NAME, listed, name_of
+from learner.checkpoint.names import listed, name_of
 from learner.checkpoint.together import together
 from learner.engines.base import Engine
 from mesh.errors import ConfigError, DataError
 from mesh.versions import PolicyVersion
-
-__all__ = ["ACTOR", "CHECKPOINTS_NAME", "STATE_NAME", "CheckpointStore", "load_checkpoint"]
 
 ACTOR = "actor"
 STATE_NAME = "state.json"

@@ -56,7 +56,7 @@ def test_damaged_files_are_not_loaded(tmp_path):
     with pytest.raises(DataError, match="critic/part is damaged"):
         load_checkpoint(engines, path)
     (path / "critic" / "part").unlink()
-    with pytest.raises(DataError, match="No such file"):
+    with pytest.raises(DataError, match="critic/part: No such file"):
         load_checkpoint(engines, path)
 
 
