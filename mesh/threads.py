@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass
 
 # What waits costs memory alone.
-# What waits costs memory alone.
 _WAITING_WORKERS = 32
 
 

@@ -131,7 +131,7 @@ class Dispatcher:
             self._unread += len(pictured)
             reading = asyncio.get_running_loop().create_task(self._read(pictured, self._model.images))
             self._readers.add(reading)
-            reading.add_done_callback(self._readers.discard)
+            reading.add_done_callback(self._task_ended)
         self._notify()
 
     def _enter(self, response: Response) -> None:
@@ -317,5 +317,6 @@ class Dispatcher:
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._readers.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)

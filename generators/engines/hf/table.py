@@ -81,7 +81,8 @@ class SlotTable:
     @property
     def longest(self) -> int:
         """Cached tokens of the longest sequence."""
-        return int(self.position[: self.rows].max()) if self.rows else 0
+        # One look at `rows`: other threads ask for it too, while the last sequence ends.
+        return int(self.position[: self.rows].max(initial=0))
 
     def by_start(self) -> list[int]:
         """Rows of the sequences, in the order in which they started."""
