@@ -156,12 +156,14 @@ class Delivery:
     async def _score_and_store(self, batch: Batch) -> None:
         members = []
         for group, part in batch:
+            reasons = []
             for finished in part:
                 if reason := failure_of(finished.result):
-                    log.warning("member %d of group %s: %s", finished.member, group.group_id, reason)
+                    reasons.append(reason)
                     self.fail(group, [finished.member], reason)
                 else:
                     members.append((group, finished))
+            _tell_once(group, "have no response", reasons)
         if not members:
             return
         # Long responses take seconds to decode, in which leases have to be renewed.
@@ -174,15 +176,20 @@ class Delivery:
             del self._waiting[id(batch)]
         writes: Writes = []
         uploads = []
+        unscored: dict[HeldGroup, list[str]] = {}
         for (group, finished), result in zip(members, results, strict=True):
             if group.dropped:
                 self.superseded += 1
                 self._settled(group, 1)
                 continue
             write = self._write_of(group, finished, result)
+            if write.head.meta.outcome == trajectory_pb2.OUTCOME_ERROR:
+                unscored.setdefault(group, []).append(write.head.meta.reason)
             if finished.result.side and write.head.meta.outcome == trajectory_pb2.OUTCOME_SCORED:
                 uploads.append(self._upload(group, finished, write.head.meta))
             writes.append((group, write))
+        for group, reasons in unscored.items():
+            _tell_once(group, "could not be scored", reasons)
         await run_together(*uploads)
         await self._store(writes)
 
@@ -220,13 +227,6 @@ class Delivery:
             meta.outcome = trajectory_pb2.OUTCOME_ERROR
             why = f"reward {result.error.code or 'missing'}: {result.error.message}"
             meta.reason = bounded(why, REASON_CHARACTERS)
-            log.warning(
-                "member %d of group %s could not be scored: %s",
-                finished.member,
-                group.group_id,
-                meta.reason,
-                extra={"group": group.group_id, "member": finished.member},
-            )
         return member_write(group, meta, payload)
 
     def _meta(self, group: HeldGroup, finished: FinishedMember) -> trajectory_pb2.MemberMeta:
@@ -281,6 +281,13 @@ class Delivery:
                     continue
                 self._dropped(group)
             self._settled(group, 1)
+
+
+def _tell_once(group: HeldGroup, what: str, reasons: Sequence[str]) -> None:
+    """One line for all members of a group that failed together, with the first cause."""
+    if reasons:
+        extra = {"group": group.group_id}
+        log.warning("%d members of group %s %s: %s", len(reasons), group.group_id, what, reasons[0], extra=extra)
 
 
 def _score_item(group: HeldGroup, finished: FinishedMember, text: str) -> reward_pb2.ScoreItem:

@@ -31,11 +31,15 @@ def open_image(encoded: bytes) -> Image:
     Raises:
         PayloadError: it cannot be read.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         image = Image.open(io.BytesIO(encoded))
         image.load()
+    except UnidentifiedImageError as error:
+        # Its own words name the place of the bytes in memory.
+        cause = f"{len(encoded)} bytes of no known format"
+        raise PayloadError("images", f"an image that cannot be read: {cause}") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise PayloadError("images", f"an image that cannot be read: {error}") from error
     return image.convert("RGB")

@@ -84,7 +84,7 @@ def held(name: str) -> HeldGroup:
 
 
 def finished(member: int, *tokens: int) -> FinishedMember:
-    runs = VersionRuns(((len(tokens) - 1, PolicyVersion(1, 4)), (1, PolicyVersion(1, 5))))
+    runs = VersionRuns(((len(tokens) - 1, PolicyVersion(1, 4)), (1, PolicyVersion(1, 5))) if tokens else ())
     ids = np.array(tokens, np.int32)
     return FinishedMember(
         member, GenerationResult("r", ids, np.full(len(tokens), -0.5, np.float32), runs, "length"), 99
@@ -132,6 +132,26 @@ async def test_outcomes_keep_their_type() -> None:
     assert second.payload == third.payload == b""
     assert (around.delivery.scored, around.delivery.unscorable, around.delivery.failed) == (1, 1, 1)
     assert around.settled == 3
+
+
+async def test_members_that_fail_together_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def score(item: reward_pb2.ScoreItem) -> reward_pb2.ScoreResult:
+        return reward_pb2.ScoreResult(error=reward_pb2.Error(code="timeout", message=item.item_id))
+
+    around = Surroundings(score)
+    refused = replace(finished(0).result, refusal="illegal instruction")
+    around.delivery.deliver(
+        [
+            (held("g1"), [FinishedMember(member, refused, 99) for member in range(4)]),
+            (held("g2"), [finished(member, 6, 1) for member in range(3)]),
+        ]
+    )
+    await around.delivery.drained()
+    assert [record.getMessage() for record in caplog.records] == [
+        "4 members of group g1 have no response: generation refused: illegal instruction",
+        "3 members of group g2 could not be scored: reward timeout: g2/3/0",
+    ]
+    assert len(around.writes) == around.settled == around.delivery.failed == 7
 
 
 async def test_a_score_item_says_what_the_contract_asks_for() -> None:
