@@ -39,8 +39,8 @@ from generators.streams import Admission, Writers
 from generators.text import TextCodec
 from generators.weights import Relay, WeightReceiver
 from mesh.config.models import Config, SecuritySection
-from mesh.config.section import DeviceName
-from mesh.errors import ConfigError, RollmeshError
+from mesh.devices import choose_device
+from mesh.errors import RollmeshError
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent
 from mesh.tools import agent_schemas
@@ -326,7 +326,7 @@ def load_engine(
         ConfigError, DataError: the engine or the model cannot be built.
     """
     rollout = config.rollout
-    device = device_of(rollout.device)
+    device = choose_device(rollout.device, "rollout.device")
     settings = EngineSettings(
         slots=rollout.slots,
         dtype=config.model.dtype,
@@ -361,17 +361,3 @@ def sharing(config: Config, device: str) -> int:
         return 1
     users = Counter([*rollout.devices, *(learner.devices or ())])
     return max(users[number] for number in rollout.devices)
-
-
-def device_of(wanted: DeviceName) -> str:
-    """The device of this process's engine: the first that CUDA_VISIBLE_DEVICES leaves it, or the CPU.
-
-    Raises:
-        ConfigError: CUDA is asked for and absent.
-    """
-    import torch
-
-    available = torch.cuda.is_available()
-    if wanted == "cuda" and not available:
-        raise ConfigError("rollout.device is cuda, but torch finds no CUDA device here", hint="set rollout.device: cpu")
-    return "cuda" if available and wanted != "cpu" else "cpu"

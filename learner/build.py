@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -23,6 +22,7 @@ from learner.rollout_batch import ACTOR
 from learner.worker import Worker
 from mesh.config.models import Config, ModelSection, OptimizerSection, RoleSection
 from mesh.config.section import DeviceName
+from mesh.devices import DeviceType, choose_device
 from mesh.errors import ConfigError
 
 _log = logging.getLogger(__name__)
@@ -147,16 +147,13 @@ def _model_type(role: Role) -> ModelType:
     )
 
 
-def device_of(wanted: DeviceName) -> Literal["cpu", "cuda"]:
+def device_of(wanted: DeviceName) -> DeviceType:
     """The device of this rank.
 
     Raises:
         ConfigError: CUDA is asked for and absent; there is no device for this rank.
     """
-    available = torch.cuda.is_available()
-    if wanted == "cuda" and not available:
-        raise ConfigError("learner.device is cuda, but torch finds no CUDA device", hint="set learner.device: cpu")
-    if wanted == "cpu" or not available:
+    if choose_device(wanted, "learner.device") == "cpu":
         return "cpu"
     place, visible = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if place >= visible:

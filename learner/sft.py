@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-import torch
 
 from learner.algorithms.metrics import Metrics
 from learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
@@ -17,6 +15,7 @@ from learner.batching.types import TrainSequence
 from learner.engines.base import EngineSpec
 from learner.engines.registry import create_engine
 from mesh.config.models import ModelSection, OptimizerSection
+from mesh.devices import choose_device
 from mesh.errors import DataError
 
 Pair = tuple[Sequence[int], Sequence[int]] | tuple[Sequence[int], Sequence[int], Sequence[int]]
@@ -71,7 +70,7 @@ def warm_start(
     if not sequences:
         raise DataError("no pairs to train on")
     optimizer = OptimizerSection(lr=lr, schedule="linear", warmup_steps=steps // 10, min_lr_ratio=0.1)
-    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
+    device = choose_device("auto", "device")
     spec = EngineSpec(ModelSection(path=str(model_folder)), optimizer, total_steps=steps, device=device, seed=seed)
     engine = create_engine(spec)
     try:

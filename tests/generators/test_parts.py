@@ -1,4 +1,4 @@
-"""The parts of a generator: the device of its engine, and what it does at a swap."""
+"""The parts of a generator: the memory of its engine, and what it does at a swap."""
 
 from __future__ import annotations
 
@@ -6,19 +6,8 @@ from typing import Any
 
 import pytest
 
-from generators.parts import device_of, kv_policy, sharing
+from generators.parts import kv_policy, sharing
 from mesh.config.load import load_config
-from mesh.errors import ConfigError
-
-
-def test_the_device_is_what_rollout_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for available, auto in ((False, "cpu"), (True, "cuda")):
-        monkeypatch.setattr("torch.cuda.is_available", lambda there=available: there)
-        assert (device_of("auto"), device_of("cpu")) == (auto, "cpu")
-    assert device_of("cuda") == "cuda"
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"rollout\.device is cuda, but torch finds no CUDA device here"):
-        device_of("cuda")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import grpc
 from generators.learner_link import closed_under_call
 from generators.weights.memory import fresh
 from generators.weights.transports.base import Fetch, Received, Transport
+from mesh.devices import has_cuda
 from mesh.errors import WeightsError
 from mesh.rpc import to_rollmesh_error
 from mesh.weights import Wanted
@@ -41,12 +42,7 @@ class Broadcast(Transport):
         """See Transport."""
         if wanted.offer(self.name) is None:
             return f"the learner offers no broadcast over {self.name}"
-        if self._backend == "nccl":
-            import torch
-
-            if not torch.cuda.is_available():
-                return "there is no CUDA device here"
-        return ""
+        return "there is no CUDA device here" if self._backend == "nccl" and not has_cuda() else ""
 
     async def receive(self, fetch: Fetch, arrived: Callable[[memoryview, int], None]) -> Received:
         """See Transport."""

@@ -28,6 +28,7 @@ import torch
 from learner.weights.offers.base import Offer
 from learner.weights.offers.rendezvous import Rendezvous
 from learner.weights.published import PublishedVersion
+from mesh.devices import need_cuda
 from mesh.errors import WeightsError
 from mesh.versions import PolicyVersion
 from mesh.weights.broadcast import DEPTH, LONGEST_STALL_S, BroadcastBackend, BroadcastGroup, Staging
@@ -78,7 +79,7 @@ class Broadcast(Offer):
         window_s: how long the first that joins waits for others.
 
     Raises:
-        WeightsError: nccl, and there is no CUDA device.
+        ConfigError: nccl, and there is no CUDA device.
     """
 
     def __init__(
@@ -86,10 +87,8 @@ class Broadcast(Offer):
     ) -> None:
         self.name = backend
         self._backend = backend
-        if backend == "nccl" and not torch.cuda.is_available():
-            raise WeightsError(
-                "weights.transport is nccl, but there is no CUDA device here", hint="set weights.transport: auto"
-            )
+        if backend == "nccl":
+            need_cuda("weights.transport", backend, instead="auto")
         # Of the thread that makes this, which is the one that trains.
         self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
         self._rendezvous = rendezvous

@@ -37,7 +37,7 @@ def test_what_costs_something_is_offered_when_asked_for(tmp_path: Path, transpor
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of machines without CUDA")
 def test_nccl_needs_a_device() -> None:
-    with pytest.raises(WeightsError, match=r"weights\.transport is nccl, but there is no CUDA device"):
+    with pytest.raises(ConfigError, match=r"weights\.transport is nccl, but torch finds no CUDA device here"):
         further_offers(config(transport="nccl"))
 
 
