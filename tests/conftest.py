@@ -32,13 +32,16 @@ settings.load_profile("suite")
 
 
 class ByFileAndServer(LoadScopeScheduling):
-    """`--dist loadfile`, and all files that share an engine's server in one process.
+    """`--dist loadfile`, but all files that share an engine's server in one process, and whole runs wherever there is
+    room: what they share lies on disk.
 
     Not by xdist's groups: 3.8 writes them into the names of tests, which pytest does not read any more from 9.2 on.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
+        if file.startswith("tests/integration/"):
+            return nodeid
         shared = re.search(r"/test_(vllm|sglang)_(contract|server|swaps)\.py$", file)
         return shared[1] if shared else file
 
