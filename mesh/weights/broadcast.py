@@ -12,16 +12,15 @@ whether it takes place, so that one that has died since is found before anybody 
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore, Work
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, Work
 
 from mesh.errors import WeightsError
 
@@ -126,14 +125,9 @@ class BroadcastGroup:
         Raises:
             WeightsError: the group is broken.
         """
-        options = BroadcastOptions()
-        options.rootRank = 0
-        options.rootTensor = 0
-        options.timeout = self._timeout
-        options.asyncOp = True
         assert self._group is not None, "begin() comes first"
         with self._errors("a bucket cannot be sent"):
-            return self._group.broadcast([tensor], options)  # type: ignore[attr-defined]  # of all backends
+            return self._group.broadcast([tensor], broadcast_options(self._timeout))  # type: ignore[attr-defined]
 
     def finish(self, work: Work) -> None:
         """Waits until a bucket is through.
@@ -142,7 +136,7 @@ class BroadcastGroup:
             WeightsError: it did not get through in time, or somebody has left.
         """
         with self._errors("a bucket did not get through"):
-            self._until_through(work)
+            wait_through(work, self._timeout, lambda: self._closed)
             if self.device.type == "cuda":
                 # `wait` orders streams only.
                 torch.cuda.current_stream().synchronize()
@@ -157,22 +151,6 @@ class BroadcastGroup:
         if group is not None and not done:
             group.abort()
 
-    def _until_through(self, work: Work) -> None:
-        """Waits for a collective, and leaves it as it is where it takes too long.
-
-        NCCL's own wait would mark it as overdue, and its watchdog would end the process for that.
-        """
-        deadline = time.monotonic() + self._timeout.total_seconds()
-        while not work.is_completed() and not self._closed:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"no progress for {self._timeout.total_seconds():g} s")
-            time.sleep(_LOOK_EVERY_S)
-        # What an abort has ended may look like what has been sent.
-        if self._closed:
-            raise RuntimeError("the group has been left")
-        # Returns at once, and raises what went wrong.
-        work.wait()
-
     def _gather(self) -> None:
         members = [self._here(rank) for rank in range(1, self.size)]
         said = _GO
@@ -186,18 +164,9 @@ class BroadcastGroup:
             self._forget(self._round - 1)
 
     def _connect(self) -> Backend:
-        if self.backend == "nccl":
-            from torch.distributed import ProcessGroupNCCL
-
-            nccl = ProcessGroupNCCL.Options()
-            nccl._timeout = self._timeout * _NCCL_PATIENCE
-            with _environment(_NCCL_ENVIRONMENT):
-                return ProcessGroupNCCL(self._store, self._rank, self.size, nccl)
-        gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's stubs
-        gloo._devices = [ProcessGroupGloo.create_device(hostname=self._host)]
-        gloo._timeout = self._timeout
-        gloo._threads = DEPTH
-        return ProcessGroupGloo(self._store, self._rank, self.size, gloo)
+        return connect_group(
+            self.backend, self._store, rank=self._rank, size=self.size, timeout=self._timeout, host=self._host
+        )
 
     def _forget(self, finished: int) -> None:
         """Removes the keys of a round that everybody has been through."""
@@ -223,6 +192,70 @@ class BroadcastGroup:
         except RuntimeError as error:
             first_line = str(error).partition("\n")[0]
             raise WeightsError(f"{self.backend} broadcast {self.name}: {what}: {first_line}") from error
+
+
+def connect_group(
+    backend: BroadcastBackend, store: Store, *, rank: int, size: int, timeout: timedelta, host: str
+) -> Backend:
+    """Makes a group whose trouble ends no process; waits until all members are there.
+
+    Args:
+        backend: gloo or nccl, which takes the present CUDA device.
+        store: in which its members meet, and no others.
+        rank: of this process.
+        size: members.
+        timeout: of gloo's steps, and of the meeting.
+        host: address of this host that the others reach.
+
+    Raises:
+        RuntimeError: somebody did not come.
+    """
+    if backend == "nccl":
+        from torch.distributed import ProcessGroupNCCL
+
+        nccl = ProcessGroupNCCL.Options()
+        nccl._timeout = timeout * _NCCL_PATIENCE
+        with _environment(_NCCL_ENVIRONMENT):
+            return ProcessGroupNCCL(store, rank, size, nccl)
+    gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's stubs
+    gloo._devices = [ProcessGroupGloo.create_device(hostname=host)]
+    gloo._timeout = timeout
+    gloo._threads = DEPTH
+    return ProcessGroupGloo(store, rank, size, gloo)
+
+
+def broadcast_options(timeout: timedelta) -> BroadcastOptions:
+    """Of a bucket that rank 0 sends."""
+    options = BroadcastOptions()
+    options.rootRank = 0
+    options.rootTensor = 0
+    options.timeout = timeout
+    options.asyncOp = True
+    return options
+
+
+def wait_through(work: Work, timeout: timedelta, left: Callable[[], bool]) -> None:
+    """Waits for a collective, and leaves it as it is where it takes too long.
+
+    NCCL's own wait would mark it as overdue, and its watchdog would end the process for that.
+
+    Args:
+        work: of the collective.
+        timeout: without an end of it.
+        left: whether the group has been aborted here; what that ends may look like what has been sent.
+
+    Raises:
+        RuntimeError: it took too long, went wrong, or the group has been left.
+    """
+    deadline = time.monotonic() + timeout.total_seconds()
+    while not work.is_completed() and not left():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"no progress for {timeout.total_seconds():g} s")
+        time.sleep(_LOOK_EVERY_S)
+    if left():
+        raise RuntimeError("the group has been left")
+    # Returns at once, and raises what went wrong.
+    work.wait()
 
 
 @contextmanager
@@ -272,36 +305,3 @@ class Staging:
         host, device = self._host[index % DEPTH][: len(target)], self.buffer(index, len(target))
         host.copy_(device)
         target[:] = host.numpy().data
-
-
-def connect_store(address: str, timeout_s: float) -> TCPStore:
-    """Connects to a learner's store.
-
-    Raises:
-        WeightsError: it does not answer.
-    """
-    host, _, port = address.rpartition(":")
-    timeout = timedelta(seconds=min(timeout_s, LONGEST_STALL_S))
-    try:
-        return TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=timeout)
-    except (RuntimeError, ValueError) as error:
-        raise WeightsError(
-            f"the rendezvous at {address} does not answer: {str(error).partition(chr(10))[0]}"
-        ) from error
-
-
-def own_host(address: str) -> str:
-    """Address of the interface of this host by which another one is reached.
-
-    Raises:
-        WeightsError: there is no way there.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            # Sends nothing: a datagram socket that is connected only has its route chosen.
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    except (OSError, ValueError) as error:
-        raise WeightsError(f"there is no way to {address}: {error}") from error

@@ -157,7 +157,8 @@ class _Round:
         # Imported late: torch takes a second, and most generators never broadcast.
         import torch
 
-        from mesh.weights.broadcast import BroadcastGroup, connect_store, own_host
+        from mesh.weights.broadcast import BroadcastGroup
+        from mesh.weights.meeting import connect_store, own_host
 
         if self._group is not None and self._group.name == self._answer.group:
             return self._group

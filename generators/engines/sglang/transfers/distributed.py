@@ -1,30 +1,117 @@
 """A broadcast from this process, rank 0, to the server's: for a server on another host.
 
 Over gloo where the generator has no CUDA device, else over nccl, for which that device must not be one of the
-server's. The group is made once and kept; the names under which its members meet are those that torch's own group
-constructor uses, by which the server makes its side.
+server's. The names under which its members meet are those that torch's own group constructor uses, by which the server
+makes its side.
+
+Invariants: the server says whether new weights are in place. A process of it loads none before it has received all of
+them, so that a broadcast that breaks off leaves it the former ones; of several processes only the first is heard, and
+it is not known what the others hold. The group is kept from one update to the next. One in which
+anything failed is left by both sides, which ends what either has under way, and the next update makes another.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
-from generators.engines.base import EngineError
+from generators.engines.sglang.client import RefusedError
 from generators.engines.sglang.transfers.base import UPDATE_S, DtypeOf, Staged, Transfer, begin
 from mesh.errors import WeightsError
-from mesh.weights.broadcast import own_host
+from mesh.weights.broadcast import BroadcastBackend, broadcast_options, connect_group, wait_through
+from mesh.weights.meeting import open_store, own_host
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend
+
     from generators.engines.sglang.client import Client
 
-_JOIN_S = 120.0
+log = logging.getLogger(__name__)
+
+# Seconds in which all members come, and in which one tensor gets through.
+STEP_S = 120.0
+# So begins what a server says that has received no set, and therefore loaded none.
+_NOT_RECEIVED = "Failed to receive weights"
+_INTACT = "the former weights stay in service, and the next version is sent to a new group"
+
+
+class _Group:
+    """One broadcast group with a server."""
+
+    def __init__(self, backend: BroadcastBackend, device: torch.device) -> None:
+        self.name = f"rollmesh-{uuid.uuid4().hex}"
+        self._backend = backend
+        self._device = device
+        self._store: TCPStore | None = None
+        self._group: Backend | None = None
+        self._left = False
+
+    def open(self, host: str) -> int:
+        """Opens the store in which its members meet, on this address; returns the port.
+
+        Raises:
+            WeightsError: it cannot be bound.
+        """
+        self._store = open_store(host, STEP_S)
+        return self._store.port
+
+    def connect(self, host: str, size: int) -> None:
+        """Waits until all members are there.
+
+        Raises:
+            WeightsError: somebody did not come.
+        """
+        assert self._store is not None, "it is open"
+        # The prefixes of torch.distributed's constructor of groups, and of SGLang's before it.
+        prefix, store = f"{self._device.type}/", PrefixStore(self.name, self._store)
+        place = PrefixStore(prefix, PrefixStore(f"{self.name}/", store))
+        try:
+            self._use_device()
+            group = connect_group(self._backend, place, rank=0, size=size, timeout=timedelta(seconds=STEP_S), host=host)
+        except RuntimeError as error:
+            raise WeightsError(f"the members do not meet: {_first_line(error)}") from error
+        self._group = group
+        if self._left:
+            group.abort()
+
+    def send(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Broadcasts them, one after the other: on the device is one at a time.
+
+        Raises:
+            WeightsError: one did not get through in time, or somebody has left.
+        """
+        assert self._group is not None, "it is connected"
+        timeout = timedelta(seconds=STEP_S)
+        try:
+            self._use_device()
+            for tensor in tensors:
+                work = self._group.broadcast([tensor.to(self._device)], broadcast_options(timeout))  # type: ignore[attr-defined]
+                wait_through(work, timeout, lambda: self._left)
+            if self._device.type == "cuda":
+                torch.cuda.current_stream().synchronize()
+                torch.cuda.empty_cache()
+        except RuntimeError as error:
+            raise WeightsError(f"a tensor did not get through: {_first_line(error)}") from error
+
+    def leave(self) -> None:
+        """Ends what is under way, here and at the server; twice is as good as once, for any thread."""
+        done, self._left = self._left, True
+        if self._group is not None and not done:
+            self._group.abort()
+
+    def _use_device(self) -> None:
+        # Of this thread: nccl and copies go by the present device.
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
 
 
 class StagedTensors(Staged):
@@ -57,10 +144,8 @@ class DistributedTransfer(Transfer):
         self._ranks = ranks
         self._session = session
         self._device = device
-        self._backend = "nccl" if device.type == "cuda" else "gloo"
-        self._name = f"rollmesh-{uuid.uuid4().hex}"
-        self._store: TCPStore | None = None
-        self._group: Any = None
+        self._backend: BroadcastBackend = "nccl" if device.type == "cuda" else "gloo"
+        self._group: _Group | None = None
 
     def stage(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Staged:
         """See Transfer."""
@@ -72,97 +157,105 @@ class DistributedTransfer(Transfer):
 
     async def load(self, client: Client, staged: StagedTensors, label: str) -> None:
         """See Transfer."""
-        if self._group is None:
-            await self._join(client)
+        group = self._group or await self._join(client)
         if self._session:
             await begin(client)
-        body = {
-            "names": [name for name, _ in staged.named],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in staged.named],
-            "shapes": [list(tensor.shape) for _, tensor in staged.named],
-            "group_name": self._name,
-            "flush_cache": False,
-            "weight_version": label,
-        }
-        sent = asyncio.to_thread(self._send, [tensor for _, tensor in staged.named])
-        await _both(client.post("/update_weights_from_distributed", body, UPDATE_S), sent)
+        failure = await self._broadcast(client, group, staged, label)
         if self._session:
             await client.post("/end_weight_update", timeout_s=UPDATE_S)
+        if failure:
+            await self._part(client)
+            raise WeightsError(f"the broadcast to the SGLang server failed: {failure}", hint=_INTACT)
 
     async def close(self) -> None:
         """See Transfer."""
         if self._group is not None:
-            self._group.abort()
-        self._group = self._store = None
+            self._group.leave()
+        self._group = None
 
-    async def _join(self, client: Client) -> None:
-        host, port = _place(client.address)
-        mine = own_host(f"{host}:{port}")
-        timeout = timedelta(seconds=_JOIN_S)
+    async def _broadcast(self, client: Client, group: _Group, staged: StagedTensors, label: str) -> str:
+        """Why the server has received nothing; empty where it serves these weights.
+
+        Raises:
+            EngineError: it is not known what it holds.
+        """
+        body = {
+            "names": [name for name, _ in staged.named],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in staged.named],
+            "shapes": [list(tensor.shape) for _, tensor in staged.named],
+            "group_name": group.name,
+            "flush_cache": False,
+            "weight_version": label,
+        }
+        sending = asyncio.create_task(asyncio.to_thread(_send, group, [tensor for _, tensor in staged.named]))
+        said = ""
         try:
-            self._store = TCPStore(mine, 0, is_master=True, wait_for_workers=False, timeout=timeout)
-        except RuntimeError as error:
-            raise EngineError(f"no rendezvous for the SGLang server can be opened at {mine}: {error}") from error
+            await client.post("/update_weights_from_distributed", body, UPDATE_S)
+        except BaseException as error:
+            # The sending thread would wait for the server.
+            group.leave()
+            if self._ranks > 1 or not isinstance(error, RefusedError) or _NOT_RECEIVED not in str(error):
+                raise
+            said = str(error)
+        trouble = await sending
+        if trouble and not said:
+            log.warning("the server has all weights, the next ones are sent to a new group: %s", trouble)
+            await self._part(client)
+        return "; ".join(filter(None, (trouble, said))) if said else ""
+
+    async def _join(self, client: Client) -> _Group:
+        parts = urlsplit(client.address)
+        mine = own_host(f"{parts.hostname or '127.0.0.1'}:{parts.port or 80}")
+        group = _Group(self._backend, self._device)
         body = {
             "master_address": mine,
-            "master_port": self._store.port,
+            "master_port": group.open(mine),
             "rank_offset": 1,
             "world_size": 1 + self._ranks,
-            "group_name": self._name,
+            "group_name": group.name,
             "backend": self._backend,
         }
-        made = asyncio.to_thread(self._make, self._store, mine)
-        _, self._group = await _both(client.post("/init_weights_update_group", body, _JOIN_S), made)
+        meeting = asyncio.to_thread(group.connect, mine, 1 + self._ranks)
+        joined = client.post("/init_weights_update_group", body, STEP_S)
+        try:
+            await _both(joined, meeting)
+        except RefusedError as error:
+            group.leave()
+            raise WeightsError(f"the SGLang server joins no broadcast: {error}", hint=_INTACT) from error
+        except BaseException:
+            group.leave()
+            raise
+        self._group = group
+        return group
 
-    def _make(self, store: TCPStore, host: str) -> Any:
-        # The prefixes of torch.distributed's constructor of groups, and of SGLang's before it.
-        place = PrefixStore(f"{self._device.type}/", PrefixStore(f"{self._name}/", PrefixStore(self._name, store)))
-        timeout = timedelta(seconds=UPDATE_S)
-        if self._backend == "nccl":
-            from torch.distributed import ProcessGroupNCCL
-
-            torch.cuda.set_device(self._device)
-            nccl = ProcessGroupNCCL.Options()
-            nccl._timeout = timeout
-            return ProcessGroupNCCL(place, 0, 1 + self._ranks, nccl)
-        gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # missing in torch's stubs
-        gloo._devices = [ProcessGroupGloo.create_device(hostname=host)]
-        gloo._timeout = timeout
-        return ProcessGroupGloo(place, 0, 1 + self._ranks, gloo)
-
-    def _send(self, tensors: list[torch.Tensor]) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-        options = BroadcastOptions()
-        options.rootRank = 0
-        options.rootTensor = 0
-        for tensor in tensors:
-            # On the device is one at a time.
-            self._group.broadcast([tensor.to(self._device)], options).wait()
-        if self._device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
-            torch.cuda.empty_cache()
+    async def _part(self, client: Client) -> None:
+        group, self._group = self._group, None
+        assert group is not None, "it was used just now"
+        group.leave()
+        with suppress(RefusedError):
+            await client.post("/destroy_weights_update_group", {"group_name": group.name})
 
 
-async def _both(call: Any, ours: Any) -> tuple[Any, Any]:
-    """Both sides of one collective; where one fails the other is not waited for.
-
-    Raises:
-        EngineError: one has failed.
-    """
-    tasks = [asyncio.ensure_future(call), asyncio.ensure_future(ours)]
+def _send(group: _Group, tensors: Iterable[torch.Tensor]) -> str:
+    """Why not all tensors were sent; empty where they were."""
     try:
-        first, second = await asyncio.gather(*tasks)
-    except RuntimeError as error:
-        raise EngineError(f"the broadcast to the SGLang server failed: {error}") from error
+        group.send(tensors)
+    except WeightsError as error:
+        # The server waits for the rest otherwise.
+        group.leave()
+        return str(error)
+    return ""
+
+
+async def _both(*both: Coroutine[Any, Any, Any]) -> None:
+    """Waits for both sides of a meeting; where one fails the other is not waited for."""
+    tasks = [asyncio.ensure_future(side) for side in both]
+    try:
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
-    return first, second
 
 
-def _place(address: str) -> tuple[str, int]:
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(address)
-    return parts.hostname or "127.0.0.1", parts.port or 80
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
