@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import venv
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -89,25 +88,17 @@ def rollmesh(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="session")
-def foreign_python(request: pytest.FixtureRequest) -> Path:
-    """Interpreter of an environment that holds gRPC's packages and nothing of ours; kept between test runs."""
-    folder = request.config.cache.mkdir("reward-server-venv") / f"{sys.version_info.major}.{sys.version_info.minor}"
-    python = folder / "bin" / "python"
-    ready = folder / "ready"
-    with FileLock(folder.parent / "lock", timeout=110):
-        _install(folder, ready)
-    return python
-
-
-def _install(folder: Path, ready: Path) -> None:
-    python = folder / "bin" / "python"
-    if not ready.exists():
-        venv.create(folder, with_pip=True, clear=True)
-        install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "grpcio", "grpcio-tools"]
-        done = subprocess.run(install, capture_output=True, text=True, timeout=90, check=False)
-        if done.returncode:
-            pytest.skip(f"pip cannot install grpcio here: {done.stderr.strip().splitlines()[-1:]}")
-        ready.touch()
+def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Interpreter of an environment that holds gRPC's packages, which are those of this one, and nothing of ours."""
+    pytest.importorskip("grpc_tools")
+    folder = tmp_path_factory.mktemp("foreign")
+    venv.create(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name in ("grpcio", "grpcio-tools", "protobuf", "typing-extensions"):
+        distribution = metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            (packages / top).symlink_to(str(distribution.locate_file(top)))
+    return folder / "bin" / "python"
 
 
 @pytest.fixture(scope="session")
