@@ -121,7 +121,13 @@ def test_a_pipe_that_is_closed_ends_nothing(run: Run) -> None:
 def test_a_run_whose_terminal_is_gone_ends_in_order(run: Run) -> None:
     """The kernel tells the leader of the terminal's session, a shell tells it again: that does not hurry the end."""
     terminal, stdout = pty.openpty()
-    run.start("--drained", str(run.folder / "drained"), stdout=stdout, before=lambda: fcntl.ioctl(1, termios.TIOCSCTTY))
+
+    def lead_session() -> None:
+        # The tests may run under nohup.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        fcntl.ioctl(1, termios.TIOCSCTTY)
+
+    run.start("--drained", str(run.folder / "drained"), stdout=stdout, before=lead_session)
     os.close(stdout)
     until(lambda: ready_file(run.folder, "learner").exists())
     run.until_up()
