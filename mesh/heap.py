@@ -2,7 +2,8 @@
 
 By default glibc returns every large block as soon as it is free, and its pages are cleared and mapped anew for the next
 message or tensor: at payloads of 100 KB that was a third of a front's CPU. By default Python looks for cycles after
-every 700 new containers, and now and then through all modules: that was 3 to 5 % of every busy process.
+every 700 new containers, and now and then through all modules: that was 3 to 5 % of every busy process, and a fifth of
+the start of a generator.
 """
 
 from __future__ import annotations
@@ -35,12 +36,20 @@ def keep_freed_memory(idle_bytes: int = _IDLE_BYTES) -> bool:
     return bool(mallopt(_MMAP_THRESHOLD, _BLOCK_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, idle_bytes))
 
 
+def collect_seldom() -> None:
+    """For a process that begins: what is new is searched for cycles in larger portions.
+
+    Of the modules that it loads hardly anything is garbage, and nearly all of what messages leave behind dies without
+    the collector.
+    """
+    gc.set_threshold(*_THRESHOLDS)
+
+
 def settle_heap() -> None:
     """For a process whose start-up is over: modules, models and tables that are there now stay for good.
 
-    The collector leaves them alone from here on. What comes later is still searched for cycles, in larger portions:
-    nearly all of what messages leave behind dies without it.
+    The collector leaves them alone from here on. What comes later is still searched for cycles (`collect_seldom`).
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_THRESHOLDS)
+    collect_seldom()

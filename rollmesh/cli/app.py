@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from mesh.errors import PERMANENT, RollmeshError
+from mesh.heap import collect_seldom
 from rollmesh.cli import config, inspect, ledger, replay, results, run, services, weights
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.output import Output
@@ -64,6 +65,7 @@ _SERVICES = ("buffer", "reward", "generator", "learner")
 
 def main() -> None:
     """Entry point of the `rollmesh` command; ends the process."""
+    collect_seldom()
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     try:

@@ -20,6 +20,7 @@ from typing import Any
 
 from mesh.config import Config, load_config
 from mesh.errors import ConfigError, DataError, RewardError, RollmeshError
+from mesh.heap import collect_seldom
 from mesh.supervised import wrapped
 from rollmesh.launcher.interpreters import environment_of
 
@@ -90,6 +91,7 @@ def _answer(said: str) -> Any:
 
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     """Tries, and says what came of it."""
+    collect_seldom()
     trials: dict[str, Callable[[Config], list[str]]] = {"learner": try_learner, "reward": _reward}
     answer: dict[str, Any]
     try:

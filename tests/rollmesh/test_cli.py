@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -91,6 +92,12 @@ def test_help_names_the_engines_and_where_to_read_on(rollmesh: Command, command:
 def test_version_is_that_of_the_package(rollmesh: Command) -> None:
     shown = rollmesh("--version")
     assert (shown.returncode, shown.stdout) == (0, f"rollmesh {metadata.version('rollmesh')}\n")
+
+
+def test_what_a_command_loads_is_seldom_searched_for_cycles(rollmesh: Command) -> None:
+    gc.set_threshold(700, 10, 10)
+    rollmesh("--version")
+    assert gc.get_threshold()[0] >= 10_000
 
 
 def test_what_a_restart_does_not_mend_can_end_well_for_services(
