@@ -20,6 +20,7 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from mesh.heap import settle_heap
 from tests import engines_here
 from tests.command import Command, in_this_process
 
@@ -62,6 +63,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: searches for cycles, as each engine makes one at its end, leave it out."""
+    settle_heap()
 
 
 def _turn(item: pytest.Item) -> int:
