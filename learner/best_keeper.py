@@ -83,6 +83,14 @@ class BestKeeper:
             self._file.let_go(checkpoint)
             return
         policy = result.policy
-        found = Best(checkpoint, policy.incarnation, policy.version, self._metric, self._direction, value)
+        found = Best(
+            checkpoint,
+            policy.incarnation,
+            policy.version,
+            self._metric,
+            self._direction,
+            value,
+            result.measured_by,
+        )
         if self._file.measured(found):
             _log.info("version %s is the best so far: %s %.6g", policy, self._metric, value)

@@ -17,6 +17,9 @@ from typing import NamedTuple
 
 from mesh.errors import DataError
 
+LOG_NAME = "consumption.jsonl"
+"""In the run folder."""
+
 
 class UsedGroup(NamedTuple):
     """A group in a batch.

@@ -14,6 +14,7 @@ from learner.checkpoint.names import CHECKPOINTS_NAME
 from learner.eval_log import EvalLog
 from learner.evaluation import EvalResult, Evaluator
 from learner.lineage import Lineage
+from learner.measured_by import measured_by
 from learner.metrics.figures import RunFigures
 from learner.recorder import Recorder
 from learner.state import LearnerState
@@ -51,6 +52,9 @@ def open_evaluation(
 ) -> Evaluating:
     """Builds the parts; results that are in the run folder and not in the checkpoint come back into the figures.
 
+    Results that were measured otherwise stay out of them: what there is to compare with begins at this learner's
+    first version.
+
     Args:
         config: of the run.
         client: of the buffer.
@@ -66,10 +70,13 @@ def open_evaluation(
     """
     if tasks is None:
         return Evaluating()
+    same = measured_by(config)
     log, incarnation = EvalLog(config.run.folder), lineage.resumed[-1][0]
     known = {(found["incarnation"], found["version"]): found for found in (*figures.evals, *log.results())}
     figures.evals = [
-        known[name] for name in sorted(known) if lineage.holds(PolicyVersion(*name)) and name[0] < incarnation
+        known[name]
+        for name in sorted(known)
+        if lineage.holds(PolicyVersion(*name)) and name[0] < incarnation and known[name]["measured_by"] == same
     ]
     best = None
     if config.checkpoint.best:
@@ -97,6 +104,7 @@ def open_evaluation(
         timeout_s=config.eval.timeout_s,
         right_at=config.eval.right_at,
         decode=decode,
+        measured_by=same,
         keep=keep,
         in_force=lambda: state.published,
         on_result=recorder.evaluation,

@@ -54,6 +54,7 @@ class EvalResult:
         figures: mean@n, maj@n and pass@k, where there are several responses per prompt (`learner.eval_metrics`).
         rows: prompts with their responses and rewards, by row of the file.
         skipped: rounds of this learner so far that were left out because the one before still ran.
+        measured_by: values under another name cannot be compared (`learner.measured_by`).
     """
 
     policy: PolicyVersion
@@ -66,6 +67,7 @@ class EvalResult:
     figures: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     skipped: int = 0
+    measured_by: str = ""
 
     def value(self, metric: str) -> float | None:
         """A figure by name: `reward`, `reward/<data source>`, `mean@8`, `pass@4`, ...; None where there is none."""
@@ -86,6 +88,7 @@ class EvalResult:
             "failed": self.failed,
             "response_length": self.response_length,
             "seconds": self.seconds,
+            "measured_by": self.measured_by,
         }
 
     def record(self) -> dict[str, Any]:
@@ -98,6 +101,7 @@ class EvalResult:
             "eval/response_length/mean": self.response_length,
             "eval/seconds": self.seconds,
             "eval/skipped": self.skipped,
+            "eval/measured_by": self.measured_by,
             **{f"eval/reward/{source}": value for source, value in self.by_source.items()},
             **{f"eval/{name}": value for name, value in self.figures.items()},
         }
@@ -137,6 +141,7 @@ class Evaluator:
         timeout_s: longest duration of a round.
         right_at: reward from which a response is right.
         decode: token ids to text.
+        measured_by: see `EvalResult`.
         keep: stores a finished round, in a thread of its own.
         in_force: the version that is in force now.
         on_result: told of every finished round.
@@ -157,6 +162,7 @@ class Evaluator:
         timeout_s: float,
         right_at: float,
         decode: Decode,
+        measured_by: str,
         keep: Callable[[EvalResult], None],
         in_force: Callable[[], PolicyVersion | None],
         on_result: Callable[[EvalResult], None],
@@ -168,6 +174,7 @@ class Evaluator:
         self._timeout_s = timeout_s
         self._right_at = right_at
         self._decode = decode
+        self._measured_by = measured_by
         self._keep = keep
         self._in_force = in_force
         self._on_result = on_result
@@ -283,7 +290,7 @@ class Evaluator:
             await self._settle(policy, [group.leased for group in arrived])
         finally:
             await stream.close()
-        return replace(result, skipped=self.skipped)
+        return replace(result, skipped=self.skipped, measured_by=self._measured_by)
 
     async def _collect(self, stream: SampleStream, policy: PolicyVersion) -> list[Arrived]:
         """The groups of a round, each once: one that comes again comes under the lease that counts."""

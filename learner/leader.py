@@ -21,7 +21,7 @@ from learner.checkpoint.names import CHECKPOINTS_NAME
 from learner.checkpoint.retention import sweep
 from learner.checkpoints import CheckpointKeeper
 from learner.claims import BatchClaimer
-from learner.consumption import ConsumptionLog
+from learner.consumption import LOG_NAME, ConsumptionLog
 from learner.controls import Controls
 from learner.data import AgentPrompts, DataOrder, PromptEncoder, PromptStream, open_dataset
 from learner.data.prompts import TaskShape
@@ -35,7 +35,7 @@ from learner.model_files import check_context
 from learner.model_folder import context_length, load_tokenizer
 from learner.payloads import HeldPayloads
 from learner.priorities import PrioritySetter, priority_function
-from learner.reassertion import LOG_NAME, History, left_behind
+from learner.reassertion import History, left_behind
 from learner.recorder import Recorder
 from learner.samples import SampleLog
 from learner.session import Session

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from learner.tokenizer_files import check_tokenizer
 from mesh.errors import ConfigError, DataError
 
 _TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 _AGAIN = "download or copy the folder again"
+_SIZES = ("hidden_size", "n_embd", "num_hidden_layers", "n_layer", "intermediate_size", "vocab_size")
 _CONTEXT = ("max_position_embeddings", "n_positions")
 # The header of a safetensors file says how long it is.
 _LENGTH_BYTES = 8
@@ -26,14 +28,18 @@ def check_model_files(folder: Path, setting: str, *, tokenizer: bool) -> None:
     Args:
         folder: of the model.
         setting: key of the configuration that names it.
-        tokenizer: it must have one.
+        tokenizer: it must have one, of this model.
 
     Raises:
         DataError: naming the file and the key.
     """
-    read_model_config(folder, setting)
+    config = read_model_config(folder, setting)
     _check_weights(folder, setting)
-    if tokenizer and not any(path for pattern in _TOKENIZER for path in folder.glob(pattern)):
+    if not tokenizer:
+        return
+    if isinstance(places := _text(config).get("vocab_size"), int):
+        check_tokenizer(folder, setting, places)
+    if not any(path for pattern in _TOKENIZER for path in folder.glob(pattern)):
         raise DataError(
             f"{setting}: {folder} has no tokenizer: neither tokenizer.json nor a vocabulary is there",
             hint="copy the tokenizer's files (tokenizer.json, tokenizer_config.json, ...) beside config.json",
@@ -60,9 +66,15 @@ def read_model_config(folder: Path, setting: str) -> dict[str, Any]:
 
 def declared_context(config: Mapping[str, Any]) -> int | None:
     """Longest sequence in tokens, as a `config.json` says; None where it does not."""
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, dict) else config
+    text = _text(config)
     return next((text[name] for name in _CONTEXT if isinstance(text.get(name), int)), None)
+
+
+def architecture(config: Mapping[str, Any]) -> str:
+    """`qwen2: hidden_size 64, ...`: the type and sizes in a `config.json`; another one has other weights."""
+    text = _text(config)
+    sizes = ", ".join(f"{name} {text[name]}" for name in _SIZES if isinstance(text.get(name), int))
+    return f"{text.get('model_type', config.get('model_type'))}: {sizes}"
 
 
 def check_context(context: int | None, longest: int) -> None:
@@ -77,10 +89,16 @@ def check_context(context: int | None, longest: int) -> None:
     """
     if context is not None and longest > context:
         raise ConfigError(
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest}, but the model's context has "
-            f"{context} tokens",
-            hint="lower one of the two",
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {longest}, but the longest sequence that the "
+            f"model takes has {context} tokens",
+            hint="lower one of the two; or choose a model with a longer context (max_position_embeddings)",
         )
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part that is about the language model."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
 
 
 def _check_weights(folder: Path, setting: str) -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from buffer.client import BufferClient
-from learner.checkpoint.names import CHECKPOINTS_NAME
-from learner.checkpoint.store import STATE_NAME, CheckpointStore
-from learner.consumption import Use, read_log, surviving
+from learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
+from learner.checkpoint.store import CheckpointStore
+from learner.consumption import LOG_NAME, Use, read_log, surviving
 from learner.state import LearnerState
 from mesh.errors import DataError, LostStateError
 from protos import buffer_pb2
@@ -30,7 +30,6 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 # Fronts take note of a new Redis within their sweep, and write the rules into an empty one; then it can be told.
 _AGAIN_S = 0.1
-LOG_NAME = "consumption.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from learner.algorithms.base import Algorithm
 from learner.build import build_algorithm, build_engines, build_worker
-from learner.checkpoint.names import CHECKPOINTS_NAME
-from learner.checkpoint.store import STATE_NAME, CheckpointStore
+from learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
+from learner.checkpoint.store import CheckpointStore
 from learner.claims import Candidate
 from learner.controls import Controls
 from learner.groups import SampledGroup

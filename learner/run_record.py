@@ -3,20 +3,25 @@
 Invariants: an attempt that ends before its learner has taken the run over leaves the record as it was; a run continues
 with the model and the data of its record, or is refused, unless a change is allowed by name. A model or a file is known
 by its content, so that it may move. Other rewards and other held-out data are told, files that were edited too.
+Checkpoints bind a run to the architecture of their weights, whatever is allowed. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import xxhash
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
+from learner.checkpoint.names import CHECKPOINTS_NAME, newest
+from learner.consumption import LOG_NAME
+from learner.model_files import architecture, read_model_config
 from mesh.config import Config, save_config
+from mesh.config.models import RewardSection
 from mesh.errors import ConfigError, DataError
 
 CONFIG = "config.yaml"
@@ -28,6 +33,7 @@ _MODEL_FILES = (
 )
 # What is refused where it is another one. All else that is recorded is told.
 _OF = ("model.path", "data.train", "data.prompt_key")
+_ARCHITECTURE = "model.architecture"
 # Larger files are known by samples of them: a fine-tuned model differs everywhere.
 _WHOLE_BYTES = 256 << 20
 _SAMPLES, _SAMPLE_BYTES = 256, 16 << 10
@@ -63,12 +69,17 @@ class RunRecord:
     def check(self, *, allow_changes: bool) -> None:
         """Refuses to continue a run of another model or of other data.
 
+        Args:
+            allow_changes: continue it all the same, where its checkpoints can be loaded.
+
         Raises:
             ConfigError: it would.
             DataError: the record cannot be read.
         """
+        changed = self._changed()
+        self._check_architecture(dict(changed))
         said = []
-        for key, former in self._changed() if not allow_changes else ():
+        for key, former in changed if not allow_changes else ():
             if key in _OF:
                 now = self._inputs[key]["name"]
                 said.append(f"{key} was {former}, now it is {now}{' with another content' * (now == former)}")
@@ -88,7 +99,24 @@ class RunRecord:
         Raises:
             DataError: the record cannot be read.
         """
-        return [key for key, _ in self._changed() if key not in _OF]
+        return [key for key, _ in self._changed() if key not in (*_OF, _ARCHITECTURE)]
+
+    def of_another(self) -> bool:
+        """Whether model or data are others than those of the record.
+
+        Raises:
+            DataError: the record cannot be read.
+        """
+        return any(key in _OF for key, _ in self._changed())
+
+    def _check_architecture(self, changed: Mapping[str, str]) -> None:
+        if _ARCHITECTURE in changed and newest(self._folder / CHECKPOINTS_NAME) is not None:
+            raise ConfigError(
+                f"the checkpoints of run {self._folder} are of another architecture ({changed[_ARCHITECTURE]}) than "
+                f"model.path {self._inputs['model.path']['name']} ({self._inputs[_ARCHITECTURE]['name']})",
+                hint="no setting can continue it with this model: choose a --run.name of its own, or start over with "
+                "`rollmesh run ... --fresh`",
+            )
 
     def _changed(self) -> list[tuple[str, str]]:
         """What is another one now: its key, and the former name."""
@@ -118,6 +146,18 @@ class RunRecord:
             ) from error
 
 
+def nothing_trained(folder: Path) -> bool:
+    """Whether no batch was ever used in a run folder, so that no weights, but the initial ones, depend on its data."""
+    checkpoint, log = newest(folder / CHECKPOINTS_NAME), folder / LOG_NAME
+    return (checkpoint is None or checkpoint.version == 0) and not (log.exists() and log.stat().st_size)
+
+
+def reward_files(reward: RewardSection) -> list[Path]:
+    """The files of the user's own reward functions, as far as they are on this machine."""
+    specs = [*reward.functions, *(spec for specs in reward.by_data_source.values() for spec in specs)]
+    return [path for spec in specs if (path := Path(spec.rpartition(":")[0])).is_file()]
+
+
 def fingerprint(files: Sequence[Path]) -> str:
     """A digest of what the files hold, of large ones by samples; their names do not count.
 
@@ -141,7 +181,7 @@ def fingerprint(files: Sequence[Path]) -> str:
 
 def _inputs(config: Config, model: Path | None) -> Inputs:
     revision, train = config.model.revision, config.data.train
-    files = [path for spec in config.reward.functions if (path := Path(spec.rpartition(":")[0])).is_file()]
+    files = reward_files(config.reward)
     files += [config.data.eval] if config.data.eval is not None and config.data.eval.is_file() else []
     # Under their own names: of which there is another one now the configuration says.
     told: Inputs = {str(path): {"name": str(path), "content": fingerprint([path])} for path in files}
@@ -149,6 +189,8 @@ def _inputs(config: Config, model: Path | None) -> Inputs:
         if role.path and (folder := Path(role.path)).is_dir():
             told[role.path] = {"name": role.path, "content": fingerprint(_model_files(folder))}
     weights = _model_files(model) if model is not None else []
+    if model is not None:
+        told[_ARCHITECTURE] = {"name": architecture(read_model_config(model, "model.path")), "content": ""}
     return told | {
         "model.path": {
             "name": f"{config.model.path}@{revision}" if revision else config.model.path,

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from buffer.client import BufferClient
+from learner.consumption import LOG_NAME
 from learner.control_service import SERVICE_NAME as CONTROL_SERVICE
 from learner.control_service import LearnerControlService
 from learner.controls import Controls
@@ -20,7 +21,7 @@ from learner.data import PromptStream
 from learner.hanging import end_where_it_hangs
 from learner.lineage import Lineage
 from learner.monitor import Monitor
-from learner.reassertion import LOG_NAME, History, Reasserter, assert_history
+from learner.reassertion import History, Reasserter, assert_history
 from learner.recording import FOLDER, BatchRecorder
 from learner.seeding import TaskFeeder
 from learner.source import GroupSource

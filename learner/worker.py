@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from learner.agreement import agree_on_state
 from learner.algorithms.base import Algorithm
 from learner.batching.types import Packing
+from learner.checkpoint.fits import algorithm_state, name_of
 from learner.checkpoint.store import CheckpointStore, load_checkpoint
 from learner.engines.base import Engine
 from learner.micro_batches import Share
@@ -23,7 +24,6 @@ from learner.payloads import Payloads
 from learner.plan import TrainPlan
 from learner.rollout_batch import ACTOR, RolloutBatch
 from learner.shares import Unusable, gather_share
-from mesh.errors import DataError
 from mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Worker:
         Raises:
             DataError: the disk refuses.
         """
-        algorithm = {"name": self._algorithm_name, "state": self._algorithm.state()}
+        algorithm = {"name": name_of(self._algorithm), "state": self._algorithm.state()}
         return self._store.save(self._engines, version, extra | {"algorithm": algorithm})
 
     def load(self, folder: Path) -> dict[str, object]:
@@ -176,14 +176,7 @@ class Worker:
             DataError: it is not one of this model, or of this algorithm and its roles.
         """
         extra = load_checkpoint(self._engines, folder)
-        stored = extra.get("algorithm")
-        found = stored.get("name") if isinstance(stored, dict) else None
-        if not isinstance(stored, dict) or found != self._algorithm_name:
-            raise DataError(
-                f"checkpoint {folder} holds the state of the algorithm {found}, not of {self._algorithm_name}",
-                hint="resume with the algorithm that wrote it, or start a run under another name",
-            )
-        self._algorithm.restore(stored["state"])
+        self._algorithm.restore(algorithm_state(folder, extra, self._algorithm))
         return extra
 
     def close(self) -> None:
@@ -201,10 +194,6 @@ class Worker:
                     if role == ACTOR and self._needs.selection:
                         batch.select(self._algorithm, minibatch, step)
                     batch.update(role, loss, step)
-
-    @property
-    def _algorithm_name(self) -> str:
-        return type(self._algorithm).__qualname__
 
 
 class _Gate:

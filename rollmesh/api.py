@@ -58,7 +58,7 @@ def train(
     resolved = _resolve(config, overrides)
     with _serving(resolved, _functions(reward_fn)) as served:
         check_files(served)
-        notices = check_code(served)
+        notices = check_code(served, fresh=fresh)
         view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
         try:
             return _run_in_thread(LocalRun(served, view, fresh=fresh, allow_changes=allow_changes, notices=notices))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from learner.build import build_actor
-from learner.checkpoint.names import CHECKPOINTS_NAME
-from learner.checkpoint.store import ACTOR, STATE_NAME, CheckpointStore, load_checkpoint
+from learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
+from learner.checkpoint.store import ACTOR, CheckpointStore, load_checkpoint
 from learner.model_folder import resolve_model
 from mesh.config.models import Config
 from mesh.errors import ConfigError, DataError

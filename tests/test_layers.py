@@ -72,7 +72,8 @@ def test_files_are_short_and_say_what_they_are() -> None:
 
 def test_the_command_loads_without_torch() -> None:
     code = (
-        "import sys, rollmesh.cli; print(sorted({'torch', 'transformers', 'pyarrow', 'matplotlib'} & set(sys.modules)))"
+        "import sys, rollmesh.cli, rollmesh.launcher.local; "
+        "print(sorted({'torch', 'transformers', 'pyarrow', 'matplotlib'} & set(sys.modules)))"
     )
 
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -79,8 +79,8 @@ def check_request(request: GenerationRequest, limits: Limits, images: ImageProce
     if length >= context:
         raise PayloadError(
             "prompt_ids",
-            f"request {request.request_id!r} has {length} prompt tokens; the model's context of {context} leaves "
-            "no room for a response",
+            f"request {request.request_id!r} has {length} prompt tokens, and prompt and response may have {context} "
+            "together: no room is left for a response",
             hint="lower rollout.max_prompt_tokens",
         )
     _check_ids("prompt_ids", min(request.prompt_ids), max(request.prompt_ids), limits)

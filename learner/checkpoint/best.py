@@ -34,6 +34,7 @@ class Best:
         incarnation, version: whose weights it holds.
         metric, direction: what was compared, and whether `max` or `min` is better.
         value: of the metric.
+        measured_by: values under another name cannot be compared (`learner.measured_by`).
     """
 
     checkpoint: str
@@ -42,10 +43,15 @@ class Best:
     metric: str
     direction: Literal["max", "min"]
     value: float
+    measured_by: str
 
     def yields_to(self, other: Best) -> bool:
-        """Whether another one is better; values of another metric cannot be compared, and give way."""
-        if (self.metric, self.direction) != (other.metric, other.direction):
+        """Whether another one is better; values of another metric, or measured otherwise, give way."""
+        mine, others = (
+            (self.metric, self.direction, self.measured_by),
+            (other.metric, other.direction, other.measured_by),
+        )
+        if mine != others:
             return True
         return other.value > self.value if self.direction == "max" else other.value < self.value
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from learner.checkpoint.digests import check_digests, write_digests
+from learner.checkpoint.fits import check_roles
 from learner.checkpoint.names import listed, name_of
 from learner.checkpoint.together import together
 from learner.engines.base import Engine
@@ -24,8 +25,6 @@ from mesh.errors import ConfigError, DataError
 from mesh.versions import PolicyVersion
 
 ACTOR = "actor"
-STATE_NAME = "state.json"
-"""What every engine writes into each, beside its tensors."""
 
 
 class CheckpointStore:
@@ -116,12 +115,7 @@ def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, ob
             nothing has changed where a role is missing or a file is damaged.
     """
     parts = list(_parts(engines, folder))
-    missing = [role for role, _, part in parts if role != ACTOR and not part.is_dir()]
-    if missing:
-        raise DataError(
-            f"checkpoint {folder} holds no state of {', '.join(missing)}",
-            hint="resume with the algorithm that wrote it, or start a run under another name",
-        )
+    check_roles(folder, (role for role, _, _ in parts if role != ACTOR))
     try:
         check_digests(engines[ACTOR], folder)
     except OSError as error:

@@ -90,8 +90,9 @@ class PromptStream:
             tasks.extend(found)
             barren = 0 if found else barren + len(chunk)
             if barren >= self._order.rows:
+                why = ", ".join(f"{rows} x {reason.replace('_', ' ')}" for reason, rows in self.refused.items())
                 raise DataError(
-                    f"no prompt of the dataset can be rolled out: {dict(self.refused)}",
+                    f"no prompt of the dataset can be rolled out: {why}",
                     hint="raise rollout.max_prompt_tokens, or look at data.prompt_key",
                 )
             cursor = chunk[-1]

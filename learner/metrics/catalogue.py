@@ -251,6 +251,7 @@ EVALUATION = [
     Metric("eval/failed", "Others: never counted as a zero."),
     Metric("eval/response_length/mean", "Mean length of held-out responses.", "tokens"),
     Metric("eval/seconds", "From the first prompt to the last response.", "s"),
+    Metric("eval/measured_by", "Name of how it was measured: values under another name cannot be compared."),
     Metric("eval/skipped", "Rounds left out so far because the one before still ran: see eval.every_steps."),
 ]
 

@@ -69,10 +69,10 @@ def target(run: Path | None, mesh: str | None, token_file: Path | None, tls_ca: 
     if mesh is not None:
         return Target(mesh, security)
     if run is None:
-        going = sorted(Path("runs").glob(f"*/{folder.MESH}"), key=lambda path: path.stat().st_mtime)
-        if not going:
+        begun = list(Path("runs").glob(f"*/{folder.MESH}"))
+        if not begun:
             raise DataError("no run is going below runs/", hint="give a run folder, or --mesh host:port")
-        run = going[-1].parent
+        run = max(begun, key=lambda path: (folder.is_held(path.parent), path.stat().st_mtime)).parent
     address = folder.read_mesh(run)
     return Target(address, security if token_file or tls_ca else read_launch(run).security, run)
 

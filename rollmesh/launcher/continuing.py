@@ -10,14 +10,18 @@ from typing import Any, cast, get_args
 import yaml
 
 from learner.checkpoint.names import CHECKPOINTS_NAME, newest
+from learner.run_record import nothing_trained
 from mesh.config.models import BufferSection, Config
 from mesh.errors import ConfigError, DataError
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.changes import changed
+from rollmesh.launcher.finished import why_finished
 from rollmesh.report.metrics import is_training, run_records
 
-# What makes the values of two groups, or of two evaluations, values of different things.
+# What makes the values of two groups values of different things.
 _SCORED_BY = ("reward.", "data.")
+# What a run is of, before it has trained anything.
+_OF = ("model.", "algorithm.", *_SCORED_BY)
 # From the safest on.
 _DURABILITIES: tuple[str, ...] = get_args(BufferSection.model_fields["durability"].annotation)
 
@@ -32,6 +36,8 @@ class Continuation:
         trained: the last step that was trained.
         changes: of the configuration, see `changes`.
         former_steps: that may train groups which were sampled and scored before the changes; 0 where they are alike.
+        starts_over: nothing was trained, and what the run is of has changed: what it holds is of no use any more.
+        finished: why nothing is left to do; empty where something is.
     """
 
     folder: Path
@@ -39,14 +45,17 @@ class Continuation:
     trained: int
     changes: tuple[str, ...]
     former_steps: int
+    starts_over: bool = False
+    finished: str = ""
 
     @classmethod
-    def of(cls, config: Config, edited: Sequence[str] = ()) -> Continuation | None:
+    def of(cls, config: Config, edited: Sequence[str] = (), *, of_another: bool = False) -> Continuation | None:
         """None where no learner has taken a run over in its folder yet.
 
         Args:
             config: of the present attempt.
             edited: files of rewards and held-out data with another content than before.
+            of_another: model or data are others than before.
 
         Raises:
             ConfigError: it would begin with an empty Redis, since what the last launch has kept would not be read.
@@ -62,8 +71,16 @@ class Continuation:
         checkpoint = newest(folder / CHECKPOINTS_NAME)
         trained = max((int(record["step"]) for record in run_records(folder) if is_training(record)), default=0)
         scored = bool(edited) or any(change.startswith(_SCORED_BY) for change in changes)
-        former_steps = config.buffer.max_staleness + 1 if scored else 0
-        return cls(folder, 0 if checkpoint is None else checkpoint.version, trained, tuple(changes), former_steps)
+        other = of_another or scored or any(change.startswith(_OF) for change in changes)
+        return cls(
+            folder,
+            0 if checkpoint is None else checkpoint.version,
+            trained,
+            tuple(changes),
+            former_steps=config.buffer.max_staleness + 1 if scored else 0,
+            starts_over=other and nothing_trained(folder),
+            finished=why_finished(config, changes),
+        )
 
     def lines(self, *, named: bool) -> list[str]:
         """In words.
@@ -80,8 +97,8 @@ class Continuation:
             lines.append(f"changed since the last launch: {'; '.join(self.changes)}")
         if self.former_steps:
             lines.append(
-                f"groups that were sampled and scored before that train first, in up to {self.former_steps} steps, and "
-                "the best checkpoint is the best of both: --fresh begins without them"
+                f"groups that were sampled and scored before that train first, in up to {self.former_steps} steps: "
+                "--fresh begins without them"
             )
         return lines
 

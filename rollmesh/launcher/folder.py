@@ -25,6 +25,8 @@ from rollmesh.run_files import LAUNCH, is_run
 MESH = "mesh.json"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+LEARNER = "learner.json"
+"""What the last learner to end in order has left."""
 _LOCK = "run.lock"
 
 
@@ -101,6 +103,18 @@ def remove_mesh(folder: Path) -> None:
     (folder / MESH).unlink(missing_ok=True)
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a launcher works there now; True where that cannot be known."""
+    try:
+        with (folder / _LOCK).open(encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 def read_mesh(folder: Path) -> str:
     """The mesh address of a run that is going.
 
@@ -108,13 +122,20 @@ def read_mesh(folder: Path) -> str:
         DataError: the folder is none of a run, or the run is not going.
     """
     try:
-        return str(json.loads((folder / MESH).read_text(encoding="utf-8"))["address"])
+        address = str(json.loads((folder / MESH).read_text(encoding="utf-8"))["address"])
     except FileNotFoundError:
-        pass
+        address = ""
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{folder / MESH} cannot be read: {error}", hint="give the address with --mesh") from error
+    if address and is_held(folder):
+        return address
     if not is_run(folder):
         raise DataError(f"{folder} is not a run folder", hint="give the folder of a run, or --mesh host:port")
+    if address:
+        raise DataError(
+            f"run {folder} is not going: its launcher was killed, and its services have ended with it",
+            hint="the same `rollmesh run` continues it; logs/launcher.log has what was said last",
+        )
     raise DataError(f"run {folder} is not going", hint=f"see {folder / SUMMARY}, or give another mesh with --mesh")
 
 

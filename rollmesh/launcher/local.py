@@ -35,7 +35,7 @@ from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.view import View, open_view
 from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, Record, is_training
-from rollmesh.report.summary import FinalState, Summary, build_summary, write_summary
+from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary, write_summary
 
 _LOOK_EVERY_S = 1.0
 # Groups that failed, looked at for what they say most often.
@@ -55,7 +55,7 @@ def run_locally(config: Config, *, fresh: bool = False, allow_changes: bool = Fa
     view = open_view(config.logging.console_every_steps)
     try:
         view.event("checks data, algorithm and reward functions")
-        notices = check_code(config)
+        notices = check_code(config, fresh=fresh)
         run = LocalRun(config, view, fresh=fresh, allow_changes=allow_changes, notices=notices)
         asyncio.run(run.run(handle_signals=True))
     finally:
@@ -141,9 +141,13 @@ class LocalRun:
             RollmeshError: what ended the run early.
         """
         devices = await asyncio.to_thread(device_plan, self._config)
-        config, kept = self._config, self._set_aside()
+        config, record = self._config, _record(self._config)
+        kept = self._set_aside(record)
         with folders.locked(self._folder):
-            begun = self._begin(kept)
+            before = self._begin(record, kept)
+            if before is not None and before.finished:
+                return self._finished(before.finished)
+            begun = folders.launch_stamp(self._folder)
             config_path = folders.write_launch(config)
             plan = thread_plan(config)
             self._events.tell(plan.describe(config.learner.ranks, config.rollout.replicas))
@@ -182,36 +186,51 @@ class LocalRun:
                     summary = self._conclude(begun=begun != folders.launch_stamp(self._folder))
             return summary
 
-    def _set_aside(self) -> Path | None:
-        """Where the former folder of a run that begins anew is now.
+    def _set_aside(self, record: RunRecord) -> Path | None:
+        """Where the former folder of a run that starts over is now.
 
         Raises:
             ConfigError: its groups are in a Redis of the user's, and would be there still.
         """
-        if not self._fresh:
+        groups_stay = self._config.buffer.redis is not None
+        if not self._fresh and (groups_stay or not self._starts_over(record)):
             return None
-        if self._config.buffer.redis is not None:
+        if groups_stay:
             raise ConfigError(
                 "--fresh: the groups of the run are in buffer.redis, where they stay", hint="choose another --run.name"
             )
         return folders.set_aside(self._folder, time.strftime("%Y%m%d-%H%M%S"))
 
-    def _begin(self, kept: Path | None) -> int:
-        """Says what begins or continues; the stamp that changes when a learner takes the run over.
+    def _starts_over(self, record: RunRecord) -> bool:
+        """Whether nothing was trained of what the run was of before."""
+        before = Continuation.of(self._config, record.edited(), of_another=record.of_another())
+        return before is not None and before.starts_over
+
+    def _begin(self, record: RunRecord, kept: Path | None) -> Continuation | None:
+        """Says what begins or continues, and gives what continues.
 
         Raises:
             ConfigError: what is there cannot be continued so.
         """
-        model = Path(self._config.model.path)
-        record = RunRecord(self._config, model if model.is_dir() else None)
         record.check(allow_changes=self._allow_changes)
         before = Continuation.of(self._config, record.edited())
         self._events.tell(f"run {self._config.run.name}: {'continues' if before else 'starts'} in {self._folder}")
         if kept is not None:
-            self._events.tell(f"the former run is kept as {kept}")
+            why = (
+                "" if self._fresh else ", of which nothing was trained: model, data, algorithm or rewards have changed"
+            )
+            self._events.tell(f"the former run is kept as {kept}{why}")
         for line in before.lines(named="name" in self._config.run.model_fields_set) if before else ():
             self._events.tell(line)
-        return folders.launch_stamp(self._folder)
+        return before
+
+    def _finished(self, why: str) -> Summary:
+        """Says that nothing is left to do; the run stays as it is."""
+        self._events.tell(
+            f"nothing is started, the run has finished: {why}; more steps or another goal continue it, "
+            "--run.name=NAME begins another run, --fresh starts this one over"
+        )
+        return read_summary(self._folder)
 
     def _conclude(self, *, begun: bool) -> Summary:
         """Writes the summary and the report, and shows the former; a disk that takes neither hides no error.
@@ -295,6 +314,11 @@ class LocalRun:
         """A watch that fails is told: it would be missed in silence."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._events.tell(f"the {task.get_name()} has failed, the run continues without it: {error!r}")
+
+
+def _record(config: Config) -> RunRecord:
+    model = Path(config.model.path)
+    return RunRecord(config, model if model.is_dir() else None)
 
 
 async def _look(mesh: MeshView) -> Snapshot:

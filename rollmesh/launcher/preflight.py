@@ -38,8 +38,12 @@ def check_files(config: Config) -> None:
             load_function(name)
 
 
-def check_code(config: Config) -> list[str]:
+def check_code(config: Config, *, fresh: bool = False) -> list[str]:
     """Refuses a run that would end as soon as its services have loaded what they need; takes a second or more.
+
+    Args:
+        config: of the run.
+        fresh: it starts over, whatever is in its folder.
 
     Returns:
         What the user should know of settings that are right, a sentence each.
@@ -47,7 +51,8 @@ def check_code(config: Config) -> list[str]:
     Raises:
         ConfigError: the algorithm's settings are wrong, or it needs what the configuration does not provide; a
             function of the user's is not there.
-        DataError: a row of the data lacks what is needed.
+        DataError: a row of the data lacks what is needed; generators do not serve the model; the run's checkpoint is
+            another algorithm's.
         RewardError: a reward function cannot be loaded.
     """
     with ExitStack() as trials:
@@ -55,13 +60,13 @@ def check_code(config: Config) -> list[str]:
         # Where a program has torch already, another process would only load it again.
         here = config.learner.python is None and "torch" in sys.modules
         if not here:
-            tried.append(Trial("learner", config, config.learner.python, _LEARNER_S))
+            tried.append(Trial("learner", config, config.learner.python, _LEARNER_S, fresh=fresh))
         if any(map(is_path, _reward_functions(config))):
             python = config.reward.python if needs_reward_service(config) else config.rollout.python
             tried.append(Trial("reward", config, python, _REWARD_S))
         for trial in tried:
             trials.callback(trial.close)
-        notices = try_learner(config) if here else []
+        notices = try_learner(config, fresh=fresh) if here else []
         for trial in tried:
             notices += trial.result()
     return notices

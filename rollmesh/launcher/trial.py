@@ -15,9 +15,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from learner.checkpoint.names import CHECKPOINTS_NAME
+from learner.run_record import nothing_trained
 from mesh.config import Config, load_config
 from mesh.errors import ConfigError, DataError, RewardError, RollmeshError
 from mesh.heap import collect_seldom
@@ -26,6 +29,7 @@ from rollmesh.launcher.interpreters import environment_of
 
 _ERRORS = {kind.exit_code: kind for kind in (ConfigError, DataError, RewardError)}
 _ANSWER = "rollmesh trial: "
+_FRESH = "--fresh"
 
 
 class Trial:
@@ -34,11 +38,12 @@ class Trial:
     Args:
         what: `learner` or `reward`.
         config: of the run.
+        fresh: the run starts over, whatever is in its folder.
         python: the service's interpreter.
         within_s: seconds after which nothing is known of it, and the service itself will say.
     """
 
-    def __init__(self, what: str, config: Config, python: Path | None, within_s: float) -> None:
+    def __init__(self, what: str, config: Config, python: Path | None, within_s: float, *, fresh: bool = False) -> None:
         self._within_s = within_s
         # Files, not pipes: what users' code starts may keep a pipe open for ever.
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it is read when the process has ended
@@ -46,7 +51,9 @@ class Trial:
             given.write(config.model_dump_json())
             given.seek(0)
             self._process = subprocess.Popen(
-                wrapped([str(python or sys.executable), "-m", "rollmesh.launcher.trial", what]),
+                wrapped(
+                    [str(python or sys.executable), "-m", "rollmesh.launcher.trial", what, *([_FRESH] if fresh else [])]
+                ),
                 stdin=given,
                 stdout=self._said,
                 stderr=subprocess.DEVNULL,
@@ -92,7 +99,8 @@ def _answer(said: str) -> Any:
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     """Tries, and says what came of it."""
     collect_seldom()
-    trials: dict[str, Callable[[Config], list[str]]] = {"learner": try_learner, "reward": _reward}
+    learner = partial(try_learner, fresh=_FRESH in arguments)
+    trials: dict[str, Callable[[Config], list[str]]] = {"learner": learner, "reward": _reward}
     answer: dict[str, Any]
     try:
         answer = {"notices": trials[arguments[0]](load_config(json.loads(sys.stdin.read())))}
@@ -101,11 +109,15 @@ def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
     print(f"\n{_ANSWER}{json.dumps(answer)}", flush=True)  # noqa: T201  # this is the answer
 
 
-def try_learner(config: Config) -> list[str]:
+def try_learner(config: Config, *, fresh: bool) -> list[str]:
     """What a learner would load of the data, the algorithm and users' functions; `Algorithm.notices`.
 
+    Args:
+        config: of the run.
+        fresh: the run starts over, whatever is in its folder.
+
     Raises:
-        ConfigError, DataError: what is wrong.
+        ConfigError, DataError: what is wrong; the engine `hf` does not serve the model.
     """
     from learner.data.dataset import check_beginning
 
@@ -114,10 +126,17 @@ def try_learner(config: Config) -> list[str]:
             check_beginning(path, config.data.prompt_key)
     # Torch takes a second or more.
     from learner.build import build_algorithm
+    from learner.checkpoint.fits import check_newest
     from learner.priorities import priority_function
 
     algorithm = build_algorithm(config)
     priority_function(config)
+    if not fresh and not nothing_trained(config.run.folder):
+        check_newest(config.run.folder / CHECKPOINTS_NAME, algorithm)
+    if config.rollout.engine == "hf" and (folder := Path(config.model.path)).is_dir():
+        from generators.engines.hf.layers import layout_of, read_config
+
+        layout_of(read_config(folder), folder)
     return algorithm.notices()
 
 

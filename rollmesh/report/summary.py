@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from protos import buffer_pb2
 
 _FILE = "summary.json"
+_BY = "eval/measured_by"
 _CAUSES = 10
 
 
@@ -54,7 +55,8 @@ class Summary:
 
     Attributes:
         run, folder: name and folder.
-        held_out_first, held_out_last: mean held-out reward of the first and the last evaluation.
+        held_out_first, held_out_last: mean held-out reward of the first and the last evaluation, of those that were
+            measured as the last one was.
         held_out: every evaluation: step, seconds since the first version, reward.
         ended: how the last launch did: `finished`, `interrupted`, or the error that ended it; empty: not known.
         steps: batches trained on the surviving lineage.
@@ -149,7 +151,11 @@ def build_summary(folder: Path, config: Config, final: FinalState) -> Summary:
     records = run_records(folder)
     steps = [record for record in records if is_training(record)]
     evaluations = sorted((record for record in records if is_evaluation(record)), key=lambda item: int(item["step"]))
-    held_out = [record["eval/reward"] for record in evaluations if record["eval/reward"] is not None]
+    held_out = [
+        record["eval/reward"]
+        for record in evaluations
+        if record["eval/reward"] is not None and record.get(_BY) == evaluations[-1].get(_BY)
+    ]
     training_s = _last(steps, "wall_s") or 0.0
     table = final.tables.get("train")
     unscored = Unscored()

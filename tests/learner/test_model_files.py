@@ -20,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """Two shards and a tokenizer."""
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"vocab_size": 8}')
     (tmp_path / "tokenizer.json").write_text("{}")
     names = [f"model-{index}.safetensors" for index in (1, 2)]
     for name in names:
@@ -52,6 +52,7 @@ def cut(path: Path, size: int) -> None:
             "is a pointer of Git LFS",
         ),
         (lambda model: (model / "tokenizer.json").unlink(), "has no tokenizer"),
+        (lambda model: (model / "tokenizer.json").write_text('{"model": {"vocab": {"a": 8}}}'), r"'a' \(8\)"),
         (lambda model: [path.unlink() for path in model.glob("model*")], "has no weights"),
     ],
 )
@@ -73,5 +74,5 @@ def test_the_context_of_the_text_model_counts() -> None:
     assert declared_context({"n_positions": 7}) == 7
     check_context(context, 4)
     check_context(declared_context({"text_config": None}), 1 << 30)
-    with pytest.raises(ConfigError, match="the model's context has 4 tokens"):
+    with pytest.raises(ConfigError, match="longest sequence that the model takes has 4 tokens"):
         check_context(context, 5)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from learner import run_record
-from learner.run_record import CONFIG, RunRecord, fingerprint
+from learner.run_record import CONFIG, RunRecord, fingerprint, nothing_trained
 from mesh.config import Config, load_config
 from mesh.errors import ConfigError, DataError
 
@@ -72,14 +72,21 @@ def test_prompts_are_part_of_the_model(files: Path, name: str) -> None:
 def test_rewards_and_held_out_data_that_were_edited_are_told(files: Path) -> None:
     reward, held_out = files / "reward.py", files / "other.jsonl"
     reward.write_text("def score(solution_str, ground_truth): return 1.0")
-    rest = (f"reward.functions=['{reward}:score', math]", f"data.eval={held_out}")
+    routed = files / "routed.py"
+    routed.write_text(reward.read_text())
+    rest = (
+        f"reward.functions=['{reward}:score', math]",
+        f"reward.by_data_source={{a: ['{routed}:score'], b: ['grpc://127.0.0.1:9']}}",
+        f"data.eval={held_out}",
+    )
     make(files, *rest)[1].keep()
     assert make(files, *rest)[1].edited() == []
     reward.write_text("def score(solution_str, ground_truth): return 100.0")
+    routed.write_text(reward.read_text())
     held_out.write_text(held_out.read_text() * 2)
     record = make(files, *rest)[1]
     record.check(allow_changes=False)
-    assert record.edited() == [str(reward), str(held_out)]
+    assert record.edited() == [str(reward), str(routed), str(held_out)]
     assert make(files)[1].edited() == [], "what is not used any more the configuration says"
 
 
@@ -100,6 +107,43 @@ def test_another_model_or_other_data_are_refused_unless_they_are_allowed(files: 
     record.keep()
     make(files, f"{key}={values[key]}")[1].check(allow_changes=False)
     assert load_config(changed.run.folder / CONFIG) == changed
+
+
+@pytest.mark.parametrize("allow_changes", [True, False])
+def test_checkpoints_bind_a_run_to_their_architecture_whatever_is_allowed(files: Path, allow_changes: bool) -> None:
+    for name, size in (("base", 64), ("tuned", 32)):
+        (files / name / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": size}))
+    config, record = make(files)
+    record.keep()
+    other = f"model.path={files / 'tuned'}"
+    make(files, other)[1].check(allow_changes=True)
+    (config.run.folder / "checkpoints" / "i0001-v00000003").mkdir(parents=True)
+    with pytest.raises(
+        ConfigError, match=r"another architecture \(llama: hidden_size 64\) than .*hidden_size 32"
+    ) as no:
+        make(files, other)[1].check(allow_changes=allow_changes)
+    assert "--allow-changes" not in no.value.hint
+    (files / "tuned" / "config.json").write_text((files / "base" / "config.json").read_text())
+    make(files, other)[1].check(allow_changes=True)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "log", "nothing"),
+    [
+        (None, None, True),
+        ("i0001-v00000000", b"", True),
+        ("i0001-v00000000", b"{}\n", False),
+        ("i0001-v00000001", None, False),
+    ],
+)
+def test_nothing_was_trained_where_no_batch_was_used(
+    tmp_path: Path, checkpoint: str | None, log: bytes | None, nothing: bool
+) -> None:
+    if checkpoint is not None:
+        (tmp_path / "checkpoints" / checkpoint).mkdir(parents=True)
+    if log is not None:
+        (tmp_path / "consumption.jsonl").write_bytes(log)
+    assert nothing_trained(tmp_path) == nothing
 
 
 def test_a_file_that_was_changed_in_place_is_another_one(files: Path) -> None:

@@ -47,7 +47,7 @@ def main() -> int:
         return Catalogue(folder, sys.argv[2:])
 
     local.ServiceCatalogue = catalogue  # type: ignore[assignment,misc]
-    local.check_files = local.check_code = lambda _config: []  # type: ignore[assignment]
+    local.check_files = local.check_code = lambda *_, **__: []  # type: ignore[assignment]
     try:
         return local.run_locally(config)
     except RollmeshError as error:

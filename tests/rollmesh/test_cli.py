@@ -46,7 +46,7 @@ def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
 def config_file(tmp_path: Path) -> Path:
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text('{"max_position_embeddings": 4096}')
+    (model / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 4096}')
     (model / "tokenizer.json").write_text("{}")
     save_file({"weight": np.zeros(2, np.float32)}, model / "model.safetensors")
     data = tmp_path / "train.jsonl"
@@ -186,10 +186,35 @@ def test_a_damaged_model_is_named_before_anything_starts(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_model_that_hf_does_not_serve_is_refused_before_anything_starts(
+    rollmesh: Command, config_file: Path, tmp_path: Path
+) -> None:
+    layers = {"model_type": "lfm2", "num_hidden_layers": 2, "full_attn_idxs": [1]}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(layers))
+    assert_error(rollmesh("run", str(config_file)), 3, "(lfm2) has layers of the kind conv")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_another_algorithm_than_the_checkpoints_is_refused_before_anything_starts(
+    rollmesh: Command, config_file: Path, tmp_path: Path, taken_port: int, fresh: bool
+) -> None:
+    checkpoint = tmp_path / "runs" / "run" / "checkpoints" / "i0001-v00000003"
+    checkpoint.mkdir(parents=True)
+    state = {"extra": {"algorithm": {"name": "ActorCritic", "state": {}}}}
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    result = rollmesh("run", str(config_file), f"--network.port={taken_port}", *(["--fresh"] if fresh else []))
+    if fresh:
+        assert_error(result, 6, "cannot bind")
+        return
+    assert_error(result, 3, "holds the state of the algorithm ActorCritic, not of")
+    assert [path.name for path in checkpoint.parents[1].iterdir()] == ["checkpoints"]
+
+
 @pytest.mark.parametrize(
     ("override", "status", "message"),
     [
-        ("rollout.max_response_tokens=4096", 2, "= 5120, but the model's context has 4096 tokens"),
+        ("rollout.max_response_tokens=4096", 2, "= 5120, but the longest sequence that the model takes"),
         ("reward.functions=[gsm9k]", 8, "unknown reward function 'gsm9k'"),
         ("reward.functions=[nowhere.py:mine]", 8, "no file nowhere.py"),
         ("data.prompt_key=question", 3, "row 0: field `question` is missing"),
@@ -322,6 +347,24 @@ def test_ledger_and_status_of_a_run_that_has_ended(
     answer.discrepancies.append("ready: 1 counted, 0 found")
     write_summary(config.run.folder, config, FinalState(ledgers={"train": answer}))
     assert rollmesh("ledger", run).returncode == 1
+
+
+def test_a_run_whose_launcher_was_killed_is_not_going(
+    rollmesh: Command, config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(config_file)
+    RunRecord(config, None).keep()
+    other = tmp_path / "runs" / "later"
+    other.mkdir()
+    with folder.locked(config.run.folder):
+        for begun in (config.run.folder, other):
+            folder.write_mesh(begun, "127.0.0.1:9")
+        monkeypatch.chdir(tmp_path)
+        assert_error(rollmesh("status"), UnreachableError.exit_code, "mesh 127.0.0.1:9")
+    for command in (("status",), ("ledger",), ("weights", "verify")):
+        result = rollmesh(*command, str(config.run.folder))
+        assert_error(result, 3, f"run {config.run.folder} is not going: its launcher was killed")
+        assert "hint: the same `rollmesh run` continues it" in result.stderr
 
 
 def test_explain_says_what_ends_the_run(rollmesh: Command, config_file: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from learner.measured_by import measured_by
 from learner.run_record import RunRecord
 from mesh.config import Config, load_config
 from mesh.errors import ConfigError, DataError, RollmeshError
@@ -139,6 +141,84 @@ def test_a_damaged_configuration_is_named_and_what_to_do(tmp_path: Path, text: b
     assert "--fresh" in refused.value.hint
 
 
+@pytest.mark.parametrize(
+    "change", ["model.path=b/model", "algorithm=dapo", "reward.functions=[math]", "data.shuffle=no"]
+)
+def test_only_a_run_of_which_something_was_trained_is_bound_to_what_it_is_of(tmp_path: Path, change: str) -> None:
+    config = make(tmp_path)
+    train(config, 0, "i0001-v00000000")
+    for overrides, over in (([change], True), ([], False), (["learner.steps=7", "rollout.replicas=2"], False)):
+        found = Continuation.of(make(tmp_path, *overrides))
+        assert found is not None
+        assert found.starts_over == over
+    moved = Continuation.of(config, of_another=True)
+    assert moved is not None
+    assert moved.starts_over, "the same path holds another model"
+    (config.run.folder / "consumption.jsonl").write_text("{}\n")
+    trained = Continuation.of(make(tmp_path, change))
+    assert trained is not None
+    assert not trained.starts_over
+
+
+def finish(config: Config, version: int, reason: str = "steps", evaluated: int | None = None) -> None:
+    """Leaves what a run that ended by itself does."""
+    train(config, version, f"i0001-v{version:08d}")
+    eval_last = None if evaluated is None else {"version": evaluated, "measured_by": measured_by(config)}
+    said = {"incarnation": 1, "version": version, "stop_reason": reason, "eval_last": eval_last}
+    (config.run.folder / folder.LEARNER).write_text(json.dumps(said))
+    write_summary(config.run.folder, config, FinalState(ended="finished"))
+
+
+HELD_OUT = ("data.eval=e.jsonl", "eval.stop_at=0.9")
+
+
+@pytest.mark.parametrize(
+    ("reason", "before", "change", "finished"),
+    [
+        ("steps", (), (), True),
+        ("steps", (), ("learner.steps=3",), True),
+        ("steps", (), ("learner.optimizer.lr=1.0", "reward.functions=[math]"), True),
+        ("steps", (), ("learner.steps=6",), False),
+        ("steps", (), ("data.eval=e.jsonl",), False),
+        ("steps", HELD_OUT, (), True),
+        ("steps", HELD_OUT, ("eval.every_steps=2", "learner.optimizer.lr=1.0"), True),
+        ("steps", HELD_OUT, ("reward.functions=[math]",), False),
+        ("stop_at", HELD_OUT, (), True),
+        ("stop_at", HELD_OUT, ("learner.steps=6",), False),
+        ("stop_at", HELD_OUT, ("eval.stop_at=0.95",), False),
+        ("end_of_data", (), (), False),
+        ("SIGTERM", (), (), False),
+    ],
+)
+def test_a_run_has_finished_where_its_files_leave_no_doubt(
+    tmp_path: Path, reason: str, before: tuple[str, ...], change: tuple[str, ...], finished: bool
+) -> None:
+    config = make(tmp_path, "learner.steps=5", *before)
+    finish(config, 5, reason, evaluated=5 if before else None)
+    found = Continuation.of(make(tmp_path, "learner.steps=5", *before, *change))
+    assert found is not None
+    assert bool(found.finished) == finished
+
+
+@pytest.mark.parametrize("doubt", ["evaluation", "takeover", "checkpoint", "summary", "damage"])
+def test_a_run_of_which_there_is_a_doubt_has_not_finished(tmp_path: Path, doubt: str) -> None:
+    config = make(tmp_path, "learner.steps=5", *HELD_OUT)
+    finish(config, 5, evaluated=4 if doubt == "evaluation" else 5)
+    last = config.run.folder / folder.LEARNER
+    if doubt == "takeover":
+        at = folder.launch_stamp(config.run.folder) - 1
+        os.utime(last, ns=(at, at))
+    elif doubt == "checkpoint":
+        (config.run.folder / "checkpoints" / "i0002-v00000004").mkdir()
+    elif doubt == "summary":
+        write_summary(config.run.folder, config, FinalState(ended="interrupted"))
+    elif doubt == "damage":
+        last.write_text("{")
+    found = Continuation.of(config)
+    assert found is not None
+    assert not found.finished
+
+
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs a launcher whose services are fake, and whose learner fails at once."""
@@ -164,6 +244,35 @@ def test_an_attempt_that_fails_changes_nothing_of_a_finished_run(launch: Any, tm
     assert read_launch(config.run.folder) == wrong
     assert {path: path.read_bytes() for path in before} == before
     assert (config.run.folder / "summary.json") in before
+
+
+def test_a_finished_run_starts_nothing_and_says_what_would_continue_it(launch: Any, tmp_path: Path) -> None:
+    config = make(tmp_path, "learner.steps=5")
+    finish(config, 5)
+    told = launch(config, "--exit", "3")
+    assert "nothing is started, the run has finished: it has trained 5 steps, and learner.steps is 5" in told[-1]
+    assert not (config.run.folder / "services").exists()
+
+
+def test_an_attempt_at_which_nothing_was_trained_gives_its_name_to_the_next(
+    launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make(tmp_path)
+    train(config, 0)
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise ConfigError("far enough")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local, "thread_plan", stop)
+        with pytest.raises(ConfigError, match="far enough"):
+            launch(make(tmp_path, "model.path=b/model"))
+    [kept] = set(tmp_path.iterdir()) - {config.run.folder}
+    assert read_config(kept) == config
+    assert not (config.run.folder / folder.CONFIG).exists()
+    train(config, 0)
+    with pytest.raises(ConfigError, match="is of something else"):
+        launch(make(tmp_path, "model.path=b/model", "buffer.redis=redis://127.0.0.1:1"))
 
 
 def test_a_run_that_begins_anew_keeps_what_it_was(launch: Any, tmp_path: Path) -> None:

@@ -106,6 +106,16 @@ def test_summary_has_the_runs_figures(run_folder: Path) -> None:
     assert "balances" in "\n".join(summary.lines())
 
 
+def test_the_summary_compares_held_out_values_that_were_measured_in_one_way(run_folder: Path) -> None:
+    """After a change of rewards the first value is that of the version from which the run continued."""
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        for step, reward in ((8, 7.0), (9, 8.0)):
+            file.write(json.dumps({**evaluation(step, reward), "eval/measured_by": "otherwise"}) + "\n")
+    summary = write_summary(run_folder, read_config(run_folder), final_state())
+    assert (summary.held_out_first, summary.held_out_last) == (7.0, 8.0)
+    assert len(summary.held_out) == 5
+
+
 def test_summary_keeps_the_most_frequent_causes_of_failures(run_folder: Path) -> None:
     final = final_state()
     for group in range(12):

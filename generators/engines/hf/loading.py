@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoTokenizer,
@@ -24,11 +23,11 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from generators.engines.checks import Limits
+from generators.engines.hf.layers import layout_of, read_config
 from mesh.errors import DataError
 from mesh.images import ImageProcessor
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Vision-language models whose images take plain positions, are seen causally, and enter as input embeddings alone.
 _WITH_IMAGES = {"llava", "idefics3", "smolvlm"}
 
@@ -79,14 +78,9 @@ def load_model(folder: Path, *, dtype: str, device: str, context: int | None = N
     Raises:
         DataError: the folder is missing, has no readable configuration, or its architecture cannot be served.
     """
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{folder}: no config.json", hint="give a Hugging Face model folder")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{folder}/config.json: {error}") from error
+    config = read_config(folder)
+    layout = layout_of(config, folder)
     text_config = config.get_text_config()
-    layer_types, window = _attention_layout(text_config, folder)
     implementation = "eager" if getattr(text_config, "attn_logit_softcapping", None) else "sdpa"
     takes_images = config.model_type in _WITH_IMAGES
     factory: Any = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
@@ -98,9 +92,6 @@ def load_model(folder: Path, *, dtype: str, device: str, context: int | None = N
             f"{folder}: not a causal language model: {error}",
             hint=f"of vision-language models the hf engine serves {', '.join(sorted(_WITH_IMAGES))}",
         ) from error
-    longest = getattr(text_config, "max_position_embeddings", None)
-    if not isinstance(longest, int):
-        raise DataError(f"{folder}/config.json: no max_position_embeddings", hint="state the model's context length")
     model.tie_weights()
     model.to(device).eval().requires_grad_(False)
     tokenizer = load_tokenizer(folder)
@@ -108,9 +99,9 @@ def load_model(folder: Path, *, dtype: str, device: str, context: int | None = N
         model=model,
         tokenizer=tokenizer,
         eos_ids=eos_ids(folder, text_config, tokenizer),
-        context=min(longest, context or longest),
-        layer_types=layer_types,
-        window=window,
+        context=min(layout.longest, context or layout.longest),
+        layer_types=layout.layer_types,
+        window=layout.window,
         images=ImageProcessor.load(folder) if takes_images else None,
     )
 
@@ -128,26 +119,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     except (OSError, ValueError, json.JSONDecodeError) as error:
         raise DataError(f"{folder}: tokenizer files cannot be read: {error}") from error
     return tokenizer
-
-
-def _attention_layout(config: PreTrainedConfig, folder: Path) -> tuple[tuple[str, ...], int | None]:
-    layers = int(config.num_hidden_layers)
-    window = getattr(config, "sliding_window", None)
-    if getattr(config, "use_sliding_window", True) is False:
-        window = None
-    declared: Any = getattr(config, "layer_types", None)
-    layer_types = tuple(declared) if declared else ("sliding_attention" if window else "full_attention",) * layers
-    unknown = set(layer_types) - _LAYER_TYPES
-    if unknown:
-        raise DataError(
-            f"the model has layers of the kind {', '.join(sorted(unknown))}, which rollout.engine: hf does not serve",
-            hint="it serves full and sliding-window attention: set rollout.engine to vllm or sglang",
-        )
-    if "sliding_attention" not in layer_types:
-        return layer_types, None
-    if not window:
-        raise DataError(f"{folder}/config.json: sliding_attention layers without sliding_window")
-    return layer_types, int(window)
 
 
 def eos_ids(folder: Path, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:

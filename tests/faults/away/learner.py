@@ -12,14 +12,14 @@ from learner.algorithms.base import Algorithm
 from learner.algorithms.types import Needs
 from learner.batching.types import Packing
 from learner.claims import BatchClaimer
-from learner.consumption import ConsumptionLog
+from learner.consumption import LOG_NAME, ConsumptionLog
 from learner.controls import Controls
 from learner.data.stream import PromptStream, Window
 from learner.lineage import Lineage
 from learner.loop import TrainingLoop
 from learner.metrics.figures import RunFigures
 from learner.payloads import HeldPayloads
-from learner.reassertion import LOG_NAME, Reasserter
+from learner.reassertion import Reasserter
 from learner.recorder import FinishedStep, Recorder
 from learner.seeding import TaskFeeder
 from learner.source import GroupSource

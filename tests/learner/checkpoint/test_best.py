@@ -132,14 +132,20 @@ def test_a_successor_finds_the_best_and_the_superseded_changes_nothing(tmp_path:
     assert second.best == (2, 3)
 
 
-def test_values_of_another_metric_give_way_and_what_is_gone_is_not_the_best(tmp_path: Path) -> None:
+def test_values_of_another_metric_or_measured_otherwise_give_way_and_what_is_gone_is_not_the_best(
+    tmp_path: Path,
+) -> None:
     run = Run(tmp_path)
     run.save(1)
-    assert run.file.measured(Best("i0001-v00000001", 1, 1, "reward", "max", 0.9))
-    assert not run.file.measured(Best("i0001-v00000002", 1, 2, "reward", "max", 0.95)), "there is no such folder"
+    assert run.file.measured(Best("i0001-v00000001", 1, 1, "reward", "max", 0.9, "so"))
+    assert not run.file.measured(Best("i0001-v00000002", 1, 2, "reward", "max", 0.95, "so")), "there is no such folder"
     run.save(2)
-    assert run.file.measured(Best("i0001-v00000002", 1, 2, "pass@4", "max", 0.1))
+    assert run.file.measured(Best("i0001-v00000002", 1, 2, "pass@4", "max", 0.1, "so"))
     assert run.best == (1, 2)
+    run.save(3)
+    assert not run.file.measured(Best("i0001-v00000003", 1, 3, "pass@4", "max", 0.05, "so"))
+    assert run.file.measured(Best("i0001-v00000003", 1, 3, "pass@4", "max", 0.05, "otherwise"))
+    assert run.best == (1, 3)
 
 
 def test_a_metric_that_the_round_does_not_have_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

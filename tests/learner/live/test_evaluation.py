@@ -127,6 +127,7 @@ def evaluator_of(
         timeout_s=timeout_s,
         right_at=1.0,
         decode=lambda ids: " ".join(map(str, ids)),
+        measured_by="so",
         keep=([] if kept is None else kept).append,
         **{"in_force": lambda: V0, "on_result": _ignore, "on_missed": _ignore, **hooks},
     )

@@ -1,0 +1,84 @@
+"""Which models the `hf` engine serves, as their configuration says: attention to all tokens before, or to a window.
+
+Layers that carry a state from token to token (linear attention, convolutions, state spaces) need a cache of their own,
+which this engine does not have. No model is loaded here: a run is refused before it starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from mesh.errors import DataError
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_ELSEWHERE = "set rollout.engine to vllm or sglang, as far as they know the model"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The layers of a model.
+
+    Attributes:
+        layer_types: `full_attention` or `sliding_attention`, one per layer.
+        window: tokens that a sliding layer sees, the current one included; None without such layers.
+        longest: sequence that the model takes, in tokens.
+    """
+
+    layer_types: tuple[str, ...]
+    window: int | None
+    longest: int
+
+
+def read_config(folder: Path) -> PreTrainedConfig:
+    """The configuration of a model in a folder.
+
+    Raises:
+        DataError: there is none, or transformers does not know it.
+    """
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{folder}: no config.json", hint="give a Hugging Face model folder")
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder}/config.json: {error}") from error
+    return config
+
+
+def layout_of(config: PreTrainedConfig, folder: Path) -> Layout:
+    """The layers of a model that the engine serves.
+
+    Args:
+        config: of the model.
+        folder: where it is, for errors.
+
+    Raises:
+        DataError: it has other layers, or does not say how long a sequence may be.
+    """
+    text = config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    if getattr(text, "use_sliding_window", True) is False:
+        window = None
+    declared: Any = getattr(text, "layer_types", None)
+    kind = "sliding_attention" if window else "full_attention"
+    layer_types = tuple(declared) if declared else (kind,) * int(text.num_hidden_layers)
+    if unknown := set(layer_types) - _LAYER_TYPES:
+        raise DataError(
+            f"{folder} ({config.model_type}) has layers of the kind {', '.join(sorted(unknown))}, and rollout.engine: "
+            "hf serves full and sliding-window attention alone",
+            hint=_ELSEWHERE,
+        )
+    sliding = "sliding_attention" in layer_types
+    if sliding and not window:
+        raise DataError(f"{folder}/config.json: sliding_attention layers without sliding_window")
+    longest = getattr(text, "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        raise DataError(
+            f"{folder}/config.json ({config.model_type}) does not say how long a sequence may be: it has no "
+            "max_position_embeddings, which rollout.engine: hf needs",
+            hint=f"add it; where the model has no such limit, {_ELSEWHERE}",
+        )
+    return Layout(layer_types, int(window) if sliding and window else None, longest)

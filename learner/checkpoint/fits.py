@@ -1,0 +1,75 @@
+"""Whether a checkpoint is one of an algorithm: asked before a start, of its files, and where it is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from learner.checkpoint.names import STATE_NAME, newest
+from learner.checkpoint.names import name_of as checkpoint_name
+from mesh.errors import DataError
+
+if TYPE_CHECKING:
+    from learner.algorithms.base import Algorithm
+
+_HINT = "resume with the algorithm that wrote it, or start a run under another name"
+
+
+def check_newest(root: Path, algorithm: Algorithm) -> None:
+    """Refuses an algorithm that cannot continue from the newest checkpoint of a run.
+
+    Args:
+        root: folder of the checkpoints; may be absent.
+        algorithm: of the run.
+
+    Raises:
+        DataError: naming what is another one. A damaged checkpoint is named where it is loaded.
+    """
+    if (version := newest(root)) is None:
+        return
+    folder = root / checkpoint_name(version)
+    check_roles(folder, (role.name for role in algorithm.needs.roles if role.trained))
+    try:
+        extra = json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))["extra"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    algorithm_state(folder, extra, algorithm)
+
+
+def check_roles(folder: Path, roles: Iterable[str]) -> None:
+    """Refuses a checkpoint without the state of a trained role.
+
+    Args:
+        folder: of the checkpoint.
+        roles: that are trained beside the actor.
+
+    Raises:
+        DataError: names them.
+    """
+    if missing := [role for role in roles if not (folder / role).is_dir()]:
+        raise DataError(f"checkpoint {folder} holds no state of {', '.join(missing)}", hint=_HINT)
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """Under which an algorithm's state is stored."""
+    return type(algorithm).__qualname__
+
+
+def algorithm_state(folder: Path, extra: Mapping[str, Any], algorithm: Algorithm) -> Any:
+    """The algorithm's own state.
+
+    Args:
+        folder: of the checkpoint.
+        extra: what was stored beside the weights.
+        algorithm: that is to take it over.
+
+    Raises:
+        DataError: it is another algorithm's.
+    """
+    stored, name = extra.get("algorithm"), name_of(algorithm)
+    found = stored.get("name") if isinstance(stored, dict) else None
+    if not isinstance(stored, dict) or found != name:
+        raise DataError(f"checkpoint {folder} holds the state of the algorithm {found}, not of {name}", hint=_HINT)
+    return stored["state"]
