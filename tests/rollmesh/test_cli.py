@@ -290,7 +290,8 @@ def test_schema_has_every_key(rollmesh: Command) -> None:
     assert "properties" in json.loads(rollmesh("config", "schema", "--json").stdout)
 
 
-def test_explain_derives_sizes(rollmesh: Command, config_file: Path) -> None:
+def test_explain_derives_sizes(rollmesh: Command, config_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 4096}')
     overrides = ["--learner.batch.groups=10", "--rollout.n=4", "--buffer.max_staleness=3"]
     explained = rollmesh("config", "explain", str(config_file), *overrides).stdout
     assert "samples per step: 10 groups x 4 responses = 40" in explained

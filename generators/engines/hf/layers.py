@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from mesh.errors import DataError
 
@@ -64,7 +65,7 @@ def layout_of(config: PreTrainedConfig, folder: Path) -> Layout:
         window = None
     declared: Any = getattr(text, "layer_types", None)
     kind = "sliding_attention" if window else "full_attention"
-    layer_types = tuple(declared) if declared else (kind,) * int(text.num_hidden_layers)
+    layer_types = tuple(declared) if declared else (_undeclared(text) or kind,) * int(text.num_hidden_layers)
     if unknown := set(layer_types) - _LAYER_TYPES:
         raise DataError(
             f"{folder} ({config.model_type}) has layers of the kind {', '.join(sorted(unknown))}, and rollout.engine: "
@@ -82,3 +83,9 @@ def layout_of(config: PreTrainedConfig, folder: Path) -> Layout:
             hint=f"add it; where the model has no such limit, {_ELSEWHERE}",
         )
     return Layout(layer_types, int(window) if sliding and window else None, longest)
+
+
+def _undeclared(text: PreTrainedConfig) -> str:
+    """The kind of layers that the class of a model tells, where the configuration names none; empty for attention."""
+    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    return "recurrence" if type(text) in known and known[type(text)]._is_stateful else ""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from transformers import (
+    BloomConfig,
     JambaConfig,
     Lfm2Config,
     LlamaConfig,
@@ -30,6 +31,7 @@ from mesh.errors import DataError
         (Qwen3_5TextConfig(), "linear_attention"),
         (MambaConfig(), "linear_attention"),
         (JambaConfig(), "linear_attention"),
+        (RwkvConfig(), "recurrence"),
     ],
     ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else "",
 )
@@ -41,8 +43,8 @@ def test_layers_with_a_state_are_refused_by_name(tmp_path: Path, config: PreTrai
 
 
 def test_a_model_that_does_not_say_how_much_it_sees_is_refused(tmp_path: Path) -> None:
-    RwkvConfig().save_pretrained(tmp_path)
-    with pytest.raises(DataError, match=r"\(rwkv\) does not say how long a sequence may be"):
+    BloomConfig().save_pretrained(tmp_path)
+    with pytest.raises(DataError, match=r"\(bloom\) does not say how long a sequence may be"):
         layout_of(read_config(tmp_path), tmp_path)
 
 
