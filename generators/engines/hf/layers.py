@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from mesh.errors import DataError
 
+_CAUSAL: Any = MODEL_FOR_CAUSAL_LM_MAPPING
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _ELSEWHERE = "set rollout.engine to vllm or sglang, as far as they know the model"
 
@@ -57,9 +58,11 @@ def layout_of(config: PreTrainedConfig, folder: Path) -> Layout:
         folder: where it is, for errors.
 
     Raises:
-        DataError: it has other layers, or does not say how long a sequence may be.
+        DataError: it is no causal language model, has other layers, or does not say how long a sequence may be.
     """
     text = config.get_text_config()
+    if type(config) not in _CAUSAL and type(text) not in _CAUSAL:
+        raise DataError(f"{folder}/config.json: {config.model_type} is not a causal language model")
     window = getattr(text, "sliding_window", None)
     if getattr(text, "use_sliding_window", True) is False:
         window = None
@@ -87,5 +90,4 @@ def layout_of(config: PreTrainedConfig, folder: Path) -> Layout:
 
 def _undeclared(text: PreTrainedConfig) -> str:
     """The kind of layers that the class of a model tells, where the configuration names none; empty for attention."""
-    known: Any = MODEL_FOR_CAUSAL_LM_MAPPING
-    return "recurrence" if type(text) in known and known[type(text)]._is_stateful else ""
+    return "recurrence" if type(text) in _CAUSAL and _CAUSAL[type(text)]._is_stateful else ""
