@@ -66,7 +66,7 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: check ## Lint, types and the whole test suite, on two cores
 	-@$(MAKE) --no-print-directory vllm
 	-@$(MAKE) --no-print-directory sglang
-	$(BIN)/python -m pytest -n 4 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))
+	$(BIN)/python -m pytest -n 5 --dist loadfile $(addprefix --ignore=,$(VLLM_TESTS))
 	@test -e $(VLLM)/.ready && python=$(VLLM)/bin/python || python=$(BIN)/python; \
 	set -x; $$python -m pytest -n 3 --dist loadfile $(VLLM_TESTS)
 
