@@ -69,6 +69,8 @@ def store_error(error: Exception, command: str = "") -> StoreError:
         return StoreError(f"Redis refuses us: {text}", hint="put user and password into the URL buffer.redis")
     if isinstance(error, rex.BusyLoadingError) or text.startswith("LOADING"):
         return LoadingError(f"Redis is loading its data: {text}", hint="it answers once that is done")
+    if isinstance(error, PermissionError):
+        return StoreError(f"Redis is closed to us: {text}", hint="an embedded Redis serves its own user alone")
     if isinstance(error, rex.ConnectionError | rex.TimeoutError | OSError):
         return StoreError(f"Redis is unreachable: {text}", hint="is it running? clients repeat the call")
     return StoreError(f"Redis failed: {text}", hint="see the log of Redis")

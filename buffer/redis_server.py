@@ -1,8 +1,9 @@
 """The embedded Redis: a real redis-server process, started and owned by us, with its data in the run folder.
 
-Invariants: one redis-server at a time owns a folder (`buffer.folder_lock`); it listens on loopback only, and on a
-socket in its folder that only its user may open; it never evicts; it is killed when its owner dies, also where it
-is stopped, so no orphan keeps the folder; frozen is as good as dead; it answers only once its file has no torn end.
+Invariants: one redis-server at a time owns a folder (`buffer.folder_lock`), which is its user's alone; it listens on a
+Unix socket and nowhere else (`buffer.redis_socket`), and lets who connects do what a front does (`buffer.redis_users`);
+it never evicts; it is killed when its owner dies, also where it is stopped, so no orphan keeps the folder; frozen is as
+good as dead; it answers only once its file has no torn end.
 
 Durability, by name:
   * `always`: the append-only file is written and fsynced before an acknowledgement. What was acknowledged survives
@@ -15,11 +16,13 @@ Durability, by name:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import importlib.util
 import logging
 import os
+import secrets
 import shutil
-import socket
 import subprocess
 from collections.abc import Mapping
 from functools import partial
@@ -31,11 +34,14 @@ import redis.exceptions
 
 from buffer.folder_lock import end_leftovers, owned
 from buffer.redis_access import translated
+from buffer.redis_socket import place_socket, remove_socket, socket_url
+from buffer.redis_users import ADMIN, readable, users
 from mesh.errors import StoreError
 from mesh.heap import KEEP_FREED_MEMORY
 from mesh.liveness.sight import look
 from mesh.liveness.verdict import Bounds, Frozen
 from mesh.liveness.watch import Answer, until_frozen
+from mesh.private import close_to_others, private_folder
 from mesh.supervised import wrapped
 
 log = logging.getLogger(__name__)
@@ -44,8 +50,6 @@ _START_S = 30.0
 # Redis ends where one write does not fit; the space that was left for it is free again.
 _FULL_BYTES = 16 << 20
 _STOP_S = 10.0
-# sun_path of a Unix domain socket has 108 bytes, the last of them zero.
-_LONGEST_SOCKET_PATH = 107
 # What Redis logs where it finds a torn end.
 _TORN = b"Truncating the AOF"
 
@@ -93,22 +97,22 @@ class RedisServer:
         self._max_memory = max_memory
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
-        self._port = 0
+        self._socket: Path | None = None
+        self._password = secrets.token_hex(32)
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self._port}/0"
+        """For fronts, of any process of this user; once it was started."""
+        return socket_url(self._listening())
 
     @property
-    def local_url(self) -> str:
-        """For processes of this machine that find the folder: bytes cost half as much there as over TCP."""
-        return f"unix://{self._socket}?db=0" if self._socket else self.url
+    def admin_url(self) -> str:
+        """With all rights, for the owner alone."""
+        return socket_url(self._listening(), f"{ADMIN}:{self._password}")
 
-    @property
-    def _socket(self) -> str:
-        """Path of the socket in the folder; empty where it is longer than the system allows."""
-        path = str(self._folder.resolve() / "redis.sock")
-        return path if len(os.fsencode(path)) <= _LONGEST_SOCKET_PATH else ""
+    def _listening(self) -> Path:
+        assert self._socket is not None, "the server has not been started"
+        return self._socket
 
     @property
     def pid(self) -> int:
@@ -118,16 +122,17 @@ class RedisServer:
     async def start(self) -> None:
         """Starts the process and waits until it has loaded its data.
 
-        It takes the folder's last port again, also in another process: further fronts know it by that.
+        It listens where the folder's last server did, also in another process: further fronts know it by that.
 
         Raises:
             StoreError: it cannot be started, or is not ready in time.
         """
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self._folder)
+            close_to_others(self._folder)
             with self._lock_path.open("wb") as lock:
                 await owned(lock)
-                self._choose_port()
+                self._socket = place_socket(self._folder)
                 told = self._log_path.stat().st_size if self._log_path.exists() else 0
                 self._process = self._spawn(find_redis_server(), lock.fileno())
         except OSError as error:
@@ -136,15 +141,7 @@ class RedisServer:
             ) from error
         await self._wait_ready()
         await self._drop_torn_end(told)
-        log.info("redis-server listens on port %d", self._port, extra={"redis_pid": self._process.pid})
-
-    def _choose_port(self) -> None:
-        """The port that the folder's last server had, where it is free; else any. The folder is ours already."""
-        note = self._folder / "port"
-        last = note.read_text(encoding="utf-8") if note.exists() else ""
-        port = self._port or (int(last) if last.isdecimal() else 0)
-        self._port = port if port and _is_free(port) else _free_port()
-        note.write_text(str(self._port), encoding="utf-8")
+        log.info("redis-server listens on %s", self._socket, extra={"redis_pid": self._process.pid})
 
     @property
     def _lock_path(self) -> Path:
@@ -156,12 +153,13 @@ class RedisServer:
 
     def _spawn(self, binary: str, lock: int) -> subprocess.Popen[bytes]:
         """The process; it keeps the lock for as long as it lives."""
+        told = readable(users(self._password))
         try:
             with self._log_path.open("ab") as sink:
                 return subprocess.Popen(
                     # No milder signal reaches one that is stopped, and its log has what it acknowledged.
-                    wrapped([binary, *self._options()]),
-                    stdin=subprocess.DEVNULL,
+                    wrapped([binary, "-", *self._options()]),
+                    stdin=told,
                     stdout=sink,
                     stderr=sink,
                     start_new_session=True,
@@ -171,12 +169,15 @@ class RedisServer:
                 )
         except OSError as error:
             raise StoreError(f"cannot start {binary}: {error.strerror}") from error
+        finally:
+            os.close(told)
 
     def _options(self) -> list[str]:
         persistent = self._durability != "none"
         settings = {
-            "bind": "127.0.0.1",
-            "port": str(self._port),
+            "port": "0",
+            "unixsocket": str(self._listening()),
+            "unixsocketperm": "700",
             "dir": str(self._folder.resolve()),
             "appendonly": "yes" if persistent else "no",
             "appendfsync": self._durability if persistent else "no",
@@ -189,13 +190,11 @@ class RedisServer:
             "daemonize": "no",
             "tcp-backlog": "128",
         }
-        if self._socket:
-            settings |= {"unixsocket": self._socket, "unixsocketperm": "700"}
         return [part for name, value in settings.items() for part in (f"--{name}", value)]
 
     async def _wait_ready(self) -> None:
         deadline = asyncio.get_running_loop().time() + _START_S
-        client = redis.asyncio.Redis.from_url(self.url, socket_connect_timeout=1.0, socket_timeout=2.0)
+        client = redis.asyncio.Redis.from_url(self.admin_url, socket_connect_timeout=1.0, socket_timeout=2.0)
         try:
             while True:
                 if self._process is not None and self._process.poll() is not None:
@@ -232,7 +231,10 @@ class RedisServer:
             if _TORN not in file.read():
                 return
         try:
-            async with asyncio.timeout(_START_S), redis.asyncio.Redis.from_url(self.url, socket_timeout=5.0) as client:
+            async with (
+                asyncio.timeout(_START_S),
+                redis.asyncio.Redis.from_url(self.admin_url, socket_timeout=5.0) as client,
+            ):
                 with translated():
                     await client.bgrewriteaof()
                 while True:
@@ -289,7 +291,7 @@ class RedisServer:
             await asyncio.gather(ending, watching, return_exceptions=True)
 
     async def _until_frozen(self, pid: int, after_s: float) -> Frozen:
-        async with redis.asyncio.Redis.from_url(self.local_url) as client:
+        async with redis.asyncio.Redis.from_url(self.admin_url) as client:
 
             async def ask() -> Answer:
                 try:
@@ -314,23 +316,10 @@ class RedisServer:
             process.kill()
             await asyncio.to_thread(process.wait)
         end_leftovers(self._lock_path)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # As Redis binds: connections that are just ending do not hold the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError):
-            return False
-        return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        with contextlib.suppress(OSError), self._lock_path.open("r+b") as lock:
+            # Where somebody has the lock already, the address is that server's now.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_socket(self._listening(), self._folder)
 
 
 def _tail(path: Path) -> str:

@@ -47,8 +47,6 @@ SERVICES = ("rollmesh.v1.Buffer", "rollmesh.v1.Membership")
 # Redis memory beyond the payload budget: metadata, prompts, and the payloads of one step (writes to admitted groups
 # are never blocked by the budget).
 _HEADROOM_BYTES = 512 << 20
-# In the run folder: where the embedded Redis listens.
-REDIS_URL_FILE = Path("redis", "url")
 _RESTARTS = 10
 _RESTARTS_WITHIN_S = 600.0
 _RESTART_WAIT_S = 0.5
@@ -155,15 +153,8 @@ class BufferService:
         )
         self._exit.push_async_callback(self.redis.stop)
         await self.redis.start()
-        # For further fronts on this machine.
-        try:
-            (config.run.folder / REDIS_URL_FILE).write_text(self.redis.url, encoding="utf-8")
-        except OSError as error:
-            raise StoreError(
-                f"cannot note where redis-server listens: {error}", hint="is there space, and may we write there?"
-            ) from error
         self._background(self._keep_alive(self.redis))
-        return self.redis.local_url
+        return self.redis.url
 
     async def _keep_alive(self, server: RedisServer) -> None:
         """Restarts Redis with its data when it dies; gives up where it dies again and again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,8 +19,12 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         from rollmesh.cli import main
 
         monkeypatch.setattr(sys, "argv", ["rollmesh", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
+        umask = os.umask(0o022)
+        try:
+            with pytest.raises(SystemExit) as end:
+                main()
+        finally:
+            os.umask(umask)
         out, err = capsys.readouterr()
         return subprocess.CompletedProcess(list(arguments), int(end.value.code or 0), out, err)
 

@@ -131,8 +131,7 @@ class Mesh:
             _hear(conn)
         children = psutil.Process(service.pid).children(recursive=True)
         self._redis = next(child for child in children if child.name() == "redis-server")
-        port = self._redis.net_connections(kind="tcp")[0].laddr.port
-        self._client = redis.Redis(port=port)
+        self._client = redis.Redis.from_url((self._folder / "benchmark" / "redis" / "url").read_text(encoding="utf-8"))
         self._watched = {
             "front": [psutil.Process(service.pid)],
             "redis": [self._redis],
@@ -171,7 +170,7 @@ class Mesh:
         if self._plan.fill:
             self._learner.send("begin")
         time.sleep(self._plan.warmup)
-        self._client.config_resetstat()
+        done = self._client.info("commandstats")
         before, began = self._cpu(), time.time()
         first = self._claims.value
         time.sleep(self._plan.seconds)
@@ -196,7 +195,8 @@ class Mesh:
         stamps = zip(figures["came"], figures["took"], strict=True)
         latencies = sorted(latency for at, latency in stamps if began <= at < ended)
         redis_us = {
-            name.removeprefix("cmdstat_"): round(stats["usec"] / expected, 2) for name, stats in commands.items()
+            name.removeprefix("cmdstat_"): round((stats["usec"] - done.get(name, {}).get("usec", 0)) / expected, 2)
+            for name, stats in commands.items()
         }
         return Cell(
             items_s=rate,

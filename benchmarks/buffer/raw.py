@@ -138,8 +138,8 @@ def measure_redis(tokens: int, writers: int, seconds: float) -> float:
         asyncio.run(server.start())
         try:
             reader, *others = _started(
-                [(redis_reader, server.local_url, tokens)]
-                + [(redis_writer, server.local_url, tokens, number) for number in range(writers)]
+                [(redis_reader, server.url, tokens)]
+                + [(redis_writer, server.url, tokens, number) for number in range(writers)]
             )
             for conn, _ in (*others, reader):
                 conn.send("begin")

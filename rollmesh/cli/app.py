@@ -16,6 +16,7 @@ import typer
 
 from mesh.errors import PERMANENT, RollmeshError
 from mesh.heap import collect_seldom
+from mesh.private import keep_private
 from rollmesh.cli import config, inspect, ledger, replay, results, run, services, weights
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.output import Output
@@ -61,6 +62,8 @@ def _rollmesh(
 # "restart on failure" (Docker's among them): 0 keeps them from trying for ever.
 PERMANENT_CODE_VARIABLE = "ROLLMESH_PERMANENT_EXIT_CODE"
 _SERVICES = ("buffer", "reward", "generator", "learner")
+# What others are to read: all else that a command or its children make is its user's alone.
+_FOR_OTHERS = ("export",)
 
 
 def main() -> None:
@@ -68,6 +71,8 @@ def main() -> None:
     collect_seldom()
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
+    if _command(arguments) not in _FOR_OTHERS:
+        keep_private()
     try:
         app(args=[item for item in arguments if item != "--debug"], prog_name="rollmesh")
     except RollmeshError as error:
@@ -93,7 +98,10 @@ def _status(error: RollmeshError) -> int:
 
 def _for_supervisor(code: str | int | None, arguments: Sequence[str]) -> str | int | None:
     told = os.environ.get(PERMANENT_CODE_VARIABLE, "")
-    command = next((item for item in arguments if item != "--debug"), "")
-    if code in PERMANENT and command in _SERVICES and told.isdecimal():
+    if code in PERMANENT and _command(arguments) in _SERVICES and told.isdecimal():
         return int(told)
     return code
+
+
+def _command(arguments: Sequence[str]) -> str:
+    return next((item for item in arguments if item != "--debug"), "")

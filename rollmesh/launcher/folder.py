@@ -19,6 +19,7 @@ from learner.run_record import CONFIG
 from mesh.config import save_config
 from mesh.config.models import Config
 from mesh.errors import ConfigError, DataError
+from mesh.private import open_to_others, private_folder
 from rollmesh.launcher.errors import RunBusyError
 from rollmesh.run_files import LAUNCH, is_run
 
@@ -39,7 +40,7 @@ def locked(folder: Path) -> Iterator[None]:
         ConfigError: the folder cannot be created.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         lock = (folder / _LOCK).open("a+", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
@@ -54,6 +55,13 @@ def locked(folder: Path) -> Iterator[None]:
                 hint="stop that one, or choose another --run.name",
             ) from error
         yield
+
+
+def told_of_others(folder: Path) -> list[str]:
+    """What is to be said of a run folder that was there, and is not its user's alone."""
+    if not open_to_others(folder):
+        return []
+    return [f"other users of this machine may look into {folder}; `chmod 700 {folder}` closes it to them"]
 
 
 def was_used(folder: Path) -> bool:

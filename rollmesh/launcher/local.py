@@ -152,7 +152,7 @@ class LocalRun:
             plan = thread_plan(config)
             self._events.tell(plan.describe(config.learner.ranks, config.rollout.replicas))
             self._events.tell(devices.describe())
-            for notice in self._notices:
+            for notice in (*self._notices, *folders.told_of_others(self._folder)):
                 self._events.tell(notice)
             catalogue = ServiceCatalogue(config, config_path, plan, devices, allow_changes=self._allow_changes)
             started = time.time()

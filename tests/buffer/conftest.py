@@ -15,10 +15,10 @@ from tests.buffer.redis_cluster import LocalCluster
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One redis-server for all tests that do not kill it; each test has its own run name."""
+    """One redis-server for all tests that do not kill it, with all rights; each test has its own run name."""
     server = RedisServer(tmp_path_factory.mktemp("redis"), durability="everysec")
     asyncio.run(server.start())
-    yield server.url
+    yield server.admin_url
     asyncio.run(server.stop())
 
 

@@ -18,6 +18,7 @@ from mesh.errors import StoreError
 from mesh.versions import PolicyVersion
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
 from tests.buffer.redis_cluster import LocalCluster, Node
+from tests.buffer.redis_proxy import Proxy
 from tests.buffer.test_crashes import train_for
 from tests.buffer.test_flow import balanced
 from tests.buffer.test_redis_connection import documented
@@ -302,7 +303,7 @@ async def test_the_wrong_kind_of_url_is_named(cluster: LocalCluster, redis_url: 
         with pytest.raises(StoreError, match="Redis is a cluster") as caught:
             await access.check_rights("payload")
         assert "redis-cluster://" in caught.value.hint
-    async with opened(redis_url.removesuffix("/0").replace("redis", "redis-cluster"), "{run}") as access:
+    async with Proxy(redis_url) as proxy, opened(proxy.url("redis-cluster"), "{run}") as access:
         with pytest.raises(StoreError, match="Redis is no cluster") as caught:
             await access.check_rights("payload")
         assert "redis://" in caught.value.hint

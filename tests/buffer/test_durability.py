@@ -132,7 +132,7 @@ async def work(learner: Learner, generator: Generator, done: Acknowledged) -> No
 
 async def missing(store: Store, run: str, done: Acknowledged) -> list[str]:
     """What was acknowledged and is not there, in words; asked of Redis before anybody can mend anything."""
-    async with Redis.from_url(store.server.url) as client:
+    async with Redis.from_url(store.server.admin_url) as client:
         key = f"{{rollmesh:{run}}}"
         mark = int(await client.hget(key, "committed") or 0)
         found = [] if mark >= done.committed else [f"commit {done.committed}"]
@@ -204,7 +204,7 @@ async def test_always_keeps_every_acknowledged_verb_through_power_cuts(store: St
 @pytest.mark.parametrize("store", ["always"], indirect=True)
 async def test_always_is_as_slow_as_the_disk(store: Store) -> None:
     store.disk.slow(20)
-    async with Redis.from_url(store.server.url) as client:
+    async with Redis.from_url(store.server.admin_url) as client:
         began = time.monotonic()
         for number in range(10):
             await client.set(f"key{number}", 1)
@@ -223,7 +223,7 @@ async def test_everysec_loses_acknowledged_verbs_behind_a_stalled_disk(store: St
     async with working(store, tmp_path, done) as (run, worker):
         await until_written(worker, done, 4)
         store.disk.slow(60_000)
-        async with Redis.from_url(store.server.url) as client:
+        async with Redis.from_url(store.server.admin_url) as client:
             async with asyncio.timeout(TIMEOUT_S):
                 # A sync that does not end has begun: Redis puts its writes off, for two seconds.
                 while not (await client.info("persistence"))["aof_pending_bio_fsync"]:
@@ -237,11 +237,11 @@ async def test_everysec_loses_acknowledged_verbs_behind_a_stalled_disk(store: St
 
 @pytest.mark.parametrize("store", ["none"], indirect=True)
 async def test_none_keeps_nothing(store: Store) -> None:
-    async with Redis.from_url(store.server.url) as client:
+    async with Redis.from_url(store.server.admin_url) as client:
         await client.set("key", 1)
     os.kill(store.server.pid, signal.SIGKILL)
     await store.restart()
-    async with Redis.from_url(store.server.url) as client:
+    async with Redis.from_url(store.server.admin_url) as client:
         assert await client.get("key") is None
 
 
@@ -253,7 +253,7 @@ async def test_a_script_whose_end_was_torn_off_is_done_wholly_or_not_at_all_at_a
         return {path: path.stat().st_size for path in tmp_path.rglob("*.aof")}
 
     async def does(key: str) -> None:
-        async with Redis.from_url(server.url) as client:
+        async with Redis.from_url(server.admin_url) as client:
             await client.eval(script, 1, key)
 
     async def killed() -> None:
@@ -272,7 +272,7 @@ async def test_a_script_whose_end_was_torn_off_is_done_wholly_or_not_at_all_at_a
     await does("after")
     await killed()
     await server.start()
-    async with Redis.from_url(server.url) as client:
+    async with Redis.from_url(server.admin_url) as client:
         assert {key: await client.hlen(key) for key in ("before", "torn", "after")} == {
             "before": 5,
             "torn": 0,

@@ -35,7 +35,7 @@ async def own_mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
     """A mesh on a Redis of its own, whose memory nobody else changes."""
     server = RedisServer(tmp_path / "redis", durability="none")
     await server.start()
-    owner = Mesh(server.url, tmp_path)
+    owner = Mesh(server.admin_url, tmp_path)
     yield owner
     await owner.close()
     await server.stop()

@@ -30,6 +30,7 @@ from mesh.errors import ConfigError, StoreError
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_failure, refs
+from tests.buffer.redis_proxy import Proxy
 from tests.buffer.test_flow import balanced
 
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
@@ -153,6 +154,12 @@ def documented(run_name: str, password: str) -> list[str]:
     )
 
 
+def as_user(url: str, login: str) -> str:
+    """The URL with another login."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{login}@{rest.rpartition('@')[2]}"
+
+
 @asynccontextmanager
 async def user(redis_url: str, run_name: str, password: str) -> AsyncIterator[Callable[..., Any]]:
     """The user of the manual; yields a call that changes its rights."""
@@ -174,7 +181,7 @@ async def test_the_documented_rights_are_enough_for_a_run(
     secret.write_text(f"{password}\n")
     config = make_config(tmp_path)
     name = config.run.name
-    url = redis_url.replace("://", f"://u-{name}@")
+    url = as_user(redis_url, f"u-{name}")
     config = make_config(tmp_path, url, run={"name": name}, buffer={"redis": url, "redis_password_file": str(secret)})
     async with user(redis_url, name, password):
         left, right = await mesh.front(config), await mesh.front(config)
@@ -208,7 +215,7 @@ async def test_the_documented_rights_are_enough_for_a_run(
 
 
 async def test_each_missing_right_is_named_before_anything_is_done(redis_url: str, open_access: Opener) -> None:
-    url = redis_url.replace("://", "://u-r:secret@")
+    url = as_user(redis_url, "u-r:secret")
     scripts = commands_of(load_scripts())
     assert {"HSET", "ZADD", "PUBLISH", "TIME", "INFO"} <= set(scripts)
     async with user(redis_url, "r", "secret") as change:
@@ -235,7 +242,7 @@ async def test_each_missing_right_is_named_before_anything_is_done(redis_url: st
 async def test_a_wrong_password_is_named(redis_url: str, open_access: Opener) -> None:
     async with user(redis_url, "w", "right"):
         with pytest.raises(StoreError, match="refuses us"):
-            await open_access(redis_url.replace("://", "://u-w:wrong@")).load()
+            await open_access(as_user(redis_url, "u-w:wrong")).load()
 
 
 async def test_who_gives_up_during_the_greeting_leaves_no_connection() -> None:
@@ -286,45 +293,6 @@ def _reset_all(server: socket.socket) -> None:
 # ------------------------------------------------------------------------------------------------------------- TLS
 
 
-class Proxy:
-    """Stands before Redis: ends TLS where asked to, and lets bytes through while `free` is set."""
-
-    def __init__(self, redis_url: str, context: ssl.SSLContext | None = None) -> None:
-        self._behind = int(redis_url.rpartition(":")[2].partition("/")[0])
-        self._context = context
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.free = asyncio.Event()
-        self.free.set()
-        self.port = 0
-
-    async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", ssl=self._context)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back_reader, back_writer = await asyncio.open_connection("127.0.0.1", self._behind)
-        for pair in ((reader, back_writer), (back_reader, writer)):
-            self._tasks.add(asyncio.create_task(self._carry(*pair)))
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(1 << 16):
-                await self.free.wait()
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
-
-
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two authorities, `ca` and `foreign`; `server` (for 127.0.0.1) and `client`, signed by the first."""
@@ -363,7 +331,14 @@ async def encrypted(redis_url: str, certificates: Path) -> AsyncIterator[str]:
     context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
     context.verify_mode = ssl.CERT_REQUIRED
     async with Proxy(redis_url, context) as proxy:
-        yield f"rediss://127.0.0.1:{proxy.port}/0"
+        yield proxy.url("rediss")
+
+
+@pytest.fixture
+async def plain(redis_url: str) -> AsyncIterator[str]:
+    """URL of a Redis that is said to speak TLS, and does not."""
+    async with Proxy(redis_url) as proxy:
+        yield proxy.url("rediss")
 
 
 def tls(folder: Path, ca: str = "ca", client: str | None = "client", **more: Any) -> RedisOptions:
@@ -390,14 +365,14 @@ async def test_a_mesh_over_tls_with_certificates_on_both_sides(mesh: Mesh, encry
 
 
 async def test_certificates_that_do_not_fit_are_typed_errors(
-    encrypted: str, certificates: Path, redis_url: str, open_access: Opener
+    encrypted: str, plain: str, certificates: Path, open_access: Opener
 ) -> None:
     by_name = encrypted.replace("127.0.0.1", "localhost")
     refused = {
         "wrong authority": (encrypted, tls(certificates, ca="foreign")),
         "no certificate of ours": (encrypted, tls(certificates, client=None)),
         "certificate for another name": (by_name, tls(certificates)),
-        "no TLS there": (redis_url.replace("redis:", "rediss:"), tls(certificates)),
+        "no TLS there": (plain, tls(certificates)),
     }
     for why, (url, options) in refused.items():
         # Who speaks no TLS says nothing at all.
@@ -421,7 +396,7 @@ async def test_certificates_that_do_not_fit_are_typed_errors(
 
 async def test_a_silent_redis_is_a_typed_error_that_counts_the_bytes(redis_url: str, open_access: Opener) -> None:
     async with Proxy(redis_url) as proxy:
-        access = open_access(f"redis://127.0.0.1:{proxy.port}", timeout_s=0.2)
+        access = open_access(proxy.url(), timeout_s=0.2)
         await access.load()
         proxy.free.clear()
         with pytest.raises(
@@ -438,7 +413,7 @@ async def test_many_bytes_have_more_time_and_so_has_what_waits_behind_them(
 ) -> None:
     monkeypatch.setattr("buffer.wire.SLOWEST_BYTES_PER_S", 1 << 20)
     async with Proxy(redis_url) as proxy:
-        access = open_access(f"redis://127.0.0.1:{proxy.port}", timeout_s=0.2)
+        access = open_access(proxy.url(), timeout_s=0.2)
         await access.load()
         proxy.free.clear()
         large = asyncio.create_task(access.batch([("SET", "rollmesh:slow:x", b"x" * (16 << 20), "EX", 30)]))

@@ -26,7 +26,7 @@ async def own_redis(tmp_path: Path) -> AsyncIterator[str]:
     """A redis-server for one test, which may empty it."""
     server = RedisServer(tmp_path / "own", durability="none")
     await server.start()
-    yield server.url
+    yield server.admin_url
     await server.stop()
 
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import os
 import re
+import socket
+import subprocess
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
+import psutil
 import pytest
 import typer
 import yaml
 
+from buffer.keys import Keys
+from buffer.redis_access import RedisAccess
+from buffer.redis_server import find_redis_server
 from mesh.config import Config, load_config
+from mesh.config.redis_url import RedisOptions
 from mesh.config.rollout import EngineName
+from mesh.errors import StoreError
 from mesh.rpc import is_loopback
+from mesh.supervised import wrapped
 from rollmesh.cli.app import PERMANENT_CODE_VARIABLE, app
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -79,7 +92,7 @@ def test_commands_exist_and_their_configuration_is_valid(name: str, monkeypatch:
 def test_the_mesh_of_the_demo_is_whole() -> None:
     roles = [SERVICES[name]["command"][0] for name in ROLLMESH]
     assert sorted(roles) == ["buffer", "generator", "generator", "learner", "reward"]
-    assert "redis-server" in SERVICES["redis"]["command"]
+    assert "redis-server" in SERVICES["redis"]["command"][-1]
 
 
 def test_everyone_uses_the_address_of_the_buffer() -> None:
@@ -91,7 +104,7 @@ def test_everyone_uses_the_address_of_the_buffer() -> None:
 
 def test_beyond_loopback_only_with_the_token() -> None:
     for name in ROLLMESH:
-        assert SERVICES[name]["secrets"] == ["mesh_token"]
+        assert SERVICES[name]["secrets"] == ["mesh_token", *(["redis_password"] if name == "buffer" else [])]
         if SERVICES[name]["command"][0] == "generator":
             assert "/run/secrets/mesh_token" in SERVICES[name]["command"]
             continue
@@ -107,7 +120,9 @@ def test_generators_mount_nothing_and_only_the_buffer_sees_redis() -> None:
         if SERVICES[name]["command"][0] == "generator":
             assert "volumes" not in SERVICES[name]
     assert SERVICES["redis"]["networks"] == ["store"]
-    assert str(_config("buffer").buffer.redis).startswith("redis://redis:6379")
+    buffer = _config("buffer").buffer
+    assert buffer.redis == "redis://rollmesh@redis:6379/0"
+    assert str(buffer.redis_password_file) == "/run/secrets/redis_password"
 
 
 def test_what_crashes_comes_back_and_what_a_restart_does_not_mend_stays_away() -> None:
@@ -117,9 +132,46 @@ def test_what_crashes_comes_back_and_what_a_restart_does_not_mend_stays_away() -
 
 
 def test_redis_keeps_what_the_buffer_promises() -> None:
-    command = SERVICES["redis"]["command"]
+    command = SERVICES["redis"]["command"][-1]
     assert "--appendfsync always" in command
     assert "--maxmemory-policy noeviction" in command
+
+
+async def test_redis_knows_the_buffer_alone_and_lets_it_do_no_more_than_it_needs(tmp_path: Path) -> None:
+    """The command of its container, without a container."""
+    password = tmp_path / "password"
+    password.write_text(base64.b64encode(os.urandom(32)).decode() + "\n")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    shell, option, script = SERVICES["redis"]["command"]
+    # As Compose hands it over, with the paths and the port of this test.
+    script = script.replace("$$", "$").replace("/run/secrets/redis_password", str(password))
+    script = script.replace("--dir /data", f"--dir {tmp_path} --bind 127.0.0.1 --port {port}")
+    binaries = str(Path(find_redis_server()).parent)
+    path = os.environ | {"PATH": f"{binaries}:{os.environ['PATH']}"}
+    server = subprocess.Popen(wrapped([shell, option, script]), env=path, stdout=subprocess.DEVNULL)
+    options = RedisOptions(password_file=password)
+    access = RedisAccess(f"redis://rollmesh@127.0.0.1:{port}/0", "{rollmesh:demo}", options=options)
+    stranger = RedisAccess(f"redis://127.0.0.1:{port}/0", "{rollmesh:demo}")
+    try:
+        async with asyncio.timeout(30):
+            while True:
+                with suppress(StoreError):
+                    await access.loaded(30)
+                    break
+                await asyncio.sleep(0.02)
+        await access.check_rights(Keys("demo").payload("train", "none", 0, 0))
+        with pytest.raises(StoreError, match="refuses us: NOAUTH"):
+            await stranger.check_rights("payload")
+        for harmful in ("CONFIG", "GET", "*"), ("MODULE", "LIST"), ("FLUSHALL",), ("KEYS", "*"):
+            with pytest.raises(StoreError, match="does not let our user"):
+                await access.batch([harmful])
+        assert password.read_text().strip() not in " ".join(psutil.Process(server.pid).cmdline())
+    finally:
+        server.terminate()
+        await asyncio.to_thread(server.wait)
+        await access.close()
+        await stranger.close()
 
 
 def test_what_is_prepared_is_what_the_learner_reads() -> None:

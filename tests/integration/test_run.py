@@ -15,6 +15,7 @@ from rollmesh.run_files import config_path
 from tests.command import Command
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment
+from tests.strangers import audit_privacy
 
 
 @pytest.mark.slow
@@ -34,6 +35,7 @@ def test_a_run_writes_what_it_promises(
         env=environment(demo_data),
     )
     run.wait_step(3)
+    audit_privacy(run.folder, run.process.pid)
     refused = rollmesh("status", "--mesh", run.address())
     assert refused.returncode == 2, refused.stdout
     assert "token" in refused.stderr
@@ -70,7 +72,7 @@ def test_a_run_writes_what_it_promises(
     assert [row["step"] for row in steps if "critic/score/mean" in row] == list(range(1, 41))
     exported = rollmesh("export", str(run.folder), str(run.folder / "hf"))
     assert exported.returncode == 0, exported.stderr
-    assert (run.folder / "hf" / "model.safetensors").exists()
+    assert (run.folder / "hf" / "model.safetensors").stat().st_mode & 0o777 == 0o644, "a model is for others"
 
     # It continues where more is asked of it, by a program: with more fronts, two ranks, two generators at zero
     # staleness, and rewards that are computed here.

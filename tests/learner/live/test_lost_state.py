@@ -22,7 +22,7 @@ CALM = {"data.eval": None, "checkpoint.every_s": None, "checkpoint.every_steps":
 def redis_of(mesh: Mesh) -> Redis:
     server = mesh._service.redis
     assert server is not None
-    return Redis.from_url(server.url)
+    return Redis.from_url(server.admin_url)
 
 
 def assert_each_prompt_once(config: Config) -> None:
