@@ -162,7 +162,7 @@ async def test_redis_knows_the_buffer_alone_and_lets_it_do_no_more_than_it_needs
                 await asyncio.sleep(0.02)
         await access.check_rights(Keys("demo").payload("train", "none", 0, 0))
         with pytest.raises(StoreError, match="refuses us: NOAUTH"):
-            await stranger.check_rights("payload")
+            await stranger.loaded(1)
         for harmful in ("CONFIG", "GET", "*"), ("MODULE", "LIST"), ("FLUSHALL",), ("KEYS", "*"):
             with pytest.raises(StoreError, match="does not let our user"):
                 await access.batch([harmful])
