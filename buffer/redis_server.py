@@ -153,13 +153,13 @@ class RedisServer:
 
     def _spawn(self, binary: str, lock: int) -> subprocess.Popen[bytes]:
         """The process; it keeps the lock for as long as it lives."""
-        told = readable(users(self._password))
+        settings = readable(users(self._password))
         try:
             with self._log_path.open("ab") as sink:
                 return subprocess.Popen(
                     # No milder signal reaches one that is stopped, and its log has what it acknowledged.
                     wrapped([binary, "-", *self._options()]),
-                    stdin=told,
+                    stdin=settings,
                     stdout=sink,
                     stderr=sink,
                     start_new_session=True,
@@ -170,7 +170,7 @@ class RedisServer:
         except OSError as error:
             raise StoreError(f"cannot start {binary}: {error.strerror}") from error
         finally:
-            os.close(told)
+            os.close(settings)
 
     def _options(self) -> list[str]:
         persistent = self._durability != "none"
