@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -75,12 +76,15 @@ async def test_who_connects_may_do_what_a_front_does_and_nobody_else_connects(tm
         await server.stop()
 
 
-async def test_a_folder_too_deep_for_a_socket_has_it_in_a_short_one_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    short = tmp_path / "short"
-    short.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(short))
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files go: shorter than pytest's own folders."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield Path(folder)
+
+
+async def test_a_folder_too_deep_for_a_socket_has_it_in_a_short_one_of_its_own(tmp_path: Path, short: Path) -> None:
     deep = tmp_path / ("deep" * 30)
     server = RedisServer(deep, durability="none")
     await server.start()
@@ -119,13 +123,12 @@ def _a_file(private: Path) -> None:
 
 @pytest.mark.parametrize("prepare", [_opened, _linked, _a_file])
 def test_what_others_may_have_made_is_no_place_for_a_socket(
-    prepare: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepare: Callable[[Path], None], tmp_path: Path, short: Path
 ) -> None:
     deep = tmp_path / ("deep" * 30)
     deep.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     first = place_socket(deep)
-    assert first.parent.parent == tmp_path
+    assert first.parent.parent == short
     prepare(first.parent)
     other = place_socket(deep)
     assert other == Path("/tmp", *first.parts[-2:])
