@@ -17,6 +17,7 @@ from learner.agreement import agree
 from learner.algorithms.base import Algorithm, Loss
 from learner.algorithms.types import ModelOutput, Rollouts, StepView
 from learner.batching.pack import response_lengths, sampled_values, trained_mask
+from learner.batching.transfer import to_device
 from learner.engines.base import Engine, StepResult
 from learner.micro_batches import Share, Step
 from learner.plan import TrainPlan
@@ -162,26 +163,26 @@ class RolloutBatch:
         own = share.own
         mask = trained_mask(own)
         owner = np.repeat(np.arange(len(own)), response_lengths(own))
-        counts = torch.from_numpy(np.bincount(owner[mask], minlength=len(own)))
+        counts = to_device(np.bincount(owner[mask], minlength=len(own)), device)
         members = share.order(range(share.minibatches))
         lengths = torch.zeros(len(plan.members), dtype=torch.int64)
-        lengths[torch.from_numpy(members)] = self._all_gather(counts.to(device)).cpu()
+        lengths[torch.from_numpy(members)] = self._all_gather(counts).cpu()
         share.set_lengths(lengths.numpy())
         order = share.places(members)
-        behaviour, staleness = (torch.from_numpy(values).to(device) for values in sampled_values(own, mask))
+        behaviour, staleness = (to_device(values, device) for values in sampled_values(own, mask))
         chances = [plan.prompts[member.prompt].probability for member in plan.members]
         baselines = [plan.prompts[member.prompt].baseline_reward for member in plan.members]
 
         def per_sequence(values: Sequence[float | None]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)
+            return to_device(np.array(values, np.float32), device)
 
         return Rollouts(
-            group_ids=torch.tensor([member.prompt for member in plan.members], dtype=torch.int64, device=device),
+            group_ids=to_device(np.array([member.prompt for member in plan.members], np.int64), device),
             rewards=per_sequence([member.reward for member in plan.members]),
-            lengths=lengths.to(device),
+            lengths=to_device(lengths.numpy(), device),
             behaviour_log_probs=self._in_order(behaviour, order),
             staleness=self._in_order(staleness, order),
-            truncated=torch.tensor([member.truncated for member in plan.members], dtype=torch.bool, device=device),
+            truncated=to_device(np.array([member.truncated for member in plan.members], np.bool_), device),
             components={
                 name: per_sequence([member.components[position] for member in plan.members])
                 for position, name in enumerate(plan.components)
@@ -206,7 +207,7 @@ class RolloutBatch:
         if len(order) == total and (order == np.arange(total)).all():
             return everyone
         result = torch.zeros(total, dtype=values.dtype, device=self._device)
-        result[torch.from_numpy(order).to(self._device)] = everyone
+        result[to_device(order, self._device)] = everyone
         return result
 
 

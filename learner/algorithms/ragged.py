@@ -30,7 +30,8 @@ def segment_sum(values: Tensor, segments: Tensor, count: int) -> Tensor:
 
 def segment_count(segments: Tensor, count: int) -> Tensor:
     """Elements per segment, int64 [count]."""
-    return torch.bincount(segments, minlength=count)
+    # Without `torch.bincount`, for whose size the host waits for the device.
+    return segments.new_zeros(count, dtype=torch.int64).index_add_(0, segments, torch.ones_like(segments))
 
 
 def segment_mean(values: Tensor, segments: Tensor, count: int) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from learner.algorithms.ragged import segment_count
 from learner.algorithms.settings import Settings, SettingsError
 
 ResampleMethod = Literal["none", "pow", "max_min", "max_random"]
@@ -76,4 +77,4 @@ def resample(weights: Tensor, generator: torch.Generator | None = None) -> Tenso
     top = shares.max()
     shares = shares / top if top > 0 else torch.ones_like(shares)
     drawn = torch.multinomial(shares, count, replacement=True, generator=generator)
-    return torch.bincount(drawn, minlength=count).to(weights.device)
+    return segment_count(drawn, count).to(weights.device)

@@ -117,7 +117,10 @@ class ModelWeights:
 
     def _move(self, place: torch.device) -> int:
         targets = [target for target in self._distinct() if target.device != place]
-        moved = [target.data.to(place) for target in targets]
+        moved = [_copied(target.data, place) for target in targets]
+        if self._home.type == "cuda":
+            # Copies are queued like kernels; what is let go of below is given out again.
+            torch.cuda.synchronize(self._home)
         freed = sum(target.data.nbytes for target in targets)
         for target, tensor in zip(targets, moved, strict=True):
             target.data = tensor
@@ -141,6 +144,13 @@ class ModelWeights:
 def _usable(source: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The tensor itself where the model can use it as it is, else a copy."""
     return source.detach().to(device=device, dtype=dtype).contiguous()
+
+
+def _copied(source: torch.Tensor, place: torch.device) -> torch.Tensor:
+    """A copy elsewhere, which may still be under way; what a GPU had lies in pinned memory, which it reaches itself."""
+    if not source.is_cuda:
+        return source.to(place, non_blocking=source.is_pinned())
+    return torch.empty_like(source, device=place, pin_memory=True).copy_(source, non_blocking=True)
 
 
 def _point(target: torch.Tensor, tensor: torch.Tensor) -> None:

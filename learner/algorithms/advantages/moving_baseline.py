@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.ragged import last_tokens, reverse_scan, shift_left
+from learner.algorithms.ragged import last_tokens, reverse_scan, segment_count, shift_left
 
 
 def moving_baseline(rewards: Tensor, roles: Tensor, state: Tensor, *, decay: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -25,7 +25,7 @@ def moving_baseline(rewards: Tensor, roles: Tensor, state: Tensor, *, decay: flo
     """
     order = torch.argsort(roles, stable=True, descending=True).flip(0)
     # Newest first within a role: the scan goes backwards in time, that is forwards through the trajectories.
-    lengths = torch.bincount(roles, minlength=state.numel())
+    lengths = segment_count(roles, state.numel())
     newest_first = rewards[order]
     averages = reverse_scan((1.0 - decay) * newest_first, decay, lengths, state)
     before = shift_left(averages, lengths, state)

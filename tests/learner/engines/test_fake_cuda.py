@@ -86,3 +86,17 @@ def test_a_swap_moves_parameters_and_moments_and_trains_on(seen: dict[str, Any],
     assert sum(waits["offload"]["to_host"].values()) == moved
     assert sum(waits["onload"]["to_device"].values()) == moved
     assert waits["step after"] == waits["step"]
+
+
+def test_weights_of_a_generator_go_to_the_host_and_back_without_a_wait_for_each(seen: dict[str, Any]) -> None:
+    for part in ("to_host", "to_device"):
+        assert seen["sleep"]["waits"][part] == {"to_host": {}, "to_device": {}}
+
+
+def test_a_batch_stage_waits_for_what_the_host_draws_alone(seen: dict[str, Any]) -> None:
+    facts, waits = seen["batch stage"]["facts"], seen["batch stage"]["waits"]
+    assert facts == {"groups": "cuda:0", "resampling": "cuda:0"}
+    assert waits["groups"] == {"reads": {}, "to_host": {}, "to_device": {}}
+    # The weights there, and how often each was drawn back; and whether there is any weight at all, known on the host.
+    drawn = waits["resampling"]
+    assert [sum(drawn[kind].values()) for kind in ("reads", "to_host", "to_device")] == [0, 1, 1]

@@ -13,9 +13,10 @@ from tests.learner.engines.fake_cuda.device import install, load
 def main(library: Path, cases: dict[str, dict[str, object]]) -> None:
     load(library)
     install(library)
-    from tests.learner.engines.fake_cuda.flow import Case, run
+    from tests.learner.engines.fake_cuda.flow import Case, batch_stage, run, sleep
 
-    print(json.dumps({name: dataclasses.asdict(run(Case(**case))) for name, case in cases.items()}))
+    seen = {name: run(Case(**case)) for name, case in cases.items()} | {"sleep": sleep(), "batch stage": batch_stage()}
+    print(json.dumps({name: dataclasses.asdict(part) for name, part in seen.items()}))
 
 
 if __name__ == "__main__":

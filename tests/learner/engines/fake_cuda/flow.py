@@ -17,9 +17,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from generators.engines.hf.weights import ModelWeights
 from learner.algorithms.base import Loss
 from learner.algorithms.load import load_algorithm
 from learner.algorithms.policy_gradient import PolicyGradient
+from learner.algorithms.ragged import segment_std
+from learner.algorithms.resampling import pf_ppo_weights, resample
 from learner.algorithms.types import UpdatePlan
 from learner.batching.pack import pack
 from learner.batching.types import PackedBatch, TrainSequence
@@ -103,6 +106,34 @@ def run(case: Case) -> Seen:
                 _use(case, algorithm.loss, watch, seen)
             except RuntimeError as error:
                 seen.error = f"{type(error).__name__}: {error}"
+    return seen
+
+
+def sleep() -> Seen:
+    """The weights of a generator's own engine, to the host and back."""
+    seen = Seen()
+    with FakeTensorMode(), Watch({}) as watch:
+        weights = ModelWeights(torch.nn.Sequential(*(torch.nn.Linear(8, 8, device="cuda") for _ in range(3))))
+        for part, move in (("to_host", weights.to_host), ("to_device", weights.to_device)):
+            watch.clear()
+            move()
+            seen.waits[part] = {"to_host": dict(watch.to_host), "to_device": dict(watch.to_device)}
+    return seen
+
+
+def batch_stage() -> Seen:
+    """Sums per group, and policy filtration (PF-PPO), whose draws are the host's."""
+    seen = Seen()
+    with FakeTensorMode(), Watch({}) as watch:
+        rewards, groups = torch.ones(6, device="cuda"), torch.zeros(6, dtype=torch.int64, device="cuda")
+        stages: dict[str, Callable[[], torch.Tensor]] = {
+            "groups": lambda: segment_std(rewards, groups, 2),
+            "resampling": lambda: resample(pf_ppo_weights(rewards, "pow"), torch.Generator()),
+        }
+        for part, stage in stages.items():
+            watch.clear()
+            seen.facts[part] = str(stage().device)
+            seen.waits[part] = {kind: dict(getattr(watch, kind)) for kind in ("reads", "to_host", "to_device")}
     return seen
 
 
