@@ -181,6 +181,7 @@ class Evaluator:
         self._on_missed = on_missed
         self._round: asyncio.Task[None] | None = None
         self._owed = False
+        self._answered = 0
         self.latest: EvalResult | None = None
         self.policy: PolicyVersion | None = None
         self.skipped = 0
@@ -264,8 +265,8 @@ class Evaluator:
             result = await self._result(policy, began)
             await asyncio.to_thread(self._keep, result)
         except (_Missed, TimeoutError) as error:
-            why = "took too long" if isinstance(error, TimeoutError) else "found no generator at its version"
-            _log.warning("evaluation of version %s %s and is given up", policy, why)
+            why = "found no generator at its version" if isinstance(error, _Missed) else self._overdue()
+            _log.warning("evaluation of version %s is given up: it %s", policy, why)
             self._owed = True
             await self._withdraw()
             await asyncio.to_thread(self._on_missed, policy)
@@ -276,6 +277,12 @@ class Evaluator:
         else:
             self.latest = result
             self._on_result(result)
+
+    def _overdue(self) -> str:
+        return (
+            f"took more than {self._timeout_s:g} s (eval.timeout_s), in which {self._answered} of {len(self._tasks)} "
+            "prompts were answered and scored"
+        )
 
     async def _result(self, policy: PolicyVersion, began: float) -> EvalResult:
         """Collects a round, sums it up, and settles its groups, which stay leased until then."""
@@ -295,6 +302,7 @@ class Evaluator:
     async def _collect(self, stream: SampleStream, policy: PolicyVersion) -> list[Arrived]:
         """The groups of a round, each once: one that comes again comes under the lease that counts."""
         groups: dict[str, Arrived] = {}
+        self._answered = 0
         stream.holdings = lambda: [group.lease for group in groups.values()]
         while (missing := len(self._tasks) - len(groups)) > 0:
             if (unasked := missing - stream.on_the_way(policy.version)) > 0:
@@ -307,6 +315,7 @@ class Evaluator:
                 if lost.group_id in groups and groups[lost.group_id].lease == (lost.group_id, lost.lease_id):
                     del groups[lost.group_id]
             groups.update((group.leased.group_id, group) for group in response.groups)
+            self._answered = len(groups)
             if response.exhausted:
                 break
         return list(groups.values())
