@@ -20,7 +20,7 @@ import grpc
 from generators.bundle import fetch_model_bundle
 from generators.control import ManualRequests, Probes
 from generators.engine_watch import watch
-from generators.engines.base import EngineStatus
+from generators.engines.base import EngineError, EngineStatus
 from generators.learner_link import LearnerLink
 from generators.metrics import GeneratorMetrics
 from generators.parts import Parts, ResultFeed, load_engine, load_libraries
@@ -150,15 +150,19 @@ class Generator:
             settle_heap()
             self._parts = parts
             self._stage = ""
-            await run_together(
-                parts.receiver.run(),
-                self._admit(parts),
-                parts.drafts.run(),
-                self._discover_rewards(parts.scorer),
-                self._report(parts),
-                self._end_on_failure(),
-                watch(parts.engine, self._config.resources.frozen_after_s),
-            )
+            try:
+                await run_together(
+                    parts.receiver.run(),
+                    self._admit(parts),
+                    parts.drafts.run(),
+                    self._discover_rewards(parts.scorer),
+                    self._report(parts),
+                    self._end_on_failure(),
+                    watch(parts.engine, self._config.resources.frozen_after_s),
+                )
+            except RollmeshError:
+                await self._blame(parts)
+                raise
 
     async def _build(self, stack: AsyncExitStack) -> Parts:
         config, network, agent = self._config, self._config.network, self._agent
@@ -221,6 +225,22 @@ class Generator:
 
     async def _end_on_failure(self) -> None:
         await self._failure
+
+    async def _blame(self, parts: Parts) -> None:
+        """Where the engine has ended at one request, its group ends as failed; all others are given back, which costs
+        them no attempt: they would end it, or end with it, again and again."""
+        error = self._failure.exception() if self._failure.done() else None
+        if not isinstance(error, EngineError) or not error.culprit:
+            return
+        rollout, why = parts.rollout, error.message.partition("\n")[0]
+        if error.raised:
+            why += f"; the last error in its log: {error.raised}"
+        rollout.stop_admitting()
+        rollout.fail_at(error.culprit, f"the engine ended at it, tried alone: {why}")
+        rollout.hand_on_all()
+        await _within(_SETTLE_S, parts.delivery.drained())
+        rollout.release_all()
+        await _within(_SETTLE_S, parts.releases_sent())
 
     # ------------------------------------------------------------------------------------------------ the end
 

@@ -103,6 +103,7 @@ class HeldGroup:
             sampling=sampling_of(self.grant.task.sampling, member, greedy=self._is_greedy(member)),
             pinned=self.pinned is not None,
             prefix=self.prefixes.get(member),
+            alone=self.grant.attempt > 1,
             images=self.images,
             task=self.grant.task,
             member=member,

@@ -377,6 +377,16 @@ class Rollout:
         """The buffer knows that these were given back, or cannot be told."""
         self._leaving.difference_update(groups)
 
+    def fail_at(self, request_id: str, reason: str) -> None:
+        """The engine has ended at a request: what is missing of its group ends as an error."""
+        owner = self._requests.get(request_id)
+        if owner is not None:
+            group, _ = owner
+            members = sorted(group.generating)
+            self._forget_requests(group)
+            self._hand_on(group, len(members))
+            self._on_failed(group, members, reason)
+
     def stop_admitting(self) -> None:
         """No more credits; what comes nevertheless is given back."""
         self._draining = True

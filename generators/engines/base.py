@@ -44,10 +44,17 @@ EngineState = Literal["running", "paused", "asleep"]
 
 
 class EngineError(RollmeshError):
-    """The inference engine cannot go on, or has been stopped."""
+    """The inference engine cannot go on, or has been stopped.
+
+    Attributes:
+        culprit: id of the request that was tried alone (`GenerationRequest.alone`) when it ended; empty where none was.
+        raised: what its processes raised last, then.
+    """
 
     code = "engine"
     exit_code = 10
+    culprit: str = ""
+    raised: str = ""
 
 
 class RequestError(RollmeshError):
@@ -135,6 +142,8 @@ class GenerationRequest:
             `max_tokens` counts them and `stop` is looked for in them. Where they are complete (end token, stop
             string, budget or context used up) the result comes at once. A pinned request takes none.
         stream: tell `on_tokens` of its tokens as they are sampled (not of those of `prefix`).
+        alone: somebody lost it unfinished, perhaps because an engine ended at it. In an engine with processes of its
+            own nothing else starts before it has its first token; where the engine ends then, it tells so.
         images: encoded files (PNG, JPEG), in the order of their placeholders in `prompt_ids`, one placeholder token
             each: the engine widens it to the tokens that its processor makes of the image. These count in the
             context. They are looked at after `submit`, beside decoding: what cannot be read, or is too long then, is
@@ -150,6 +159,7 @@ class GenerationRequest:
     pinned: bool = False
     prefix: SampledTokens | None = None
     stream: bool = False
+    alone: bool = False
     images: tuple[bytes, ...] = ()
     earlier: int = 0
     outside: bool = False

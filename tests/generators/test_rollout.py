@@ -105,7 +105,8 @@ def grant(
         sampling=trajectory_pb2.SamplingParams(temperature=1.0, top_k=7, max_tokens=8),
         pinned=pin.to_proto() if pin else None,
     )
-    return buffer_pb2.GroupGrant(group_id=name, lease_id=lease, attempt=1, task=task, **fields)  # type: ignore[arg-type]
+    fields = {"attempt": 1} | fields
+    return buffer_pb2.GroupGrant(group_id=name, lease_id=lease, task=task, **fields)  # type: ignore[arg-type]
 
 
 def result(request_id: str, version: PolicyVersion, reason: FinishReason) -> GenerationResult:
@@ -544,3 +545,24 @@ def test_the_books_agree_whatever_happens(commands: list[tuple[str, int, Any]]) 
         assert generating <= waiting
 
     asyncio.run(play())
+
+
+async def test_a_group_at_which_the_engine_has_ended_fails_and_others_are_given_back() -> None:
+    book = Book()
+    await book.grant("first")
+    await book.grant("again")
+    book.rollout.add("train", grant("bad", lease="a1", n=3, attempt=2))
+    await asyncio.sleep(0)
+    alone = {request.request_id for request in book.engine.requests if request.alone}
+    assert len(alone) == 3, "who had it before may have ended at it"
+    book.finish(5)
+    book.rollout.stop_admitting()
+    book.rollout.fail_at(min(alone), "illegal instruction")
+    book.rollout.hand_on_all()
+    [(group, members, reason)] = book.failed
+    assert (group.group_id, members, reason) == ("bad", [0, 1, 2], "illegal instruction")
+    book.settle()
+    book.rollout.settled(group, 3)
+    book.rollout.release_all()
+    assert [group.group_id for group in book.released] == ["again"]
+    assert book.rollout.held == 0

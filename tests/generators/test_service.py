@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from buffer.service import BufferService
+from generators.engines.base import EngineError
+from generators.engines.hf.decoder import Step
+from generators.engines.hf.stepper import Stepper
 from generators.service import serve
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, UnreachableError
@@ -95,6 +98,35 @@ async def test_groups_are_generated_scored_and_stored(tmp_path: Path) -> None:
             assert len(texts) > 1, "the members of a group are drawn independently"
         ledger = await learner.client.ledger("train")
         assert not ledger.discrepancies
+
+
+async def test_a_group_at_which_the_engine_ends_alone_fails_with_the_cause_and_no_other_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(stepper: Stepper, *, pinned_only: bool) -> Step:
+        ended = EngineError("the engine has died: exit code 1")
+        ended.culprit, ended.raised = next(iter(stepper._line)).request.request_id, "RuntimeError: illegal instruction"
+        raise ended
+
+    async with mesh(tmp_path) as world:
+        learner = await world.learner()
+        await learner.publish(0)
+        await learner.seed(3)
+        with monkeypatch.context() as patched:
+            patched.setattr(Stepper, "turn", end)
+            task, _ = world.generator()
+            with pytest.raises(EngineError, match="the engine has died"):
+                await task
+        [note] = (await learner.client.ledger("train", 10)).failed
+        assert (note.reason, list(note.causes)) == (
+            "too_few_scored",
+            [
+                "the engine ended at it, tried alone: the engine has died: exit code 1; the last error in its log: "
+                "RuntimeError: illegal instruction"
+            ],
+        )
+        world.generator()
+        assert len(await learner.sample(2, 0)) == 2
 
 
 async def test_the_greedy_member_is_the_most_likely_response(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ Invariants:
 - The backend has at most `slots` jobs and one more for every eight slots: these stand in its own line, so that it
   refills a slot in the very step in which one becomes free, and the place they leave is filled again in the same turn
   of the event loop. All others wait here, where order, pinning and aborts are ours.
+- While a request that starts alone has a job and no token yet nothing else starts: an engine that ends, ends at that.
 - What has ended and what was streamed is handed out once per turn of the event loop, all of it together.
 """
 
@@ -101,6 +102,7 @@ class Dispatcher:
         self._given_up: list[str] = []
         self._job_ids = itertools.count()
         self._interrupting = False
+        self._trial: Response | None = None
         self.tokens_generated = self.tokens_outside = 0
         self.pinned = 0
 
@@ -108,6 +110,13 @@ class Dispatcher:
     def active(self) -> int:
         """Responses that are being decoded, as far as can be told from here."""
         return min(self._slots, max(0, len(self._responses) - len(self._line) - self._unread))
+
+    @property
+    def on_trial(self) -> str:
+        """Id of the request that has started alone and has no token yet; empty where none has."""
+        trial = self._trial
+        waits = trial is not None and trial.job_id is not None and not trial.begun
+        return trial.request.request_id if trial is not None and waits else ""
 
     @property
     def in_flight(self) -> int:
@@ -187,10 +196,12 @@ class Dispatcher:
 
     def refill(self, *, pinned_only: bool) -> None:
         """Gives the backend as many jobs as it may have."""
-        while len(self._running) < self._places:
+        while len(self._running) < self._places and not self.on_trial:
             response = self._line.next(pinned_only=pinned_only)
             if response is None:
                 return
+            if response.request.alone:
+                self._trial = response
             job = response.next_job(f"job-{next(self._job_ids)}")
             running = self._running[job.job_id] = Running(job.job_id, response)
             self._spawn(self._generate(job, running))
@@ -284,6 +295,10 @@ class Dispatcher:
             return
         self.tokens_generated += tokens
         self.tokens_outside += tokens if response.request.outside else 0
+        if response is self._trial:
+            # The next may start.
+            self._trial = None
+            self._notify()
         if response.request.stream:
             self._streamed[id(response)] = response
             self._notify()

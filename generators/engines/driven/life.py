@@ -192,6 +192,9 @@ class Life:
         if self._gate.failure is not None:
             return
         failure = ending_of(error)
+        if self.conductor.open and (culprit := self.dispatcher.on_trial):
+            # Else it has ended at a swap or a sleep.
+            failure.culprit, failure.raised = culprit, self._backend.last_error()
         self._gate.fail(failure)
         self._ending.set()
         self._listener.on_failure(failure)

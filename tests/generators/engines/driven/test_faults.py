@@ -6,11 +6,13 @@ import asyncio
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from generators.engines.base import EngineError, RequestError
 from generators.engines.checks import Limits
+from generators.engines.driven.backend import Job
 from mesh.errors import PayloadError, WeightsError
 from mesh.versions import PolicyVersion
 from tests.generators.engines import tiny
@@ -123,6 +125,27 @@ def test_death_while_decoding(harness: ScriptedHarness) -> None:
     harness.engine.submit([request("a", max_tokens=harness.long, stream=True), request("pinned", pinned=True)])
     _check_failed(harness, "signal 9")
     assert not harness.collector.results
+
+
+def test_an_engine_that_ends_at_a_request_that_started_alone_names_it(harness: ScriptedHarness) -> None:
+    """Each of those has its first token before anything else starts."""
+    lost = [replace(request(f"lost {token}", [token], max_tokens=harness.long), alone=True) for token in (4, 5, 6)]
+    without: list[list[int]] = []
+
+    def look(job: Job) -> None:
+        others = harness.backend._jobs.values()
+        without.append([sampling.job.token_ids[0] for sampling in others if not sampling.count])
+        if job.token_ids == [6]:
+            harness.backend.raised = "RuntimeError: illegal instruction"
+            harness.backend.on_death("exit code 1")
+
+    harness.backend.at_job = look
+    harness.update(V1, harness.constant_weights(10))
+    harness.engine.submit([request("before", [3], max_tokens=harness.long), *lost, request("last", [7])])
+    failure = harness.collector.wait_failure()
+    assert (failure.culprit, failure.raised) == ("lost 6", "RuntimeError: illegal instruction")
+    assert [job.token_ids for job in harness.backend.jobs] == [[3], [4], [5], [6]]
+    assert without == [[], [3], [], []]
 
 
 @pytest.mark.parametrize("operation", ["pause", "load", "resume", "abort"])
