@@ -121,12 +121,9 @@ class SampleSession:
         if named is None:
             return []
         ended, lost = await store.keep_named(self._table, LEARNER, self._incarnation, self._token, named)
-        if ended or lost:
+        if ended:
             _log.warning(
-                "the learner has forgotten %d groups, which are ready again, and names %d that it has lost",
-                ended,
-                len(lost),
-                extra={"table": self._table},
+                "the learner has forgotten %d groups, which are ready again", ended, extra={"table": self._table}
             )
         return lost
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -115,15 +115,16 @@ def open_channel(
     ]
     target = address.removeprefix("grpc://")
     token = read_token(security)
-    interceptors: list[Any] = _token_interceptors(token) if token else []
     if security.tls_ca is not None or security.tls_cert is not None:
         credentials = grpc.ssl_channel_credentials(
             root_certificates=_pem(security.tls_ca, "tls_ca"),
             private_key=_pem(security.tls_key, "tls_key"),
             certificate_chain=_pem(security.tls_cert, "tls_cert"),
         )
-        return grpc.aio.secure_channel(target, credentials, options=options, interceptors=interceptors)
-    return grpc.aio.insecure_channel(target, options=options, interceptors=interceptors)
+        channel = grpc.aio.secure_channel(target, credentials, options=options)
+    else:
+        channel = grpc.aio.insecure_channel(target, options=options)
+    return _WithToken(channel, token) if token else channel
 
 
 def _pem(path: Path | None, name: str) -> bytes | None:
@@ -139,40 +140,52 @@ def _read_pem(path: Path, name: str) -> bytes:
         raise ConfigError(f"security.{name} {path}: {error.strerror}") from error
 
 
-class _TokenBase:
-    def __init__(self, token: str) -> None:
-        self._value = f"Bearer {token}"
+class _WithToken(grpc.aio.Channel):
+    """A channel that sends the token with every call.
 
-    def _with_token(self, details: grpc.aio.ClientCallDetails) -> grpc.aio.ClientCallDetails:
-        metadata = grpc.aio.Metadata(*(details.metadata or ()))
-        metadata.add("authorization", self._value)
-        return grpc.aio.ClientCallDetails(
-            details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
-        )
+    Without grpc.aio's interceptors: those hand what is written to a stream from task to task, and leave the last one
+    waiting for ever where the stream cannot be opened.
+    """
 
+    def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
+        self._channel = channel
+        self._token = ("authorization", f"Bearer {token}")
 
-class _UnaryUnaryToken(_TokenBase, grpc.aio.UnaryUnaryClientInterceptor):
-    async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        return await continuation(self._with_token(details), request)
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._sending(self._channel.unary_unary(*args, **kwargs))
 
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._sending(self._channel.unary_stream(*args, **kwargs))
 
-class _UnaryStreamToken(_TokenBase, grpc.aio.UnaryStreamClientInterceptor):
-    async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
-        return await continuation(self._with_token(details), request)
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._sending(self._channel.stream_unary(*args, **kwargs))
 
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._sending(self._channel.stream_stream(*args, **kwargs))
 
-class _StreamUnaryToken(_TokenBase, grpc.aio.StreamUnaryClientInterceptor):
-    async def intercept_stream_unary(self, continuation: Any, details: Any, requests: Any) -> Any:
-        return await continuation(self._with_token(details), requests)
+    def _sending(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, metadata: Iterable[tuple[str, str]] = (), **kwargs: Any) -> Any:
+            return method(*args, metadata=(*metadata, self._token), **kwargs)
 
+        return call
 
-class _StreamStreamToken(_TokenBase, grpc.aio.StreamStreamClientInterceptor):
-    async def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
-        return await continuation(self._with_token(details), requests)
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._channel.get_state(try_to_connect)
 
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._channel.wait_for_state_change(last_observed_state)
 
-def _token_interceptors(token: str) -> list[Any]:
-    return [_UnaryUnaryToken(token), _UnaryStreamToken(token), _StreamUnaryToken(token), _StreamStreamToken(token)]
+    async def channel_ready(self) -> None:
+        await self._channel.channel_ready()
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._channel.close(grace)
+
+    async def __aenter__(self) -> _WithToken:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.close()
 
 
 def to_rollmesh_error(error: grpc.RpcError, what: str) -> RollmeshError:

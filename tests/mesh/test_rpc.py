@@ -92,6 +92,19 @@ async def test_a_typed_error_in_a_stream_arrives_after_its_items() -> None:
     await server.stop(0)
 
 
+async def test_a_stream_that_cannot_be_opened_leaves_no_task_with_a_token_either(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    for security in (OPEN, SecuritySection(token_file=token)):
+        # No one listens on the discard port.
+        async with rpc.open_channel("127.0.0.1:9", security) as channel:
+            call = buffer_pb2_grpc.BufferStub(channel).Admit()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call.read()
+            call.cancel()
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_the_token_is_asked_for_and_sent(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
