@@ -144,7 +144,10 @@ def read_mesh(folder: Path) -> str:
             f"run {folder} is not going: its launcher was killed, and its services have ended with it",
             hint="the same `rollmesh run` continues it; logs/launcher.log has what was said last",
         )
-    raise DataError(f"run {folder} is not going", hint=f"see {folder / SUMMARY}, or give another mesh with --mesh")
+    raise DataError(
+        f"run {folder} is not going as far as its folder says",
+        hint=f"give its mesh with --mesh; if it has ended, `rollmesh report {folder}` says how it went",
+    )
 
 
 def _write(path: Path, text: str) -> None:

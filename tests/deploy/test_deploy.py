@@ -240,7 +240,7 @@ def test_one_variable_chooses_the_engine(engine: str) -> None:
 
 def test_readme_names_only_commands_that_exist() -> None:
     text = (DEPLOY / "README.md").read_text(encoding="utf-8")
-    found = re.findall(r"\brollmesh ((?:status|ledger|generator|run)\b[^\n`]*)", text)
+    found = re.findall(r"\brollmesh ((?:status|ledger|generator|run|evals|report|export)\b[^\n`]*)", text)
     assert found
     for line in found:
         _check(line.split())

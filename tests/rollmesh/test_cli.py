@@ -323,6 +323,10 @@ def test_ledger_and_status_of_a_run_that_has_ended(
 ) -> None:
     config = load_config(config_file)
     RunRecord(config, None).keep()
+    # Of services that were started one by one nothing sums up.
+    alone = rollmesh("status", str(config.run.folder))
+    assert_error(alone, 3, "is not going")
+    assert f"`rollmesh report {config.run.folder}`" in alone.stderr
     counts = buffer_pb2.LedgerCounts(admitted=3, trained=1, failed=2)
     counts.reasons["failed/members"] = 2
     answer = buffer_pb2.LedgerResponse(counters=counts)
