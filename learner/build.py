@@ -54,7 +54,7 @@ def build_algorithm(config: Config) -> Algorithm:
 
 
 def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
-    """The engines of this rank by role, the actor first, each proven right; collective under torchrun.
+    """The engines of this rank by role, the actor first, each proven right; collective over the ranks.
 
     A role without a model of its own starts from the actor's initial weights, also where the actor goes on from a
     checkpoint: that is what a reference policy is.
@@ -85,7 +85,7 @@ def build_engines(config: Config, algorithm: Algorithm) -> dict[str, Engine]:
 
 
 def build_actor(config: Config, *, entropy_gradient: bool = False) -> Engine:
-    """The actor's engine of this rank; collective under torchrun.
+    """The actor's engine of this rank; collective over the ranks.
 
     Args:
         config: of the run; the model's path is a local folder.

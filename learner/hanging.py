@@ -19,7 +19,6 @@ from typing import NoReturn
 from learner.controls import Controls
 from learner.state import LearnerState
 from learner.watchdog import MAX_LOOK_S
-from mesh import exit_status
 from mesh.errors import RollmeshError, StuckError
 
 _log = logging.getLogger(__name__)
@@ -109,7 +108,4 @@ async def end_where_it_hangs(
 
 def _end(error: RollmeshError) -> NoReturn:
     _log.error("%s", error, extra={"code": error.code})
-    try:
-        exit_status.leave(error.exit_code)
-    finally:
-        os._exit(error.exit_code)
+    os._exit(error.exit_code)

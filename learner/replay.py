@@ -44,6 +44,7 @@ from learner.team import Link, Team, follow
 from learner.weights.pushes import PushStatistics
 from mesh.config import Config
 from mesh.errors import DataError
+from mesh.ranks import check_ranks
 from mesh.service import AsyncBridge
 from mesh.trajectory import Trajectory
 from mesh.versions import PolicyVersion
@@ -89,6 +90,7 @@ def replay(
         DataError: nothing is recorded, or not from that start on; `checkpoint` is none.
         ConfigError: the settings do not go together.
     """
+    check_ranks(config.security)
     if checkpoint is not None and not (checkpoint / STATE_NAME).is_file():
         found = [folder.name for _, folder in CheckpointStore(recorded / CHECKPOINTS_NAME).list()]
         raise DataError(

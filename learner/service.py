@@ -1,4 +1,4 @@
-"""The learner process: `run` is what the command line calls, on every rank under torchrun.
+"""The learner process: `run` is what the command line calls, in every rank.
 
 Invariants: expected failures end with one log line and the error's exit code; a learner that was superseded ends with
 `FencedError.exit_code`, so that nobody starts it again; SIGTERM ends the run after the present step, with a checkpoint
@@ -30,7 +30,8 @@ from mesh.config import Config
 from mesh.errors import RollmeshError
 from mesh.fronts import MeshChannel, open_mesh
 from mesh.heap import TENSOR_BYTES, keep_freed_memory, settle_heap
-from mesh.rpc import bind, new_server
+from mesh.ranks import check_ranks
+from mesh.rpc import bind, is_loopback, new_server
 from mesh.service import (
     AsyncBridge,
     add_health_and_reflection,
@@ -108,6 +109,10 @@ def _run(
     port: int,
     ready_file: Path | None,
 ) -> None:
+    check_ranks(config.security)
+    if config.weights.transport == "nccl" and not is_loopback(config.network.host):
+        # NCCL uses the same interfaces for all its groups; these are its own choice.
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "^lo,docker")
     set_learner_threads(config)
     given, config = config, config.model_copy(update={"model": resolve_model(config.model)})
     algorithm = build_algorithm(config)

@@ -16,18 +16,11 @@ import sys
 from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
-# In place of a process id: the starter of the command.
-_STARTER = 0
 
 
 def wrapped(command: Sequence[str], on_death: signal.Signals = signal.SIGKILL) -> list[str]:
     """The command line of a child that gets `on_death` when this process dies (Linux; elsewhere it lives on)."""
     return [sys.executable, "-S", "-E", __file__, str(int(on_death)), str(os.getpid()), *command]
-
-
-def supervised_by_starter(command: Sequence[str]) -> list[str]:
-    """The same for a command that another program starts: it is killed when that one dies."""
-    return [command[0], "-S", "-E", __file__, str(int(signal.SIGKILL)), str(_STARTER), *command]
 
 
 def main(argv: list[str]) -> None:
@@ -36,7 +29,7 @@ def main(argv: list[str]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
     # The parent may have died before the request was made; then no signal will ever come.
-    if parent != _STARTER and os.getppid() != parent:
+    if os.getppid() != parent:
         raise SystemExit(128 + number)
     os.execvp(argv[2], argv[2:])  # noqa: S606  # no shell is wanted: the arguments are a list of our own
 

@@ -19,7 +19,6 @@ import ctypes
 import gc
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine, summarize, table, write_json, yardstick
+from mesh.ranks import environment_of
 
 _RANKS = (1, 2, 4)
 _WAYS = ("buckets", "parameters", "model")
@@ -54,25 +54,20 @@ def main() -> None:
 
 def measure(folder: Path, ranks: int, rounds: int) -> dict[str, Any]:
     """All ways with one number of ranks."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
     command = [sys.executable, "-m", __spec__.name, "--rank-of", str(folder), "--rounds", str(rounds)]
-    processes = [
-        subprocess.Popen(command, env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    with tempfile.TemporaryDirectory() as scratch:
+        environments = [environment_of(rank, ranks, Path(scratch) / "meeting") for rank in range(ranks)]
+        processes = [
+            subprocess.Popen(
+                command, env={**os.environ, "OMP_NUM_THREADS": "1", **variables}, stdout=subprocess.PIPE, text=True
+            )
+            for variables in environments
+        ]
+        try:
+            outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
     by_rank = [json.loads(output.splitlines()[-1]) for output in outputs]
     return {"ranks": ranks, "by_rank": by_rank}
 

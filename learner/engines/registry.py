@@ -23,7 +23,7 @@ _ENGINES: dict[tuple[str, str, str], str] = {
 
 
 def create_engine(spec: EngineSpec, *, model_type: ModelType = "language_model", backend: str = "fsdp2") -> Engine:
-    """Builds the engine of this process; collective under torchrun.
+    """Builds the engine of this process; collective over the ranks.
 
     Args:
         spec: model, optimizer, device.

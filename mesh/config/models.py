@@ -150,7 +150,7 @@ class LearnerSection(Section):
     devices: DeviceNumbers | None = Field(
         None, description="CUDA devices of the ranks that `rollmesh run` starts, by number; none: the first free ones."
     )
-    ranks: PositiveInt = Field(1, description="Data-parallel ranks that `rollmesh run` starts (torchrun).")
+    ranks: PositiveInt = Field(1, description="Data-parallel ranks of the learner, one process each, on one machine.")
     python: Path | None = Field(None, description="Interpreter of the learner; none: that of `rollmesh`.")
     steps: PositiveInt = Field(100, description="Batches to train; the run ends after them.")
     param_dtype: Literal["float32", "bfloat16"] | None = Field(

@@ -17,6 +17,7 @@ import typer
 from mesh.errors import PERMANENT, RollmeshError
 from mesh.heap import collect_seldom
 from mesh.private import keep_private
+from mesh.ranks import started_here
 from rollmesh.cli import config, inspect, ledger, replay, results, run, services, weights
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.output import Output
@@ -98,7 +99,8 @@ def _status(error: RollmeshError) -> int:
 
 def _for_supervisor(code: str | int | None, arguments: Sequence[str]) -> str | int | None:
     told = os.environ.get(PERMANENT_CODE_VARIABLE, "")
-    if code in PERMANENT and _command(arguments) in _SERVICES and told.isdecimal():
+    # Of a service in several ranks, the process that has started them tells.
+    if code in PERMANENT and _command(arguments) in _SERVICES and told.isdecimal() and not started_here():
         return int(told)
     return code
 

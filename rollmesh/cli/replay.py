@@ -10,6 +10,7 @@ import typer
 
 from mesh.config import load_config
 from mesh.errors import ConfigError
+from mesh.ranks import become_ranks
 from rollmesh.cli.options import OVERRIDES, RunFolder
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def _replay(
 
     before = read_config(run)
     config = load_config(before.model_dump(mode="json"), context.args)
+    become_ranks(config.learner.ranks)
     out = out or run / "replay"
     from learner.replay import replay
     from mesh.telemetry import setup_logging

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mesh import exit_status
 from mesh.config.models import SecuritySection
+from mesh.ranks import become_ranks
 from mesh.threads import thread_environment
 from rollmesh.cli.options import (
     OVERRIDES,
@@ -161,8 +161,9 @@ def _learner(
     port: Port = 0,
     ready_file: ReadyFile = None,
 ) -> None:
-    """Serve the learner; under torchrun, one rank of it."""
+    """Serve the learner, in as many processes as learner.ranks says; under torchrun, one rank of it."""
     config = read_config(config_path, context)
+    become_ranks(config.learner.ranks)
     from learner import service
     from rollmesh.best import best_of
 
@@ -183,5 +184,4 @@ def _learner(
 
 def _end(status: int) -> None:
     """Ends the command with a service's exit status."""
-    exit_status.leave(status)
     raise typer.Exit(status)

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import psutil
 
-from mesh import exit_status
 from mesh.config.models import SecuritySection
 from mesh.errors import UnreachableError
 from mesh.liveness.ends import descendants
@@ -96,12 +95,6 @@ class ServiceProcess:
             path.parent.mkdir(parents=True, exist_ok=True)
         for name in (spec.name, *spec.parts):
             ready_file(folder, name).unlink(missing_ok=True)
-        exit_file(folder, spec.name).unlink(missing_ok=True)
-        environment = {
-            **os.environ,
-            **spec.environment,
-            exit_status.VARIABLE: str(exit_file(folder, spec.name).absolute()),
-        }
         with log_path.open("ab") as log:
             log_from = log.seek(0, os.SEEK_END)
             process = await asyncio.create_subprocess_exec(
@@ -109,7 +102,7 @@ class ServiceProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env={**os.environ, **spec.environment},
                 start_new_session=True,
             )
         return cls(spec, process, folder, log_from=log_from)
@@ -202,10 +195,7 @@ class ServiceProcess:
 
     @property
     def status(self) -> int:
-        """Exit status of the ended process; the service's own where a wrapper (torchrun) has replaced it."""
-        left = exit_status.find(exit_file(self._folder, self.spec.name))
-        if left is not None:
-            return left
+        """Exit status of the ended process."""
         return self._process.returncode if self._process.returncode is not None else -1
 
     @property
@@ -259,7 +249,3 @@ def log_file(folder: Path, service: str) -> Path:
 
 def ready_file(folder: Path, service: str) -> Path:
     return folder / "services" / f"{service}.json"
-
-
-def exit_file(folder: Path, service: str) -> Path:
-    return folder / "services" / f"{service}.exit"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mesh.config.models import Config
-from mesh.supervised import supervised_by_starter
 from mesh.threads import ThreadPlan, available_cores, plan_threads, thread_environment
 from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
@@ -164,12 +163,7 @@ class ServiceCatalogue:
 
     def _learner(self, mesh: str) -> ServiceSpec:
         def command(restart: bool, _address: str | None) -> Sequence[str]:
-            ranks = self._config.learner.ranks
             runner = command_of(self._config.learner.python)
-            if ranks > 1:
-                # torchrun starts its ranks in sessions of their own: only the kernel can end them with it.
-                torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-                runner = (runner[0], *torchrun, "--no-python", *supervised_by_starter(runner))
             # With a Redis of its own, what held this run before was this machine's and is gone: the lock says so.
             takeover = ("--takeover",) if restart or self._config.buffer.redis is None else ()
             changes = ("--allow-changes",) if self._allow_changes else ()

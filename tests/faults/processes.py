@@ -43,13 +43,11 @@ class Launch:
         command: argument list.
         environment: beyond this process's own.
         ready_file: written by the service once it answers; none: ready when it runs.
-        exit_file: where a status is left that a wrapper of the process would hide.
     """
 
     command: list[str]
     environment: Mapping[str, str]
     ready_file: Path | None = None
-    exit_file: Path | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +86,7 @@ class Process:
             return []
 
     def ranks(self) -> list[psutil.Process]:
-        """The workers of a torchrun; empty without one."""
+        """The ranks that it has started; empty where it is the only one."""
         return [process for process in self.tree()[1:] if "rollmesh.cli" in _command(process)]
 
     def signal(self, number: signal.Signals) -> None:
@@ -257,9 +255,6 @@ class Supervisor:
 
     def _watch(self, service: _Service, process: Process) -> None:
         code = process.popen.wait()
-        left = process.launch.exit_file
-        if left is not None and left.exists():
-            code = int(left.read_text())
         process.code = code
         process.ended.set()
         quick = time.monotonic() - process.began < _SETTLED_S and not process.wanted

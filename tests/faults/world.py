@@ -22,7 +22,6 @@ import yaml
 
 from buffer.redis_server import find_redis_server
 from examples.demo.prepare import prepare
-from mesh import exit_status
 from mesh.threads import thread_environment
 from tests.faults.processes import FaultError, Launch, Supervisor
 from tests.faults.proxy import Conditions, Link, ProxyLoop
@@ -31,7 +30,6 @@ from tests.faults.reward import FREEZE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 _CLI = (sys.executable, "-m", "rollmesh.cli")
-_TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 # Below the range from which the kernel takes ports for outgoing connections.
 _PORTS = range(12_000, 30_000)
 FRONTS = ("front-0", "front-1")
@@ -263,9 +261,8 @@ class World:
         port = free_port()
         links = self.links.setdefault(LEARNER, [])
         links.append(self._proxies.link(port, self.supervisor.owner))
-        runner = _CLI if self.ranks == 1 else (*_TORCHRUN, str(self.ranks), "-m", "rollmesh.cli")
-        overrides = {"network.advertise": links[-1].address}
-        return self._launch(LEARNER, index, (*runner, "learner"), port, overrides, self._mesh())
+        overrides = {"network.advertise": links[-1].address, "learner.ranks": str(self.ranks)}
+        return self._launch(LEARNER, index, (*_CLI, "learner"), port, overrides, self._mesh())
 
     def _generator(self, name: str, index: int) -> Launch:
         ready = self._ready / f"{name}-{index}.json"
@@ -284,12 +281,12 @@ class World:
         overrides: Mapping[str, str],
         more: Sequence[str] = (),
     ) -> Launch:
-        ready, left = self._ready / f"{name}-{index}.json", self._ready / f"{name}-{index}.exit"
+        ready = self._ready / f"{name}-{index}.json"
         line = [
             *(*command, str(self._config), "--port", str(port), "--ready-file", str(ready), *more),
             *(f"--{key}={value}" for key, value in overrides.items()),
         ]
-        return Launch(line, self._environment() | {exit_status.VARIABLE: str(left)}, ready, left)
+        return Launch(line, self._environment(), ready)
 
     def _environment(self) -> dict[str, str]:
         return thread_environment(1) | {"PYTHONPATH": str(ROOT)}

@@ -1,6 +1,7 @@
 """A run from its first to its last step: what it writes, and what the commands say of it."""
 
 import json
+import os
 import re
 import threading
 import urllib.request
@@ -15,6 +16,7 @@ from rollmesh.run_files import config_path
 from tests.command import Command
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment
+from tests.sockets import Listener, assert_on_loopback, listeners
 from tests.strangers import audit_privacy
 
 
@@ -23,7 +25,8 @@ from tests.strangers import audit_privacy
 def test_a_run_writes_what_it_promises(
     start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path
 ) -> None:
-    """Behind a token: no one without it is told anything. The engine fails at one prompt, and nothing else does."""
+    """Behind a token: no one without it is told anything, and no one on another machine can ask. The engine fails at
+    one prompt, and nothing else does."""
     token = tmp_path / "token"
     token.write_text("a shared secret\n")
     behind = f"--security.token_file={token}"
@@ -36,6 +39,8 @@ def test_a_run_writes_what_it_promises(
     )
     run.wait_step(3)
     audit_privacy(run.folder, run.process.pid)
+    # Of five services, each with its metrics.
+    assert_on_loopback(run.process.pid, at_least=10)
     refused = rollmesh("status", "--mesh", run.address())
     assert refused.returncode == 2, refused.stdout
     assert "token" in refused.stderr
@@ -77,9 +82,11 @@ def test_a_run_writes_what_it_promises(
     # It continues where more is asked of it, by a program: with more fronts, two ranks, two generators at zero
     # staleness, and rewards that are computed here.
     threads: set[str] = set()
+    listening: list[Listener] = []
 
     def reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
         threads.add(threading.current_thread().name)
+        listening.extend(listeners(os.getpid()) if not listening else ())
         return float(len(solution_str) % 2)
 
     changes = [
@@ -89,6 +96,8 @@ def test_a_run_writes_what_it_promises(
     longer = product.train(config_path(run.folder), reward, overrides=changes, quiet=True)
     audit(run)
     assert threads
+    assert len(listening) >= 8, listening
+    assert [listener for listener in listening if not listener.on_loopback] == []
     assert (longer.steps, longer.ended, longer.restarts) == (46, "finished", {})
     # No reward service was started: the function was called here.
     assert longer.peak_memory_mb.keys() == {"buffer", "buffer-1", "buffer-2", "generator-0", "generator-1", "learner"}

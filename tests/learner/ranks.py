@@ -1,4 +1,4 @@
-"""Two ranks of a test program, as torchrun would start them, but for one thing: what they import is imported once."""
+"""Two ranks of a test program, as `mesh.ranks` starts them, but for one thing: what they import is imported once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import importlib
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from mesh.ranks import environment_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _RANKS = 2
@@ -17,17 +19,7 @@ _RANKS = 2
 
 def run_two_ranks(module: str, *arguments: Path) -> None:
     """Runs the module's `main(*arguments)` on two ranks that meet over loopback; both must end well."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(_ROOT),
-        "WORLD_SIZE": str(_RANKS),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
     command = [sys.executable, "-m", "tests.learner.ranks", module, *map(str, arguments)]
     process = subprocess.Popen(
         command, env=environment, cwd=_ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -40,8 +32,8 @@ def run_two_ranks(module: str, *arguments: Path) -> None:
     assert process.returncode == 0, errors[-4000:]
 
 
-def _rank(rank: int, module: str, arguments: list[str]) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+def _rank(rank: int, meeting: Path, module: str, arguments: list[str]) -> None:
+    os.environ.update(environment_of(rank, _RANKS, meeting))
     sys.modules[module].main(*map(Path, arguments))
 
 
@@ -49,11 +41,13 @@ def main(module: str, *arguments: str) -> None:
     """Forks the ranks."""
     importlib.import_module(module)
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=_rank, args=(rank, module, arguments)) for rank in range(_RANKS)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = Path(folder) / "meeting"
+        ranks = [context.Process(target=_rank, args=(rank, meeting, module, arguments)) for rank in range(_RANKS)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
     sys.exit([rank.exitcode for rank in ranks] != [0] * _RANKS)
 
 

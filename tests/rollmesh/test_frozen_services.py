@@ -164,7 +164,7 @@ async def test_silence_is_no_failure_where_it_is_said_so(
 async def test_a_part_that_has_ended_without_its_service_is_found(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
 ) -> None:
-    """A rank that torchrun does not report, being stopped itself."""
+    """A rank whose starter does not report it, being stopped itself."""
     ready = ready_file(tmp_path, NAME)
     starter = (
         "import subprocess, sys; parts = [subprocess.Popen([sys.executable, sys.argv[1], path]) for path in "

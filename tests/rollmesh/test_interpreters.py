@@ -48,9 +48,8 @@ def check(**values: object) -> None:
     check_interpreters(interpreters_of(config(**values)))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_each_service_is_started_by_its_own(ranks: int) -> None:
-    asked = config(**{key.replace(".", "__"): path for key, path in ENVIRONMENTS.items()}, learner__ranks=ranks)
+def test_each_service_is_started_by_its_own() -> None:
+    asked = config(**{key.replace(".", "__"): path for key, path in ENVIRONMENTS.items()})
     catalogue = ServiceCatalogue(asked, Path("cfg.yaml"), ThreadPlan(2, 1, 3), DevicePlan(), allow_changes=False)
     specs = {spec.name: spec for spec in (*catalogue.buffer(), *catalogue.others("host:1"))}
     owners = {"buffer": "b", "learner": "l", "reward": "r", "generator-0": "g"}
@@ -61,7 +60,6 @@ def test_each_service_is_started_by_its_own(ranks: int) -> None:
         # What is installed beside the interpreter is found before what is beside this one.
         assert specs[name].environment["PATH"].split(os.pathsep)[0] == f"/envs/{owner}/bin"
     assert specs["generator-0"].environment["OMP_NUM_THREADS"] == "3"
-    assert ("torch.distributed.run" in specs["learner"].command(False, None)) == (ranks > 1)
 
 
 def test_without_names_it_is_this_one() -> None:

@@ -1,6 +1,7 @@
 """The process group of the learner's ranks, and the few collectives the engines need.
 
-One rank needs no group. Under torchrun the group is gloo on CPU and nccl on CUDA; every collective has a deadline.
+One rank needs no group. Else it is gloo on CPU and nccl on CUDA; every collective has a deadline. Ranks of one machine
+(`mesh.ranks`) meet in a file and listen on its loopback interface alone; others meet as torchrun's environment says.
 The engines of a process share one group: the first that needs it forms it, the last that needed it ends it.
 """
 
@@ -16,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
+
+from mesh.ranks import MEETING, on_loopback
 
 _TIMEOUT = timedelta(minutes=10)
 
@@ -45,7 +48,9 @@ class World:
         self._needs_group = self.size > 1 or need_group
         if self._needs_group and not dist.is_initialized():
             backend = "nccl" if device_type == "cuda" else "gloo"
-            store = dist.HashStore() if self.size == 1 else None
+            store = _meeting_of(self.size)
+            if store is not None:
+                os.environ.update(on_loopback())
             dist.init_process_group(backend, timeout=_TIMEOUT, rank=self.rank, world_size=self.size, store=store)
             World._formed = True
         self.first = not World._open
@@ -118,3 +123,14 @@ class World:
         reduced = values.to(self.device, copy=True)
         dist.all_reduce(reduced, operation)
         return reduced
+
+
+def _meeting_of(size: int) -> dist.Store | None:
+    """Where the ranks of this machine meet; None: the others may be elsewhere."""
+    if size == 1:
+        return dist.HashStore()
+    if MEETING not in os.environ:
+        return None
+    store = dist.FileStore(os.environ[MEETING], size)
+    store.set_timeout(_TIMEOUT)
+    return store

@@ -347,8 +347,8 @@ def test_two_ranks_train_the_same_run(tmp_path: Path, monkeypatch: pytest.Monkey
     }
     config = make_config(tmp_path, changes)
     with mesh_of(config) as mesh:
-        learner = start_learner(config, mesh, tmp_path, ranks=2)
-        assert learner.wait() == 0, learner.text()
+        learner = start_learner(config, mesh, tmp_path)
+        assert learner.wait(100.0) == 0, learner.text()
         counts = ledger(mesh).recounted
         assert (counts.trained, counts.failed) == (4 * 4, 1)
     steps = [r for r in records(config) if "critic/score/mean" in r]

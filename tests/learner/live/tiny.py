@@ -99,19 +99,16 @@ def make_config(folder: Path, overrides: Mapping[str, Any]) -> Config:
 class Process:
     """One service as a process of its own; its log goes to a file."""
 
-    def __init__(self, name: str, code: str, folder: Path, *, torchrun: int = 0) -> None:
+    def __init__(self, name: str, code: str, folder: Path) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         self.ready_file = folder / f"{name}.ready"
         self.ready_file.unlink(missing_ok=True)
         script = folder / f"start_{name}.py"
         script.write_text(code, encoding="utf-8")
-        command = [sys.executable]
-        if torchrun:
-            command += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
         environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(ROOT)}
         with self.log.open("a") as log:
-            self._process = subprocess.Popen([*command, str(script)], stdout=log, stderr=log, env=environment)
+            self._process = subprocess.Popen([sys.executable, str(script)], stdout=log, stderr=log, env=environment)
 
     def address(self) -> str:
         """Waits for the ready file."""
@@ -150,15 +147,14 @@ def config_code(config: Config) -> str:
     return f"from mesh.config.models import Config\nconfig = Config.model_validate_json({config.model_dump_json()!r})\n"
 
 
-def start_learner(
-    config: Config, mesh: str, folder: Path, name: str = "learner", *, takeover: bool = False, ranks: int = 0
-) -> Process:
+def start_learner(config: Config, mesh: str, folder: Path, name: str = "learner", *, takeover: bool = False) -> Process:
     code = (
-        f"{config_code(config)}from pathlib import Path\nfrom learner.service import run\n"
+        f"{config_code(config)}from pathlib import Path\nfrom mesh.ranks import become_ranks\n"
+        "become_ranks(config.learner.ranks)\nfrom learner.service import run\n"
         f"raise SystemExit(run(config, {mesh!r}, takeover={takeover}, force=False, "
         f"ready_file=Path({str(folder / name)!r} + '.ready')))"
     )
-    return Process(name, code, folder, torchrun=ranks)
+    return Process(name, code, folder)
 
 
 def run_learner(config: Config, mesh: str, **options: Any) -> int:
