@@ -85,6 +85,8 @@ class Generator:
         self._stage = "waits for a learner"
         self._drain_s = _DRAIN_S
         self._failure: asyncio.Future[None] = self._loop.create_future()
+        # Whoever is cancelled while it waits for the future cancels that.
+        self._failed_with: RollmeshError | None = None
         self._parts: Parts | None = None
         self._files: tempfile.TemporaryDirectory[str]
         self.engine_name = config.rollout.engine
@@ -220,6 +222,7 @@ class Generator:
     # ------------------------------------------------------------------------------------------------ failure
 
     def _fail(self, error: RollmeshError) -> None:
+        self._failed_with = self._failed_with or error
         if not self._failure.done():
             self._failure.set_exception(error)
 
@@ -229,7 +232,7 @@ class Generator:
     async def _blame(self, parts: Parts) -> None:
         """Where the engine has ended at one request, its group ends as failed; all others are given back, which costs
         them no attempt: they would end it, or end with it, again and again."""
-        error = self._failure.exception() if self._failure.done() else None
+        error = self._failed_with
         if not isinstance(error, EngineError) or not error.culprit:
             return
         rollout, why = parts.rollout, error.message.partition("\n")[0]
