@@ -114,7 +114,9 @@ def main() -> int:
         # Long enough for the health check, and no more.
         over.wait(0.3)
         return options.die_after_ready
-    over.wait()
+    # Python's handlers run in the main thread; a signal that the kernel gives to another thread does not wake it.
+    while not over.wait(0.2):
+        pass
     server.stop(None)
     return options.asked
 

@@ -232,7 +232,9 @@ async def test_an_overdue_episode_is_ended_as_it_is(serving: Serving) -> None:
     assert result.finish_reason == "length"
     assert result.rewards is None
     assert result.figures["timeouts"] == 1
-    assert result.figures["branches_dropped"] == result.figures["calls"] - 1 - bool(result.figures["calls_aborted"])
+    # The last call may be amid its answer, or not have begun one.
+    unfinished = result.figures["calls"] - 1 - result.figures["branches_dropped"]
+    assert bool(result.figures["calls_aborted"]) <= unfinished <= 1
     runs.close()
 
 
