@@ -25,11 +25,12 @@ from buffer.redis_server import RedisServer
 from buffer.scoring import load_score
 from buffer.side_store import SideStore
 from buffer.store import Store
+from mesh.access.credentials import Identity, Role, new_identity
 from mesh.config import Config
+from mesh.config.models import SecuritySection
 from mesh.config.redis_url import without_login
 from mesh.errors import RollmeshError, StoreError, ended_by
 from mesh.heap import keep_freed_memory, settle_heap
-from mesh.membership import new_member_id
 from mesh.metrics import metrics_server
 from mesh.rpc import bind, new_server
 from mesh.service import (
@@ -72,7 +73,7 @@ class BufferService:
         self.redis: RedisServer | None = None
         self.address = ""
         self.readings: figures.Readings | None = None
-        self._front_id = new_member_id("buffer")
+        self._front_id = new_identity(Role.BUFFER).member_id
         self._failure: asyncio.Future[RollmeshError] | None = None
 
     @property
@@ -103,7 +104,9 @@ class BufferService:
         self._failure = asyncio.get_running_loop().create_future()
         url = config.buffer.redis or await self._embedded()
         front, access = await self._front(url)
-        server = new_server(config.security, max_message_mb=config.network.max_message_mb, decoders=DECODERS)
+        server = new_server(
+            config.security, Identity(Role.BUFFER), max_message_mb=config.network.max_message_mb, decoders=DECODERS
+        )
         buffer_pb2_grpc.add_BufferServicer_to_server(BufferServicer(front, access), server)
         membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(front, access), server)
         health = add_health_and_reflection(server, SERVICES)
@@ -247,11 +250,10 @@ class BufferService:
 
 
 def without_secrets(config: Config) -> Config:
-    """The configuration as members are told it: how to log in to Redis is nobody else's business."""
-    if config.buffer.redis is None:
-        return config
-    url = without_login(config.buffer.redis)
-    return config.model_copy(update={"buffer": config.buffer.model_copy(update={"redis": url})})
+    """The configuration as members are told it: without the login of Redis, and without this host's security."""
+    url = None if config.buffer.redis is None else without_login(config.buffer.redis)
+    buffer = config.buffer.model_copy(update={"redis": url})
+    return config.model_copy(update={"buffer": buffer, "security": SecuritySection()})
 
 
 def run(config: Config, *, host: str, port: int, ready_file: Path | None) -> int:

@@ -14,6 +14,7 @@ from functools import partial
 
 import grpc
 
+from mesh.access.credentials import Identity, Role
 from mesh.config.models import SecuritySection
 from mesh.membership import MembershipAgent
 from mesh.rpc import open_channel
@@ -129,7 +130,8 @@ class LearnerLink:
             return
         if former is not None and (former.member_id, former.address) == (learner.member_id, learner.address):
             return
-        connect = partial(open_channel, learner.address, self._security, max_message_mb=self._max_message_mb)
+        identity = Identity(Role.GENERATOR, self._agent.member_id)
+        connect = partial(open_channel, learner.address, self._security, identity, max_message_mb=self._max_message_mb)
         self._current = LearnerConnection(learner.member_id, learner.address, connect)
         self._known.set()
         if former is not None:

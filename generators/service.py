@@ -15,14 +15,15 @@ import pydantic
 from generators.control import SERVICE_NAME, GeneratorControl
 from generators.generator import Generator
 from generators.weights.relay import Relay
+from mesh.access.credentials import Identity, Role
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import ConfigError
 from mesh.fronts import open_mesh
 from mesh.heap import TENSOR_BYTES, keep_freed_memory
 from mesh.hosts import host_id
-from mesh.membership import MembershipAgent, new_member_id
+from mesh.membership import MembershipAgent
 from mesh.metrics import metrics_server
-from mesh.rpc import bind, is_loopback, new_server
+from mesh.rpc import bind, identity_of, is_loopback, new_server
 from mesh.service import (
     Shutdown,
     add_health_and_reflection,
@@ -63,7 +64,7 @@ def run(
         the process exit code.
     """
     keep_freed_memory(TENSOR_BYTES)
-    member = member_id or new_member_id("generator")
+    identity = Identity(Role.GENERATOR, member_id) if member_id else identity_of(security, Role.GENERATOR)
 
     async def main(shutdown: Shutdown) -> int:
         return await serve(
@@ -72,7 +73,7 @@ def run(
             host=host,
             port=port,
             advertise=advertise,
-            member_id=member,
+            identity=identity,
             threads=threads,
             security=security,
             ready_file=ready_file,
@@ -88,7 +89,7 @@ async def serve(
     host: str,
     port: int,
     advertise: str | None,
-    member_id: str,
+    identity: Identity,
     threads: int | None,
     security: SecuritySection,
     ready_file: Path | None,
@@ -98,17 +99,17 @@ async def serve(
     Raises:
         RollmeshError: the port is taken, the mesh stays away, the model cannot be built, the engine fails.
     """
-    server = new_server(security)
+    server = new_server(security, identity)
     bound = bind(server, host, port, security)
     address = advertised_address(host, bound, advertise)
-    channel = open_mesh(mesh, security)
+    channel = open_mesh(mesh, security, identity)
     agent = MembershipAgent(
-        channel, membership_pb2.ROLE_GENERATOR, member_id=member_id, address=address, host_id=host_id()
+        channel, membership_pb2.ROLE_GENERATOR, member_id=identity.member_id, address=address, host_id=host_id()
     )
     try:
         if not await shutdown.before(agent.start()):
             return 0
-        config = _configuration(agent)
+        config = _configuration(agent, security)
         logging.getLogger().setLevel(config.logging.level.upper())
         # Where nobody else can reach this process there is nobody to relay to.
         relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)
@@ -143,9 +144,10 @@ async def serve(
     return 0
 
 
-def _configuration(agent: MembershipAgent) -> Config:
+def _configuration(agent: MembershipAgent, security: SecuritySection) -> Config:
+    """The run's, with this host's own tokens and TLS."""
     try:
-        return Config.model_validate_json(agent.config_json)
+        return Config.model_validate_json(agent.config_json).model_copy(update={"security": security})
     except pydantic.ValidationError as error:
         raise ConfigError(
             f"the run's configuration cannot be read: {error}", hint="do all nodes run the same version of rollmesh?"

@@ -26,6 +26,7 @@ from learner.payloads import FetchedPayloads, HeldPayloads, Payloads
 from learner.rollout_batch import ACTOR
 from learner.run_record import RunRecord
 from learner.team import Link, Team, follow
+from mesh.access.credentials import Identity, Role
 from mesh.config import Config
 from mesh.errors import RollmeshError
 from mesh.fronts import MeshChannel, open_mesh
@@ -168,7 +169,7 @@ def _answer_health(config: Config, bridge: AsyncBridge, closers: ExitStack, read
     network, security = config.network, config.security
 
     async def serve() -> tuple[grpc.aio.Server, str]:
-        server = new_server(security)
+        server = new_server(security, Identity(Role.LEARNER))
         health = add_health_and_reflection(server, ())
         port = bind(server, network.host, 0, security)
         await server.start()
@@ -184,7 +185,7 @@ def _fetch_client(config: Config, mesh: str, bridge: AsyncBridge, closers: ExitS
     network = config.network
 
     async def connect() -> MeshChannel:
-        return open_mesh(mesh, config.security, max_message_mb=network.max_message_mb)
+        return open_mesh(mesh, config.security, Identity(Role.LEARNER), max_message_mb=network.max_message_mb)
 
     channel = bridge.call(connect(), network.rpc_timeout_s)
     closers.callback(lambda: bridge.call(channel.close(), network.rpc_timeout_s))

@@ -30,12 +30,13 @@ from learner.state import LearnerState
 from learner.weights import WeightPublisher, WeightsService
 from learner.weights.push_metrics import PushCollector
 from learner.weights.service import SERVICE_NAME as WEIGHTS_SERVICE
+from mesh.access.credentials import Role
 from mesh.config import Config
 from mesh.fronts import open_mesh
 from mesh.hosts import host_id
-from mesh.membership import MembershipAgent, new_member_id
+from mesh.membership import MembershipAgent
 from mesh.metrics import metrics_server
-from mesh.rpc import bind, new_server
+from mesh.rpc import bind, identity_of, new_server
 from mesh.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 from protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
 
@@ -89,7 +90,8 @@ class Session:
             UnreachableError: the mesh did not answer.
         """
         network, security = self._config.network, self._config.security
-        server = new_server(security, max_message_mb=network.max_message_mb)
+        identity = identity_of(security, Role.LEARNER)
+        server = new_server(security, identity, max_message_mb=network.max_message_mb)
         weights_pb2_grpc.add_WeightsServicer_to_server(
             WeightsService(self._publisher, self._config.weights.fanout), server
         )
@@ -103,13 +105,13 @@ class Session:
         self._closers.push_async_callback(server.stop, _SERVER_GRACE_S)
         await set_serving(health, names)
         address = advertised_address(network.host, port, network.advertise)
-        channel = open_mesh(self._mesh, security, max_message_mb=network.max_message_mb)
+        channel = open_mesh(self._mesh, security, identity, max_message_mb=network.max_message_mb)
         self._closers.push_async_callback(channel.close)
         self.client = BufferClient(channel, timeout_s=network.rpc_timeout_s, retry_s=network.retry_s)
         self.agent = MembershipAgent(
             channel,
             membership_pb2.ROLE_LEARNER,
-            member_id=new_member_id("learner"),
+            member_id=identity.member_id,
             address=address,
             host_id=host_id(),
             timeout_s=network.rpc_timeout_s,

@@ -37,6 +37,18 @@ class ConfigError(RollmeshError):
     exit_code = 2
 
 
+class UnauthenticatedError(ConfigError):
+    """A caller has no credential, or one that is forged, over, of another mesh or for another contract."""
+
+    code = "unauthenticated"
+
+
+class PermissionDeniedError(ConfigError):
+    """A caller's role may not call the verb, or it speaks in another member's name."""
+
+    code = "permission_denied"
+
+
 class DataError(RollmeshError):
     """A dataset or model folder is missing or lacks what is needed."""
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc
 
+from mesh.access.credentials import Identity
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError
 from mesh.rpc import KEEPALIVE_S, is_transient_code, open_channel
@@ -43,17 +44,25 @@ def addresses_of(mesh: str) -> list[str]:
 
 
 def open_mesh(
-    mesh: str, security: SecuritySection, *, max_message_mb: int = 64, keepalive_s: float = KEEPALIVE_S
+    mesh: str,
+    security: SecuritySection,
+    identity: Identity | None = None,
+    *,
+    max_message_mb: int = 64,
+    keepalive_s: float = KEEPALIVE_S,
 ) -> MeshChannel:
     """A channel to the fronts of a mesh.
 
     Args:
         mesh: `host:port` of one front or more, with commas between them.
+        identity: in whose name calls are made; none: as whoever the token file makes the caller.
         keepalive_s: seconds of silence after which a connection is asked for a sign of life.
     """
     return MeshChannel(
         addresses_of(mesh),
-        lambda address: open_channel(address, security, max_message_mb=max_message_mb, keepalive_s=keepalive_s),
+        lambda address: open_channel(
+            address, security, identity, max_message_mb=max_message_mb, keepalive_s=keepalive_s
+        ),
     )
 
 

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -33,11 +32,6 @@ _JOIN_LOG_S = 10.0
 # Heartbeats that may time out one after the other within a member's time to live.
 _BEATS_LOST = 4
 _LEAST_PATIENCE_S = 1.0
-
-
-def new_member_id(role: str) -> str:
-    """Unique per process."""
-    return f"{role}-{uuid.uuid4().hex[:12]}"
 
 
 class MembershipAgent:

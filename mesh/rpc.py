@@ -1,6 +1,7 @@
-"""gRPC as the mesh uses it: channels, servers, tokens, TLS, and errors that keep their type across the wire.
+"""gRPC as the mesh uses it: channels, servers, credentials, TLS, and errors that keep their type across the wire.
 
-Invariants: a non-loopback bind needs a token or TLS unless insecurity was asked for; a `RollmeshError` raised in a
+Invariants: a non-loopback bind needs a token unless insecurity was asked for; a handler of a mesh with a token sees
+calls that their role and member may make, and no others (`mesh.access`); a `RollmeshError` raised in a
 handler reaches the caller as the same class with message, hint and field; every unary call made through
 `call_with_retry` has a deadline per try and one for all tries.
 """
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -19,14 +21,28 @@ import tenacity
 from google.protobuf.message import DecodeError
 
 from mesh import errors
+from mesh.access.claiming import AUTHORIZATION, Claiming
+from mesh.access.credentials import (
+    Credentials,
+    Identity,
+    Role,
+    Secret,
+    SharedKey,
+    new_identity,
+    parse_secret,
+    read_secret,
+)
+from mesh.access.permissions import HEALTH, check_member, check_role, contract_of, names_member
 from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError, PortInUseError, RollmeshError, UnreachableError
+from mesh.errors import ConfigError, PortInUseError, RollmeshError, UnauthenticatedError, UnreachableError
 from mesh.retries import Retries
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _STATUS = {
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
+    "permission_denied": grpc.StatusCode.PERMISSION_DENIED,
     "config": grpc.StatusCode.INVALID_ARGUMENT,
     "data": grpc.StatusCode.INVALID_ARGUMENT,
     "payload": grpc.StatusCode.INVALID_ARGUMENT,
@@ -62,21 +78,31 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def read_token(security: SecuritySection) -> str | None:
-    """The mesh's bearer token; None where it has none.
+def secret_of(security: SecuritySection) -> Secret | None:
+    """The mesh's token, or a grant of it; None where the mesh has none.
 
     Raises:
-        ConfigError: its file cannot be read, or is empty.
+        ConfigError: its file cannot be read, is open to others, or holds neither.
     """
     if security.token_file is None:
         return None
-    try:
-        token = security.token_file.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"security.token_file {security.token_file}: {error.strerror}") from error
-    if not token:
-        raise ConfigError(f"security.token_file {security.token_file} is empty")
-    return token
+    source = f"security.token_file {security.token_file}"
+    return parse_secret(read_secret(security.token_file, "security.token_file"), source)
+
+
+def identity_of(security: SecuritySection, role: Role) -> Identity:
+    """A role under a new member id, as a grant of the token file wants it.
+
+    Raises:
+        ConfigError: as `secret_of`.
+    """
+    secret = secret_of(security)
+    return secret.new_identity(role) if secret is not None else new_identity(role)
+
+
+def _credentials(security: SecuritySection, identity: Identity | None) -> Credentials | None:
+    secret = secret_of(security)
+    return secret.credentials(identity) if secret is not None else None
 
 
 def _options(max_message_mb: int, keepalive_s: float = KEEPALIVE_S) -> list[tuple[str, int]]:
@@ -102,9 +128,18 @@ def _options(max_message_mb: int, keepalive_s: float = KEEPALIVE_S) -> list[tupl
 
 
 def open_channel(
-    address: str, security: SecuritySection, *, max_message_mb: int = 64, keepalive_s: float = KEEPALIVE_S
+    address: str,
+    security: SecuritySection,
+    identity: Identity | None = None,
+    *,
+    max_message_mb: int = 64,
+    keepalive_s: float = KEEPALIVE_S,
 ) -> grpc.aio.Channel:
-    """A channel to `host:port` (or `grpc://host:port`) that reconnects by itself within a second or two."""
+    """A channel to `host:port` (or `grpc://host:port`) that reconnects by itself within a second or two.
+
+    Args:
+        identity: in whose name calls are made; none: as whoever the token file makes the caller.
+    """
     options = [
         *_options(max_message_mb, keepalive_s),
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -114,17 +149,17 @@ def open_channel(
         ("grpc.use_local_subchannel_pool", 1),
     ]
     target = address.removeprefix("grpc://")
-    token = read_token(security)
+    credentials = _credentials(security, identity)
     if security.tls_ca is not None or security.tls_cert is not None:
-        credentials = grpc.ssl_channel_credentials(
+        tls = grpc.ssl_channel_credentials(
             root_certificates=_pem(security.tls_ca, "tls_ca"),
             private_key=_pem(security.tls_key, "tls_key"),
             certificate_chain=_pem(security.tls_cert, "tls_cert"),
         )
-        channel = grpc.aio.secure_channel(target, credentials, options=options)
+        channel = grpc.aio.secure_channel(target, tls, options=options)
     else:
         channel = grpc.aio.insecure_channel(target, options=options)
-    return _WithToken(channel, token) if token else channel
+    return Claiming(channel, credentials) if credentials else channel
 
 
 def _pem(path: Path | None, name: str) -> bytes | None:
@@ -138,54 +173,6 @@ def _read_pem(path: Path, name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"security.{name} {path}: {error.strerror}") from error
-
-
-class _WithToken(grpc.aio.Channel):
-    """A channel that sends the token with every call.
-
-    Without grpc.aio's interceptors: those hand what is written to a stream from task to task, and leave the last one
-    waiting for ever where the stream cannot be opened.
-    """
-
-    def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
-        self._channel = channel
-        self._token = ("authorization", f"Bearer {token}")
-
-    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._sending(self._channel.unary_unary(*args, **kwargs))
-
-    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._sending(self._channel.unary_stream(*args, **kwargs))
-
-    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._sending(self._channel.stream_unary(*args, **kwargs))
-
-    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
-        return self._sending(self._channel.stream_stream(*args, **kwargs))
-
-    def _sending(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, metadata: Iterable[tuple[str, str]] = (), **kwargs: Any) -> Any:
-            return method(*args, metadata=(*metadata, self._token), **kwargs)
-
-        return call
-
-    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        return self._channel.get_state(try_to_connect)
-
-    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        await self._channel.wait_for_state_change(last_observed_state)
-
-    async def channel_ready(self) -> None:
-        await self._channel.channel_ready()
-
-    async def close(self, grace: float | None = None) -> None:
-        await self._channel.close(grace)
-
-    async def __aenter__(self) -> _WithToken:
-        return self
-
-    async def __aexit__(self, *_exc: object) -> None:
-        await self.close()
 
 
 def to_rollmesh_error(error: grpc.RpcError, what: str) -> RollmeshError:
@@ -205,7 +192,7 @@ def to_rollmesh_error(error: grpc.RpcError, what: str) -> RollmeshError:
     if cls is not None:
         return cls(details, hint=hint)
     if status is grpc.StatusCode.UNAUTHENTICATED:
-        return ConfigError(f"{what}: {details}", hint="set security.token_file to the mesh's token")
+        return UnauthenticatedError(f"{what}: {details}", hint="does it want a token of its own?")
     if is_transient(error):
         return UnreachableError(f"{what}: {details}", hint="is the service running, and the address right?")
     return RollmeshError(f"{what}: {status.name if status else 'failed'}: {details}")
@@ -264,47 +251,60 @@ Decoders = Mapping[str, Callable[[bytes], Any]]
 
 
 class _Guard(grpc.aio.ServerInterceptor):
-    """Checks the token and turns typed errors into statuses, for all kinds of handlers."""
+    """Lets in who may call, and turns typed errors into statuses, for all kinds of handlers."""
 
-    def __init__(self, token: str | None, decoders: Decoders) -> None:
-        self._expected = f"Bearer {token}" if token else None
+    def __init__(self, credentials: Credentials | SharedKey | None, decoders: Decoders) -> None:
+        self._credentials = credentials
         self._decoders = decoders
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
         if handler is None:
             return None
-        open_to_all = details.method.startswith("/grpc.health.")
-        if self._expected and not open_to_all:
-            given = dict(details.invocation_metadata or ()).get("authorization")
-            if given != self._expected:
-                return _refusing(handler)
-        return _translating(handler, self._decoders.get(details.method, handler.request_deserializer))
+        decode, check = self._decoders.get(details.method), _unchecked
+        if self._credentials is not None and not details.method.startswith(HEALTH):
+            try:
+                caller = self._caller(self._credentials, details)
+                check_role(caller, details.method)
+            except RollmeshError as error:
+                return _refusing(handler, error)
+            if names_member(details.method):
+                check = partial(check_member, caller, details.method, taken_apart=decode is not None)
+        return _translating(handler, decode or handler.request_deserializer, check)
+
+    @staticmethod
+    def _caller(credentials: Credentials | SharedKey, details: Any) -> Identity:
+        given = str(dict(details.invocation_metadata or ()).get(AUTHORIZATION, ""))
+        return credentials.check(given.removeprefix("Bearer "), contract_of(details.method))
 
 
-def _refusing(handler: Any) -> Any:
+def _unchecked(_request: Any) -> None:
+    """Anyone may say this."""
+
+
+def _refusing(handler: Any, error: RollmeshError) -> Any:
     async def refuse(_request: Any, context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "missing or wrong bearer token")
+        await abort(context, error)
 
     async def refuse_stream(_request: Any, context: Any) -> AsyncIterator[Any]:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "missing or wrong bearer token")
+        await abort(context, error)
         yield
 
     return _rebuilt(handler, refuse, refuse_stream, handler.request_deserializer)
 
 
-def _translating(handler: Any, decode: Callable[[bytes], Any]) -> Any:
+def _translating(handler: Any, decode: Callable[[bytes], Any], check: Callable[[Any], None]) -> Any:
     inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
     async def single(request: Any, context: Any) -> Any:
         try:
-            return await inner(_decoded(request, handler), context)
+            return await inner(_decoded(request, handler, check), context)
         except RollmeshError as error:
             await abort(context, error)
 
     async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            async for response in inner(_decoded(request, handler), context):
+            async for response in inner(_decoded(request, handler, check), context):
                 yield response
         except RollmeshError as error:
             await abort(context, error)
@@ -345,19 +345,21 @@ def _lenient(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return decoded
 
 
-def _decoded(request: Any, handler: Any) -> Any:
-    """The request or requests; raises `PayloadError` at the one that is no message."""
+def _decoded(request: Any, handler: Any, check: Callable[[Any], None]) -> Any:
+    """The request or requests, each checked; raises `PayloadError` at the one that is no message."""
     if handler.request_streaming:
-        return _decoded_stream(request)
+        return _decoded_stream(request, check)
     if isinstance(request, _Undecodable):
         raise request.error
+    check(request)
     return request
 
 
-async def _decoded_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _decoded_stream(requests: AsyncIterator[Any], check: Callable[[Any], None]) -> AsyncIterator[Any]:
     async for request in requests:
         if isinstance(request, _Undecodable):
             raise request.error
+        check(request)
         yield request
 
 
@@ -381,40 +383,51 @@ def _ascii(text: str) -> str:
 
 
 def new_server(
-    security: SecuritySection, *, max_message_mb: int = 64, decoders: Decoders = MappingProxyType({})
+    security: SecuritySection,
+    identity: Identity | None = None,
+    *,
+    key: SharedKey | None = None,
+    max_message_mb: int = 64,
+    decoders: Decoders = MappingProxyType({}),
 ) -> grpc.aio.Server:
-    """A server whose handlers may raise `RollmeshError`; checks the bearer token where one is configured.
+    """A server whose handlers may raise `RollmeshError`; lets in who may call where a token is configured.
 
     Streaming handlers must be async generators (`yield`), unary ones coroutines.
 
     Args:
         security: token and TLS.
+        identity: of the service.
+        key: of a service outside the mesh; goes before the token.
         max_message_mb: largest message in and out.
-        decoders: by method, what parses its requests in place of the generated code; they raise `DecodeError`.
+        decoders: by method, what parses its requests in place of the generated code: into something whose `message`
+            is the request. They raise `DecodeError`.
     """
     options = [*_options(max_message_mb), ("grpc.so_reuseport", 0)]
-    return grpc.aio.server(interceptors=[_Guard(read_token(security), decoders)], options=options)
+    return grpc.aio.server(interceptors=[_Guard(key or _credentials(security, identity), decoders)], options=options)
 
 
 def check_exposure(host: str, security: SecuritySection) -> None:
-    """Refuses an address to bind that others could reach without a token.
+    """Refuses an address to bind that others could reach without a token; TLS alone says who no one is.
 
     Raises:
-        ConfigError: a non-loopback address without token or TLS.
+        ConfigError: a non-loopback address without a token.
     """
-    protected = security.token_file is not None or security.tls_cert is not None
-    if not is_loopback(host) and not protected and not security.allow_insecure:
+    if is_loopback(host):
+        return
+    if security.token_file is None and not security.allow_insecure:
         raise ConfigError(
             f"refusing to bind {host}: others could reach it without a token",
-            hint="set security.token_file or TLS, or security.allow_insecure: true",
+            hint="set security.token_file (rollmesh token new), or security.allow_insecure: true",
         )
+    if security.tls_cert is None:
+        log.warning("%s is served without TLS: whoever is on the network reads along, and can repeat calls", host)
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, security: SecuritySection) -> int:
     """Binds `host:port` (0 picks a free port) and returns the port.
 
     Raises:
-        ConfigError: a non-loopback address without token or TLS.
+        ConfigError: a non-loopback address without a token.
         PortInUseError: the port is taken.
     """
     check_exposure(host, security)
@@ -422,7 +435,7 @@ def bind(server: grpc.aio.Server, host: str, port: int, security: SecuritySectio
     try:
         if security.tls_cert is not None and security.tls_key is not None:
             pair = (_read_pem(security.tls_key, "tls_key"), _read_pem(security.tls_cert, "tls_cert"))
-            ca = _pem(security.tls_ca, "tls_ca")
+            ca = _pem(security.tls_client_ca, "tls_client_ca")
             credentials = grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
             bound = server.add_secure_port(target, credentials)
         else:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from mesh.access.credentials import Identity, Role
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import PayloadError
 from mesh.threads import reward_workers
@@ -212,7 +213,8 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
     reward, security = config.reward, config.security
     functions, endpoints = split_routes(reward.by_data_source)
     size = config.network.max_message_mb
-    foreign = connector(security, max_message_mb=size)
+    foreign = connector(security, reward.key_files, max_message_mb=size)
+    asking = Identity(Role.GENERATOR)
     local = None
     if reward.in_process:
         computing, waiting = reward_workers(reward.workers)
@@ -233,7 +235,7 @@ def build_scorer(config: Config, *, discovered: Iterable[str] = ()) -> RewardSco
         timeout_s=reward.timeout_s,
         attempts=reward.attempts,
         wait_s=config.rollout.reward_wait_s,
-        connect=foreign if reward.endpoints else mesh_connector(security, max_message_mb=size),
+        connect=foreign if reward.endpoints else mesh_connector(security, asking, max_message_mb=size),
         connect_source=foreign,
     )
 

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 
 import grpc
 
+from mesh.access.claiming import Claiming
+from mesh.access.credentials import Identity, SharedKey, read_secret
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError
 from mesh.rpc import open_channel
@@ -147,14 +151,20 @@ class Endpoint:
         await self._channel.close()
 
 
-def connector(security: SecuritySection, *, max_message_mb: int = 64) -> Connect:
+def connector(
+    security: SecuritySection, keys: Mapping[str, Path] = MappingProxyType({}), *, max_message_mb: int = 64
+) -> Connect:
     """Opens channels to configured endpoints, which may be other people's servers.
 
     `grpc://` is plain text; `grpcs://` is TLS, checked by `security.tls_ca` or else by the usual public authorities.
-    Neither carries the mesh's token (reward services of the mesh itself are found through its membership), nor the
-    mesh's keepalive pings: a server with gRPC's defaults hangs up on clients that ping so often, and the deadline of
-    every call finds a dead connection anyway.
+    Neither carries the mesh's credentials (reward services of the mesh itself are found through its membership), nor
+    the mesh's keepalive pings: a server with gRPC's defaults hangs up on clients that ping so often, and the deadline
+    of every call finds a dead connection anyway.
+
+    Args:
+        keys: by endpoint, the file with the key that is sent there.
     """
+    files = {target_of(address): path for address, path in keys.items()}
     options = [
         ("grpc.max_send_message_length", max_message_mb << 20),
         ("grpc.max_receive_message_length", max_message_mb << 20),
@@ -166,9 +176,15 @@ def connector(security: SecuritySection, *, max_message_mb: int = 64) -> Connect
 
     def connect(address: str) -> grpc.aio.Channel:
         target = target_of(address)
+        path = files.get(target)
         if not address.startswith("grpcs://"):
-            return grpc.aio.insecure_channel(target, options=options)
-        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(_authority(security)), options=options)
+            channel = grpc.aio.insecure_channel(target, options=options)
+        else:
+            tls = grpc.ssl_channel_credentials(_authority(security))
+            channel = grpc.aio.secure_channel(target, tls, options=options)
+        if path is None:
+            return channel
+        return Claiming(channel, SharedKey(read_secret(path, f"reward.key_files.{address}")))
 
     return connect
 
@@ -182,9 +198,13 @@ def _authority(security: SecuritySection) -> bytes | None:
         raise ConfigError(f"security.tls_ca {security.tls_ca}: {error.strerror}") from error
 
 
-def mesh_connector(security: SecuritySection, *, max_message_mb: int = 64) -> Connect:
-    """Opens channels to reward services that are members of the mesh, with its token and TLS."""
-    return lambda address: open_channel(target_of(address), security, max_message_mb=max_message_mb)
+def mesh_connector(security: SecuritySection, identity: Identity | None = None, *, max_message_mb: int = 64) -> Connect:
+    """Opens channels to reward services that are members of the mesh, with its credentials and TLS.
+
+    Args:
+        identity: in whose name they are asked; none: as whoever the token file makes the caller.
+    """
+    return lambda address: open_channel(target_of(address), security, identity, max_message_mb=max_message_mb)
 
 
 async def close_all(endpoints: list[Endpoint]) -> None:

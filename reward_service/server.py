@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2
 
+from mesh.access.credentials import Identity, SharedKey
 from mesh.config.models import SecuritySection
 from mesh.errors import PayloadError
 from mesh.rpc import bind, new_server
@@ -77,6 +78,8 @@ class RewardServer:
     Args:
         engine: what scores; closed with the server.
         timeout_s: the most seconds that a call gets.
+        identity: of the service; none: as the token file makes it.
+        key: what callers have to know of a service outside the mesh.
     """
 
     def __init__(
@@ -85,13 +88,15 @@ class RewardServer:
         *,
         timeout_s: float = 10.0,
         security: SecuritySection | None = None,
+        identity: Identity | None = None,
+        key: SharedKey | None = None,
         max_message_mb: int = 64,
     ) -> None:
         self.metrics = RewardMetrics(engine)
         self.port = 0
         self._engine = engine
         self._security = security or SecuritySection()
-        self._server = new_server(self._security, max_message_mb=max_message_mb)
+        self._server = new_server(self._security, identity, key=key, max_message_mb=max_message_mb)
         servicer = RewardServicer(engine, self.metrics, timeout_s=timeout_s)
         reward_pb2_grpc.add_RewardServicer_to_server(servicer, self._server)
         self._health: health.aio.HealthServicer = add_health_and_reflection(self._server, [SERVICE_NAME])

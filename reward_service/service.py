@@ -11,11 +11,13 @@ import logging
 import socket
 from pathlib import Path
 
+from mesh.access.credentials import Identity, Role
 from mesh.config.models import Config
 from mesh.fronts import open_mesh
 from mesh.heap import settle_heap
-from mesh.membership import MembershipAgent, new_member_id
+from mesh.membership import MembershipAgent
 from mesh.metrics import metrics_server
+from mesh.rpc import identity_of
 from mesh.service import Shutdown, advertised_address, run_service, write_ready_file
 from mesh.threads import reward_workers
 from protos import membership_pb2
@@ -65,10 +67,12 @@ async def serve(
         waiting_workers=waiting,
         call_timeout_s=reward.scorer_timeout_s,
     )
+    identity = identity_of(config.security, Role.REWARD)
     server = RewardServer(
         engine,
         timeout_s=reward.timeout_s,
         security=config.security,
+        identity=identity,
         max_message_mb=config.network.max_message_mb,
     )
     bound = await server.start(host, port)
@@ -80,7 +84,9 @@ async def serve(
                 _say_ready(config, address, ready_file)
                 await shutdown.requested.wait()
             else:
-                await _serve_in_mesh(config, shutdown, server, mesh=mesh, address=address, ready_file=ready_file)
+                await _serve_in_mesh(
+                    config, shutdown, server, identity, mesh=mesh, address=address, ready_file=ready_file
+                )
     finally:
         await server.stop()
     return 0
@@ -90,6 +96,7 @@ async def _serve_in_mesh(
     config: Config,
     shutdown: Shutdown,
     server: RewardServer,
+    identity: Identity,
     *,
     mesh: str,
     address: str,
@@ -97,11 +104,11 @@ async def _serve_in_mesh(
 ) -> None:
     """Advertises the service in the mesh until the run has ended or the process is asked to."""
     network = config.network
-    channel = open_mesh(mesh, config.security, max_message_mb=network.max_message_mb)
+    channel = open_mesh(mesh, config.security, identity, max_message_mb=network.max_message_mb)
     agent = MembershipAgent(
         channel,
         membership_pb2.ROLE_REWARD,
-        member_id=new_member_id("reward"),
+        member_id=identity.member_id,
         address=address,
         host_id=socket.gethostname(),
         timeout_s=network.rpc_timeout_s,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mesh.access.credentials import SharedKey, new_token
 from mesh.config import Config, load_config
 from mesh.errors import ConfigError
 from mesh.service import AsyncBridge, advertised_address
@@ -100,12 +102,6 @@ def _serving(config: Config, functions: Sequence[RewardFunction | str]) -> Itera
     if len(names) == len(functions):
         yield _with_reward(config, functions=names)
         return
-    if config.security.token_file is not None:
-        # To servers of rewards that are named by address the mesh's token is not sent: they may be anyone's.
-        raise ConfigError(
-            "security.token_file is set, and reward_fn is a function of this program, which generators could not call",
-            hint="give its path, `file.py:function`, so that a reward service of the mesh serves it",
-        )
     local, remote = split_routes(config.reward.by_data_source)
     computing, waiting = reward_workers(config.reward.workers)
     engine = ScoringEngine(
@@ -116,12 +112,15 @@ def _serving(config: Config, functions: Sequence[RewardFunction | str]) -> Itera
         call_timeout_s=config.reward.scorer_timeout_s,
     )
 
+    key = new_token()
+
     async def start() -> RewardServer:
         # A gRPC server belongs to the event loop on which it is made.
         server = RewardServer(
             engine,
             timeout_s=config.reward.timeout_s,
             security=config.security,
+            key=SharedKey(key),
             max_message_mb=config.network.max_message_mb,
         )
         await server.start(config.network.host)
@@ -132,7 +131,13 @@ def _serving(config: Config, functions: Sequence[RewardFunction | str]) -> Itera
         server = bridge.call(start(), _START_DEADLINE_S)
         address = advertised_address(config.network.host, server.port, config.network.advertise)
         routes = {source: list(endpoints) for source, endpoints in remote.items()}
-        yield _with_reward(config, endpoints=[f"grpc://{address}"], by_data_source=routes)
+        with tempfile.TemporaryDirectory(prefix="rollmesh-") as folder:
+            file = Path(folder, "reward.key")
+            file.touch(0o600)
+            file.write_text(key, encoding="utf-8")
+            endpoint = f"grpc://{address}"
+            keys = {**config.reward.key_files, endpoint: file}
+            yield _with_reward(config, endpoints=[endpoint], by_data_source=routes, key_files=keys)
         bridge.call(server.stop(), _START_DEADLINE_S)
     finally:
         bridge.close()

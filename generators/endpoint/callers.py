@@ -28,12 +28,15 @@ def check_caller(host: str, origin: str | None, names: Collection[str]) -> None:
     name = _name_in(host)
     if host and name != "localhost" and name not in names and not _is_address(name):
         raise ApiError(
-            403, f"host {host!r} is none of this endpoint's: without security.token_file its address alone is answered",
+            403,
+            f"host {host!r} is none of this endpoint's: without an API key its address alone is answered",
             reason="foreign_host",
-        )  # fmt: skip
+        )
     if origin is not None and _server_in(origin) != host.lower():
         raise ApiError(
-            403, f"pages of {origin!r} may not call this endpoint without security.token_file", reason="foreign_origin"
+            403,
+            f"pages of {origin!r} may not call this endpoint without an API key",
+            reason="foreign_origin",
         )
 
 

@@ -30,9 +30,10 @@ from generators.endpoint.requests import ChatRequest, Form, TextRequest, parse
 from generators.endpoint.sessions import Session, Sessions
 from generators.endpoint.wording import END_OF_STREAM, Wording, event
 from generators.endpoint.workers import Workers
+from mesh.access.credentials import read_secret
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError, RollmeshError
-from mesh.rpc import check_exposure, read_token
+from mesh.rpc import is_loopback
 from mesh.service import advertised_address
 
 log = logging.getLogger(__name__)
@@ -103,20 +104,32 @@ class EndpointServer:
         """Listens: for the generator's own agents, and at `host:port` where it is to be `public`.
 
         Raises:
-            ConfigError: a non-loopback address without token or TLS; an unreadable token or certificate.
+            ConfigError: a non-loopback address without a key; an unreadable key or certificate.
             PortInUseError: the port is taken.
         """
         bound = await self._listen(self._app(None, self._agents_way), _LOOPBACK, 0, None)
         self.agents_url = f"http://{_LOOPBACK}:{bound}"
         if not public:
             return
-        check_exposure(host, self._security)
+        key = self._key(host)
         tls = _tls(self._security)
-        bound = await self._listen(self._app(read_token(self._security), self._public_way), host, port, tls)
+        bound = await self._listen(self._app(key, self._public_way), host, port, tls)
         name = advertised_address(host, bound, _host_of(advertise))
         self._names = frozenset({name.rpartition(":")[0].lower(), socket.gethostname().lower()})
         self.url = f"{'https' if tls else 'http'}://{name}"
         log.info("OpenAI-compatible endpoint at %s/v1, model %s", self.url, self._model)
+
+    def _key(self, host: str) -> str | None:
+        """What callers have to know; on this machine alone it may be nothing."""
+        path = self._security.endpoint_key_file
+        if path is not None:
+            return read_secret(path, "security.endpoint_key_file")
+        if not is_loopback(host) and not self._security.allow_insecure:
+            raise ConfigError(
+                f"refusing to serve the endpoint at {host}: others could use it without a key",
+                hint="set security.endpoint_key_file (rollmesh token new), or security.allow_insecure: true",
+            )
+        return None
 
     async def close(self) -> None:
         """Stops listening and ends what is being answered."""
@@ -140,8 +153,8 @@ class EndpointServer:
             ) from error
         return int(runner.addresses[0][1])
 
-    def _app(self, token: str | None, way: _Way) -> web.Application:
-        app = web.Application(middlewares=[self._guard(token, agents=way is self._agents_way)])
+    def _app(self, key: str | None, way: _Way) -> web.Application:
+        app = web.Application(middlewares=[self._guard(key, agents=way is self._agents_way)])
         app[_WAY] = way
         for prefix in ("/v1", "/sessions/{session}/v1"):
             app.router.add_post(f"{prefix}/chat/completions", self._chat)
@@ -154,11 +167,11 @@ class EndpointServer:
 
     # --------------------------------------------------------------------------------------------------- the gate
 
-    def _guard(self, token: str | None, *, agents: bool) -> Any:
+    def _guard(self, key: str | None, *, agents: bool) -> Any:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             try:
-                self._admit(request, token, agents=agents)
+                self._admit(request, key, agents=agents)
                 return await handler(request)
             except web.HTTPException as error:
                 return _refusal(ApiError(error.status, f"{request.method} {request.path}: {error.reason}"))
@@ -175,7 +188,7 @@ class EndpointServer:
 
         return guard
 
-    def _admit(self, request: web.Request, token: str | None, *, agents: bool) -> None:
+    def _admit(self, request: web.Request, key: str | None, *, agents: bool) -> None:
         name = request.match_info.get("session", "")
         session = self._sessions.known(name) if name else None
         if agents and (session is None or session.rules is None):
@@ -184,12 +197,12 @@ class EndpointServer:
         if session is not None and session.rules is not None:
             # However long its body takes: no call goes to another session that comes to bear the name.
             request[_TRAINING] = session
-        expected = session.key if session is not None and session.key else token
+        expected = session.key if session is not None and session.key else key
         if not expected:
             check_caller(request.headers.get("Host", ""), request.headers.get("Origin"), self._names)
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if expected and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode()):
-            raise ApiError(401, "missing or wrong API key: it is the mesh's token", reason="invalid_api_key")
+            raise ApiError(401, "missing or wrong API key (security.endpoint_key_file)", reason="invalid_api_key")
 
     # ------------------------------------------------------------------------------------------------ completions
 

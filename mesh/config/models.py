@@ -95,6 +95,11 @@ class RewardSection(Section):
     endpoints: list[str] = Field(
         default_factory=list, description="`grpc://host:port` of reward services; none: one is started here."
     )
+    key_files: dict[str, Path] = Field(
+        default_factory=dict,
+        description="By endpoint, as it stands above: a file with the key that is sent to it as a bearer token. It has "
+        "to be on each generator's host.",
+    )
     timeout_s: PositiveFloat = Field(
         20.0,
         description="Deadline of one Score call, in seconds. Items that cannot be begun in time to get their "
@@ -412,11 +417,31 @@ class NetworkSection(Section):
 
 
 class SecuritySection(Section):
-    token_file: Path | None = Field(None, description="File with the bearer token that all services share.")
-    tls_cert: Path | None = Field(None, description="PEM certificate of the services.")
+    token_file: Path | None = Field(
+        None,
+        description="File with the mesh's token, or with a grant of it (`rollmesh token`); none: `rollmesh run` makes "
+        "one in the run folder.",
+    )
+    endpoint_key_file: Path | None = Field(
+        None,
+        description="File with the API key of the generators' HTTP endpoints; none: `rollmesh run` makes one in the "
+        "run folder.",
+    )
+    tls_cert: Path | None = Field(None, description="PEM certificate of the services; needs `tls_key`.")
     tls_key: Path | None = Field(None, description="PEM key of the services.")
-    tls_ca: Path | None = Field(None, description="PEM certificate authority that clients trust.")
-    allow_insecure: bool = Field(False, description="Allow a non-loopback bind without TLS or token.")
+    tls_ca: Path | None = Field(None, description="PEM certificate authority of the services that clients trust.")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM certificate authority whose certificates clients must show; none: they need none."
+    )
+    allow_insecure: bool = Field(False, description="Allow a non-loopback bind without a token.")
+
+    @model_validator(mode="after")
+    def _whole_tls(self) -> SecuritySection:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: one of them alone encrypts nothing")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key: clients' certificates come with TLS alone")
+        return self
 
 
 class ResourcesSection(Section):

@@ -18,7 +18,7 @@ from mesh.errors import PERMANENT, RollmeshError
 from mesh.heap import collect_seldom
 from mesh.private import keep_private
 from mesh.ranks import started_here
-from rollmesh.cli import config, inspect, ledger, replay, results, run, services, weights
+from rollmesh.cli import config, inspect, ledger, replay, results, run, services, token, weights
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.output import Output
 
@@ -42,6 +42,7 @@ replay.register(app)
 weights.register(app)
 results.register(app)
 config.register(app)
+token.register(app)
 
 
 def _say_version(asked: bool) -> None:

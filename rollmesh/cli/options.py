@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from mesh.config import load_config
 from mesh.config.models import Config, SecuritySection
-from mesh.errors import DataError
+from mesh.errors import ConfigError, DataError
 
 # For commands whose unknown options are `--section.key=value` overrides.
 OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -31,15 +32,37 @@ AllowChanges = Annotated[
 ReadyFile = Annotated[
     Path | None, typer.Option("--ready-file", help="File to write, as JSON, once the service is healthy.")
 ]
-TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File with the mesh's bearer token.")]
+TokenFile = Annotated[
+    Path | None, typer.Option("--token-file", help="File with the mesh's token, or a grant of it (rollmesh token).")
+]
 TlsCa = Annotated[Path | None, typer.Option("--tls-ca", help="PEM certificate authority to trust.")]
 TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="PEM certificate of this service.")]
+TlsClientCa = Annotated[
+    Path | None, typer.Option("--tls-client-ca", help="PEM authority whose certificates callers must show.")
+]
+EndpointKeyFile = Annotated[
+    Path | None, typer.Option("--endpoint-key-file", help="File with the API key of the HTTP endpoint.")
+]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="PEM key of this service.")]
 
 
 def read_config(path: Path, context: typer.Context) -> Config:
     """The configuration with the overrides that the command line holds."""
     return load_config(path, context.args)
+
+
+def security_of(**given: Any) -> SecuritySection:
+    """What the options say of tokens and TLS.
+
+    Raises:
+        ConfigError: they contradict one another.
+    """
+    try:
+        return SecuritySection(**given)
+    except ValidationError as error:
+        raise ConfigError(
+            "; ".join(str(found["msg"]).removeprefix("Value error, ") for found in error.errors())
+        ) from error
 
 
 def ended_run(run: Path | None, mesh: str | None) -> Path | None:
@@ -65,7 +88,7 @@ def target(run: Path | None, mesh: str | None, token_file: Path | None, tls_ca: 
     from rollmesh.launcher import folder
     from rollmesh.run_files import read_launch
 
-    security = SecuritySection(token_file=token_file, tls_ca=tls_ca)
+    security = security_of(token_file=token_file, tls_ca=tls_ca)
     if mesh is not None:
         return Target(mesh, security)
     if run is None:

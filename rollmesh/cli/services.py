@@ -9,21 +9,23 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mesh.config.models import SecuritySection
 from mesh.ranks import become_ranks
 from mesh.threads import thread_environment
 from rollmesh.cli.options import (
     OVERRIDES,
     AllowChanges,
     ConfigPath,
+    EndpointKeyFile,
     Mesh,
     ReadyFile,
     RequiredMesh,
     TlsCa,
     TlsCert,
+    TlsClientCa,
     TlsKey,
     TokenFile,
     read_config,
+    security_of,
 )
 
 Host = Annotated[str | None, typer.Option("--host", help="Address to bind; network.host if left out.")]
@@ -98,7 +100,7 @@ def _reward_check(
     """Call a reward service with sample items and say what is wrong with its answers."""
     from reward_service.check import run_check
 
-    security = SecuritySection(token_file=token_file, tls_ca=tls_ca)
+    security = security_of(token_file=token_file, tls_ca=tls_ca)
     report = run_check(endpoint, timeout_s, samples, security)
     for line in report.lines():
         typer.echo(line)
@@ -116,6 +118,8 @@ def _generator(
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    endpoint_key_file: EndpointKeyFile = None,
     allow_insecure: Annotated[bool, typer.Option("--allow-insecure", help="Bind beyond loopback unprotected.")] = False,
     ready_file: ReadyFile = None,
 ) -> None:
@@ -129,8 +133,14 @@ def _generator(
         os.environ.update(thread_environment(threads))
     from generators import service
 
-    security = SecuritySection(
-        token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, allow_insecure=allow_insecure
+    security = security_of(
+        token_file=token_file,
+        endpoint_key_file=endpoint_key_file,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        tls_client_ca=tls_client_ca,
+        allow_insecure=allow_insecure,
     )
     _end(
         service.run(

@@ -26,6 +26,7 @@ from rollmesh.launcher.memory import MemoryWatch
 from rollmesh.launcher.meshlog import MeshLog
 from rollmesh.launcher.monitor import EVAL, TRAIN, MeshView, Snapshot
 from rollmesh.launcher.output import stderr_into
+from rollmesh.launcher.own_secrets import make_secrets, with_own_secrets
 from rollmesh.launcher.preflight import check_code, check_files
 from rollmesh.launcher.process import log_file
 from rollmesh.launcher.quiet import Quiet, no_step
@@ -88,7 +89,7 @@ class LocalRun:
         allow_changes: bool = False,
         notices: Sequence[str] = (),
     ) -> None:
-        self._config = config
+        self._config = config = with_own_secrets(config)
         self._notices = notices
         self._fresh = fresh
         self._allow_changes = allow_changes
@@ -148,6 +149,7 @@ class LocalRun:
             if before is not None and before.finished:
                 return self._finished(before.finished)
             begun = folders.launch_stamp(self._folder)
+            make_secrets(self._folder)
             config_path = folders.write_launch(config)
             plan = thread_plan(config)
             self._events.tell(plan.describe(config.learner.ranks, config.rollout.replicas))

@@ -194,6 +194,8 @@ class ServiceCatalogue:
             "--tls-ca": security.tls_ca,
             "--tls-cert": security.tls_cert,
             "--tls-key": security.tls_key,
+            "--tls-client-ca": security.tls_client_ca,
+            "--endpoint-key-file": security.endpoint_key_file,
         }
         pairs = [(flag, str(path)) for flag, path in options.items() if path is not None]
         insecure = ("--allow-insecure",) if security.allow_insecure else ()

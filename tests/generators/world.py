@@ -24,11 +24,12 @@ from buffer.client import Arrivals, BufferClient, SampleStream
 from buffer.service import BufferService
 from generators.service import serve
 from learner.weights import WeightPublisher, WeightsService, read_model_bundle
+from mesh.access.credentials import Identity, Role, new_identity
 from mesh.config import Config, load_config
 from mesh.config.models import SecuritySection
 from mesh.errors import LostStateError
 from mesh.hosts import host_id
-from mesh.membership import MembershipAgent, new_member_id
+from mesh.membership import MembershipAgent
 from mesh.rpc import bind, new_server, open_channel
 from mesh.service import Shutdown
 from mesh.trajectory import Trajectory, decode
@@ -306,7 +307,7 @@ class World:
                 host="127.0.0.1",
                 port=0,
                 advertise=None,
-                member_id=member_id or new_member_id("generator"),
+                identity=Identity(Role.GENERATOR, member_id) if member_id else new_identity(Role.GENERATOR),
                 threads=1,
                 security=SECURITY,
                 ready_file=None,
@@ -380,7 +381,7 @@ class World:
         """What a generator would be granted now; given back."""
         channel = open_channel(self.address, SECURITY)
         agent = MembershipAgent(
-            channel, membership_pb2.ROLE_GENERATOR, member_id=new_member_id("taker"), address="", host_id=host_id()
+            channel, membership_pb2.ROLE_GENERATOR, member_id="taker", address="", host_id=host_id()
         )
         await agent.start()
         client = BufferClient(channel, timeout_s=5, retry_s=20)

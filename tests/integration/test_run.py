@@ -16,6 +16,7 @@ from rollmesh.run_files import config_path
 from tests.command import Command
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment
+from tests.secrets_here import write_secret
 from tests.sockets import Listener, assert_on_loopback, listeners
 from tests.strangers import audit_privacy
 
@@ -27,8 +28,7 @@ def test_a_run_writes_what_it_promises(
 ) -> None:
     """Behind a token: no one without it is told anything, and no one on another machine can ask. The engine fails at
     one prompt, and nothing else does."""
-    token = tmp_path / "token"
-    token.write_text("a shared secret\n")
+    token = write_secret(tmp_path / "token")
     behind = f"--security.token_file={token}"
     run = start_mesh(
         "--learner.steps=40",

@@ -21,6 +21,7 @@ from mesh.errors import (
     VersionGoneError,
 )
 from protos import buffer_pb2, buffer_pb2_grpc, reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
+from tests.secrets_here import write_secret
 
 OPEN = SecuritySection()
 
@@ -93,8 +94,7 @@ async def test_a_typed_error_in_a_stream_arrives_after_its_items() -> None:
 
 
 async def test_a_stream_that_cannot_be_opened_leaves_no_task_with_a_token_either(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("secret\n")
+    token = write_secret(tmp_path / "token")
     for security in (OPEN, SecuritySection(token_file=token)):
         # No one listens on the discard port.
         async with rpc.open_channel("127.0.0.1:9", security) as channel:
@@ -106,9 +106,7 @@ async def test_a_stream_that_cannot_be_opened_leaves_no_task_with_a_token_either
 
 
 async def test_the_token_is_asked_for_and_sent(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("secret\n")
-    security = SecuritySection(token_file=token)
+    security = SecuritySection(token_file=write_secret(tmp_path / "token"))
     server, address = await _serve(None, security)
     assert (await _info(address, security)).name == "ok"
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -15,6 +15,7 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from mesh.access.credentials import SharedKey
 from mesh.config.models import SecuritySection
 from mesh.errors import PayloadError
 from protos import reward_pb2, reward_pb2_grpc
@@ -23,6 +24,7 @@ from reward_service.client import LocalScorer, RewardClient, RewardScorer
 from reward_service.endpoint import connector, mesh_connector
 from reward_service.engine import ScoringEngine
 from reward_service.server import RewardServer
+from tests.secrets_here import write_secret
 
 
 @pytest_asyncio.fixture(params=["local", "remote", "third_party"])
@@ -161,9 +163,7 @@ async def test_tls(tmp_path: Path, make_item: Any) -> None:
 
 
 async def test_the_meshs_token_goes_to_members_alone(tmp_path: Path, make_item: Any) -> None:
-    token = tmp_path / "token"
-    token.write_text("secret")
-    security = SecuritySection(token_file=token)
+    security = SecuritySection(token_file=write_secret(tmp_path / "token"))
     server = RewardServer(ScoringEngine(["exact_match"]), security=security)
     address = f"grpc://127.0.0.1:{await server.start()}"
     member = RewardClient([address], connect=mesh_connector(security))
@@ -173,4 +173,16 @@ async def test_the_meshs_token_goes_to_members_alone(tmp_path: Path, make_item: 
     (refused,) = await foreign.score([make_item()], timeout_s=5)
     assert "must join the mesh" in refused.error.message
     await foreign.close()
+    await server.stop(0)
+
+
+async def test_an_endpoint_outside_the_mesh_gets_its_own_key_alone(tmp_path: Path, make_item: Any) -> None:
+    server = RewardServer(ScoringEngine(["exact_match"]), key=SharedKey("its key"))
+    address = f"grpc://127.0.0.1:{await server.start()}"
+    for key, right in (("its key", True), ("another", False), (None, False)):
+        keys = {address: write_secret(tmp_path / "key", key)} if key else {}
+        client = RewardClient([address], connect=connector(SecuritySection(), keys), attempts=1)
+        (result,) = await client.score([make_item()], timeout_s=5)
+        assert (result.scored.total == 1.0) is right
+        await client.close()
     await server.stop(0)

@@ -27,13 +27,6 @@ def test_reward_fn_beside_endpoints_is_refused(config: dict[str, Any]) -> None:
         rollmesh.train(config, reward_fn=lambda items: [1.0] * len(items), quiet=True)
 
 
-def test_reward_fn_that_no_generator_could_call_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret")
-    config["security"] = {"token_file": str(tmp_path / "token")}
-    with pytest.raises(ConfigError, match="generators could not call"):
-        rollmesh.train(config, reward_fn=lambda items: [1.0] * len(items), quiet=True)
-
-
 def test_reward_fn_that_is_none_is_refused(config: dict[str, Any]) -> None:
     for wrong in (3, [3]):
         with pytest.raises(ConfigError, match="reward_fn: 3 is no reward function"):

@@ -18,6 +18,7 @@ from rollmesh.launcher import folder, local
 from rollmesh.launcher.changes import changed
 from rollmesh.launcher.continuing import Continuation
 from rollmesh.launcher.errors import RunBusyError
+from rollmesh.launcher.own_secrets import with_own_secrets
 from rollmesh.launcher.view import SilentView
 from rollmesh.report.summary import FinalState, write_summary
 from rollmesh.run_files import read_config, read_launch
@@ -241,7 +242,7 @@ def test_an_attempt_that_fails_changes_nothing_of_a_finished_run(launch: Any, tm
     with pytest.raises(RollmeshError):
         launch(wrong, "--exit", "3")
     assert read_config(config.run.folder) == config
-    assert read_launch(config.run.folder) == wrong
+    assert read_launch(config.run.folder) == with_own_secrets(wrong)
     assert {path: path.read_bytes() for path in before} == before
     assert (config.run.folder / "summary.json") in before
 

@@ -16,6 +16,7 @@ import grpc
 
 from generators.learner_link import closed_under_call
 from generators.weights.transports.base import Fetch
+from mesh.access.credentials import Identity, Role
 from mesh.config.models import SecuritySection
 from mesh.errors import WeightsError
 from mesh.rpc import open_channel
@@ -117,6 +118,7 @@ class Sources:
         address = response.address
         if not address or address in self._failed or address == fetch.relay_address:
             return self._learner
-        channels = [open_channel(address, self._security) for _ in range(self._streams)]
+        identity = Identity(Role.GENERATOR, fetch.member_id)
+        channels = [open_channel(address, self._security, identity) for _ in range(self._streams)]
         self._opened += channels
         return Source(address, channels)

@@ -33,6 +33,7 @@ from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError
 from mesh.versions import VersionRuns
 from tests.generators.endpoint.world import TOOL, Serving, soon
+from tests.secrets_here import TOKEN, write_secret
 
 T = TypeVar("T")
 HELLO: Any = [{"role": "user", "content": "the"}]
@@ -171,14 +172,16 @@ def test_nothing_is_answered_before_there_are_weights(tmp_path: Path) -> None:
         found.close()
 
 
-def test_the_key_is_the_meshs_token(serving: Serving, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("right\n")
-    with served_by(serving, SecuritySection(token_file=token), host="0.0.0.0") as url:
+def test_the_endpoint_has_a_key_of_its_own(serving: Serving, tmp_path: Path) -> None:
+    security = SecuritySection(
+        token_file=write_secret(tmp_path / "token"), endpoint_key_file=write_secret(tmp_path / "key", "right")
+    )
+    with served_by(serving, security, host="0.0.0.0") as url:
         base = f"http://127.0.0.1:{url.rpartition(':')[2]}/v1"
-        with pytest.raises(openai.AuthenticationError) as refused:
-            OpenAI(base_url=base, api_key="wrong").models.list()
-        assert refused.value.code == "invalid_api_key"
+        for wrong in ("wrong", TOKEN):
+            with pytest.raises(openai.AuthenticationError) as refused:
+                OpenAI(base_url=base, api_key=wrong).models.list()
+            assert refused.value.code == "invalid_api_key"
         assert OpenAI(base_url=base, api_key="right").models.list().data
 
 
@@ -221,15 +224,14 @@ def test_a_web_page_needs_the_key(serving: Serving, tmp_path: Path, headers: dic
         return httpx.post(f"{url}/v1/chat/completions", json=body, headers=sent, timeout=60).status_code
 
     assert status(serving.url, "none") == 403
-    token = tmp_path / "token"
-    token.write_text("right\n")
-    with served_by(serving, SecuritySection(token_file=token)) as url:
+    key = write_secret(tmp_path / "key", "right")
+    with served_by(serving, SecuritySection(endpoint_key_file=key)) as url:
         assert status(url, "wrong") == 401
         assert status(url, "right") == 200
 
 
-def test_open_addresses_need_a_token_or_tls(serving: Serving) -> None:
-    with pytest.raises(ConfigError, match="refusing to bind"), served_by(serving, SecuritySection(), host="0.0.0.0"):
+def test_open_addresses_need_a_key(serving: Serving) -> None:
+    with pytest.raises(ConfigError, match="refusing to serve"), served_by(serving, SecuritySection(), host="0.0.0.0"):
         pass
     port = int(serving.url.rpartition(":")[2])
     with pytest.raises(PortInUseError), served_by(serving, SecuritySection(), port=port):

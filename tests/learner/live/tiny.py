@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 import generators.service
 import learner.service
 from buffer.service import BufferService
+from mesh.access.credentials import Identity, Role
 from mesh.config import Config, load_config
 from mesh.config.models import SecuritySection
 from mesh.service import AsyncBridge, Shutdown
@@ -195,7 +196,7 @@ class Mesh:
                 host="127.0.0.1",
                 port=0,
                 advertise=None,
-                member_id="generator",
+                identity=Identity(Role.GENERATOR, "generator"),
                 threads=1,
                 security=SecuritySection(),
                 ready_file=None,

@@ -1,0 +1,354 @@
+"""Credentials: what a service proves who it is with, and what it checks its callers by.
+
+A mesh has one secret, its token. An Ed25519 key (RFC 8032) is derived from it. Who holds the token may act in any role
+and may grant one: a *grant* names a role, by choice a name that begins its members' ids and an end, and the public half
+of a key of its own, all signed by the mesh's key. A call carries a *claim*: the grant, the caller's member id, the
+contract that is called and an end, signed by the grant's key.
+
+Invariants: neither the token nor a grant's key is ever sent; a claim is good for one contract (a reward service cannot
+use a generator's at the buffer) and for an hour; a service needs no secret to check a claim, so that one which has been
+broken into can speak for no one else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import secrets
+import stat
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from mesh.errors import ConfigError, UnauthenticatedError
+
+# Characters of a mesh's token: its signatures can be checked offline, so it must not be guessable.
+TOKEN_CHARACTERS = 32
+CLAIM_S = 3600.0
+# Seconds by which the clocks of two hosts may differ.
+SKEW_S = 300.0
+_GRANT, _CLAIM = "rollmesh-grant-1", "rollmesh-claim-1"
+# Files that a container is given: no one but its own processes can reach them, whatever their mode says.
+_CONTAINER_SECRETS = ("/run/secrets", "/var/run/secrets")
+
+
+class Role(StrEnum):
+    """What a caller is in the mesh."""
+
+    LEARNER = "learner"
+    GENERATOR = "generator"
+    REWARD = "reward"
+    BUFFER = "buffer"
+    # Who runs the mesh: may look at everything, drain and stop.
+    OPERATOR = "operator"
+    # Who looks on: dashboards, colleagues.
+    OBSERVER = "observer"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who calls: a role, and the id of the member that it is (empty: of none)."""
+
+    role: Role
+    member_id: str = ""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A role that the mesh's token has granted; see the module."""
+
+    role: Role
+    # Ids of its members are `name.anything`; empty: any.
+    name: str
+    # Unix seconds; 0: no end.
+    until: float
+    key: Ed25519PublicKey
+    # As it is sent: payload and signature.
+    text: str
+
+    def covers(self, member_id: str) -> bool:
+        """Whether a member of this id may use it."""
+        return not self.name or member_id.startswith(f"{self.name}.")
+
+
+class Credentials:
+    """What one process proves itself with, and checks its callers by.
+
+    Args:
+        mesh: checks grants.
+        grant: of the role in which this process calls.
+        key: signs its claims.
+        member_id: of this process; empty: none in particular.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        mesh: Ed25519PublicKey,
+        grant: Grant,
+        key: Ed25519PrivateKey,
+        member_id: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._mesh, self._grant, self._key, self._clock = mesh, grant, key, clock
+        self.identity = Identity(grant.role, member_id)
+        self._claims: dict[str, tuple[str, float]] = {}
+        self._known: dict[tuple[str, str], tuple[Identity, float]] = {}
+
+    def claim(self, contract: str) -> str:
+        """What a call of a contract carries, made again when half its time is over.
+
+        Args:
+            contract: full name of the gRPC service, as `rollmesh.v1.Buffer`.
+        """
+        now = self._clock()
+        text, until = self._claims.get(contract, ("", 0.0))
+        if until - now < CLAIM_S / 2:
+            until = now + CLAIM_S
+            fields = {"member": self.identity.member_id, "for": contract, "until": round(until)}
+            unsigned = f"{_CLAIM}.{self._grant.text}.{_packed(fields)}"
+            text = f"{unsigned}.{_encoded(self._key.sign(unsigned.encode()))}"
+            self._claims[contract] = (text, until)
+        return text
+
+    def check(self, claim: str, contract: str) -> Identity:
+        """Who made a claim that came with a call of a contract.
+
+        Raises:
+            UnauthenticatedError: forged, of another mesh, for another contract, or over.
+        """
+        known = self._known.get((claim, contract))
+        if known is None:
+            known = self._verified(claim, contract)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[claim, contract] = known
+        identity, until = known
+        if until + SKEW_S < self._clock():
+            raise UnauthenticatedError(
+                f"the credential ended {self._clock() - until:.0f} s ago", hint="do the clocks of the two hosts agree?"
+            )
+        return identity
+
+    def _verified(self, claim: str, contract: str) -> tuple[Identity, float]:
+        parts = claim.split(".")
+        if len(parts) != 5 or parts[0] != _CLAIM:
+            raise UnauthenticatedError("missing or malformed credential", hint=_HINT)
+        grant = read_grant(".".join(parts[1:3]), self._mesh)
+        try:
+            grant.key.verify(_decoded(parts[4]), ".".join(parts[:4]).encode())
+        except InvalidSignature:
+            raise UnauthenticatedError("the credential's signature is wrong", hint=_HINT) from None
+        try:
+            fields = _unpacked(parts[3])
+            member, asked, until = str(fields["member"]), fields["for"], float(fields["until"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnauthenticatedError("missing or malformed credential", hint=_HINT) from error
+        if asked != contract:
+            raise UnauthenticatedError(f"a credential for {asked}, not for {contract}")
+        if member and not grant.covers(member):
+            raise UnauthenticatedError(f"a grant for members {grant.name}.*, used by {member!r}")
+        return Identity(grant.role, member), min(until, grant.until) if grant.until else until
+
+
+# Claims that are remembered as checked: those of 1,000 members at six contracts.
+_MOST_KNOWN = 8192
+_HINT = "set security.token_file to the mesh's token, or to a grant of it (rollmesh token)"
+
+
+def read_grant(text: str, mesh: Ed25519PublicKey) -> Grant:
+    """A grant from its text `payload.signature`.
+
+    Raises:
+        UnauthenticatedError: malformed, or not signed by this mesh.
+    """
+    payload, _, signature = text.partition(".")
+    try:
+        mesh.verify(_decoded(signature), f"{_GRANT}.{payload}".encode())
+    except InvalidSignature:
+        raise UnauthenticatedError("the credential was granted by another mesh", hint=_HINT) from None
+    fields = _unpacked(payload)
+    key = Ed25519PublicKey.from_public_bytes(_decoded(fields["key"]))
+    return Grant(Role(fields["role"]), str(fields["name"]), float(fields["until"]), key, text)
+
+
+class MeshKey:
+    """The mesh's token, as the key that grants roles.
+
+    Args:
+        token: the secret.
+    """
+
+    def __init__(self, token: str) -> None:
+        seed = hashlib.sha256(f"rollmesh-mesh-key-1:{token}".encode()).digest()
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self.public = self._key.public_key()
+
+    def grant(self, role: Role, name: str = "", until: float = 0.0) -> tuple[Grant, Ed25519PrivateKey]:
+        """A role, with the key that uses it.
+
+        Args:
+            name: ids of its members are `name.anything`; empty: any member of that role.
+            until: Unix seconds; 0: no end.
+        """
+        key = Ed25519PrivateKey.generate()
+        fields = {
+            "role": role.value,
+            "name": name,
+            "until": round(until),
+            "key": _encoded(key.public_key().public_bytes_raw()),
+        }
+        payload = _packed(fields)
+        signature = _encoded(self._key.sign(f"{_GRANT}.{payload}".encode()))
+        return Grant(role, name, float(round(until)), key.public_key(), f"{payload}.{signature}"), key
+
+    def grant_file(self, role: Role, name: str = "", until: float = 0.0) -> str:
+        """A grant as a token file holds it: who has it may act in that role."""
+        grant, key = self.grant(role, name, until)
+        mesh = _encoded(self.public.public_bytes_raw())
+        return f"{_GRANT}.{mesh}.{grant.text}.{_encoded(key.private_bytes_raw())}"
+
+
+def new_token() -> str:
+    """A new mesh's token."""
+    return secrets.token_urlsafe(TOKEN_CHARACTERS)
+
+
+class SharedKey:
+    """The key of one reward endpoint that is no member of a mesh: who knows it may have items scored there."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def claim(self, _contract: str) -> str:
+        """See `Credentials.claim`: the key itself, which its endpoint knows anyway."""
+        return self._key
+
+    def check(self, claim: str, _contract: str) -> Identity:
+        """See `Credentials.check`."""
+        if not hmac.compare_digest(claim.encode(), self._key.encode()):
+            raise UnauthenticatedError("missing or wrong key", hint="reward.key_files names the file with it")
+        return Identity(Role.GENERATOR)
+
+
+@dataclass(frozen=True)
+class Secret:
+    """What a token file holds: the mesh's token, or one grant of it with its key."""
+
+    mesh: Ed25519PublicKey
+    # Of the mesh's token; None: a grant.
+    mesh_key: MeshKey | None
+    granted: tuple[Grant, Ed25519PrivateKey] | None
+    # Names the file in errors.
+    source: str
+
+    def credentials(self, identity: Identity | None = None) -> Credentials:
+        """What a process of this role and member works with; none: as whoever the file makes it, an operator at best.
+
+        Raises:
+            ConfigError: a grant of another role or member, or one that is over.
+        """
+        grant, key = self.granted or self._own(identity.role if identity else Role.OPERATOR)
+        identity = identity or Identity(grant.role)
+        if grant.role is not identity.role:
+            raise ConfigError(
+                f"{self.source}: a grant for {grant.role}, and this is {identity.role}",
+                hint=f"rollmesh token {identity.role} makes one",
+            )
+        if identity.member_id and not grant.covers(identity.member_id):
+            raise ConfigError(f"{self.source}: a grant for members {grant.name}.*, not for {identity.member_id!r}")
+        if grant.until and grant.until + SKEW_S < time.time():
+            raise ConfigError(f"{self.source}: the grant ended {time.time() - grant.until:.0f} s ago", hint="make one")
+        return Credentials(self.mesh, grant, key, identity.member_id)
+
+    def _own(self, role: Role) -> tuple[Grant, Ed25519PrivateKey]:
+        assert self.mesh_key is not None
+        return self.mesh_key.grant(role)
+
+    def new_identity(self, role: Role) -> Identity:
+        """A role under a new member id that its grant covers."""
+        name = self.granted[0].name if self.granted else ""
+        return new_identity(role, name)
+
+
+def new_identity(role: Role, name: str = "") -> Identity:
+    """A role under a member id that is unique per process."""
+    unique = uuid.uuid4().hex[:12]
+    return Identity(role, f"{name}.{unique}" if name else f"{role}-{unique}")
+
+
+def parse_secret(text: str, source: str) -> Secret:
+    """What the text of a token file means.
+
+    Args:
+        source: names the file in errors.
+
+    Raises:
+        ConfigError: too short to be a token, or a damaged grant.
+    """
+    if not text.startswith(_GRANT):
+        if len(text) < TOKEN_CHARACTERS:
+            raise ConfigError(
+                f"{source}: the mesh's token has {len(text)} characters, at least {TOKEN_CHARACTERS} are needed",
+                hint="make one with: rollmesh token new",
+            )
+        mesh_key = MeshKey(text)
+        return Secret(mesh_key.public, mesh_key, None, source)
+    try:
+        _, public, payload, signature, private = text.split(".")
+        mesh = Ed25519PublicKey.from_public_bytes(_decoded(public))
+        grant = read_grant(f"{payload}.{signature}", mesh)
+        return Secret(mesh, None, (grant, Ed25519PrivateKey.from_private_bytes(_decoded(private))), source)
+    except (ValueError, UnauthenticatedError) as error:
+        raise ConfigError(f"{source}: a damaged grant: {error}", hint="make it again: rollmesh token") from error
+
+
+def read_secret(path: Path, key: str) -> str:
+    """The secret in a file, without the white space around it.
+
+    Args:
+        key: the configuration key that names the file, for errors.
+
+    Raises:
+        ConfigError: it cannot be read, is empty, or other users of the host may read it.
+    """
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key} {path}: {getattr(error, 'strerror', None) or error}") from error
+    if mode & (stat.S_IROTH | stat.S_IWOTH) and not str(path).startswith(_CONTAINER_SECRETS):
+        raise ConfigError(f"{key} {path}: every user of this host may read it", hint=f"chmod 600 {path}")
+    if not text:
+        raise ConfigError(f"{key} {path} is empty")
+    return text
+
+
+def _packed(fields: dict[str, Any]) -> str:
+    return _encoded(json.dumps(fields, separators=(",", ":")).encode())
+
+
+def _unpacked(text: str) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(_decoded(text))
+    return fields
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except (ValueError, binascii.Error):
+        raise UnauthenticatedError("missing or malformed credential", hint=_HINT) from None

@@ -1,0 +1,109 @@
+"""Each verb of the protos, tried by everyone who must not call it and by all who may."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from mesh import rpc
+from mesh.access.credentials import Identity, Role, parse_secret
+from mesh.access.permissions import VERBS, contract_of
+from mesh.config.models import SecuritySection
+from mesh.service import add_health_and_reflection
+from tests.mesh.access.verbs import Verb, all_verbs, attempts
+from tests.secrets_here import TOKEN, write_secret
+
+
+class Everything(grpc.GenericRpcHandler):
+    """Serves every verb, and counts who came through."""
+
+    def __init__(self) -> None:
+        self.served = Counter[str]()
+        self._verbs = {verb.path: verb for verb in all_verbs()}
+
+    def service(self, details: Any) -> Any:
+        verb = self._verbs.get(details.method)
+        return None if verb is None else self._handler(verb)
+
+    def _handler(self, verb: Verb) -> Any:
+        async def single(request: Any, _context: Any) -> Any:
+            await self._read(verb, request)
+            return verb.response()
+
+        async def stream(request: Any, _context: Any) -> AsyncIterator[Any]:
+            await self._read(verb, request)
+            yield verb.response()
+
+        kind = f"{'stream' if verb.streams_in else 'unary'}_{'stream' if verb.streams_out else 'unary'}"
+        return getattr(grpc, f"{kind}_rpc_method_handler")(
+            stream if verb.streams_out else single, verb.request.FromString, verb.response.SerializeToString
+        )
+
+    async def _read(self, verb: Verb, request: Any) -> None:
+        if verb.streams_in:
+            async for _ in request:
+                pass
+        self.served[verb.path] += 1
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[tuple[Everything, grpc.aio.Channel]]:
+    security = SecuritySection(token_file=write_secret(tmp_path / "token"))
+    server, everything = rpc.new_server(security), Everything()
+    server.add_generic_rpc_handlers((everything,))
+    add_health_and_reflection(server, [])
+    port = rpc.bind(server, "127.0.0.1", 0, security)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield everything, channel
+    await server.stop(None)
+
+
+def test_the_table_names_every_verb() -> None:
+    assert set(VERBS) == {verb.path for verb in all_verbs()}
+
+
+async def test_no_intruder_gets_in(served: tuple[Everything, grpc.aio.Channel]) -> None:
+    everything, channel = served
+    tried = attempts(TOKEN)
+    wrong = [
+        (attempt.verb.path, attempt.what, status)
+        for attempt in tried
+        if (status := await attempt.verb.call(channel, attempt.claim, attempt.request)) is not attempt.refused_as
+    ]
+    assert not wrong
+    assert not everything.served
+    assert len(tried) > 14 * len(VERBS)
+
+
+async def test_who_may_call_gets_in(served: tuple[Everything, grpc.aio.Channel]) -> None:
+    everything, channel = served
+    expected = Counter[str]()
+    for verb in all_verbs():
+        for role in VERBS[verb.path]:
+            claim = parse_secret(TOKEN, "").credentials(Identity(role, "me")).claim(contract_of(verb.path))
+            assert await verb.call(channel, claim, verb.asked_by("me", role)) is grpc.StatusCode.OK
+            expected[verb.path] += 1
+    assert everything.served == expected
+
+
+async def test_health_answers_everyone_and_reflection_every_role(served: tuple[Everything, grpc.aio.Channel]) -> None:
+    _, channel = served
+    health = health_pb2_grpc.HealthStub(channel)
+    assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
+    reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await reflection.ServerReflectionInfo(iter([asked]), timeout=10).read()
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    observer = parse_secret(TOKEN, "").credentials(Identity(Role.OBSERVER))
+    metadata = (("authorization", f"Bearer {observer.claim('grpc.reflection.v1alpha.ServerReflection')}"),)
+    answer = await reflection.ServerReflectionInfo(iter([asked]), timeout=10, metadata=metadata).read()
+    assert answer.list_services_response.service
