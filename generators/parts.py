@@ -336,6 +336,7 @@ def load_engine(
         sharing=sharing(config, device),
         seed=config.run.seed,
         threads=threads,
+        allow_insecure=config.security.allow_insecure,
         hf=rollout.hf,
         vllm=rollout.vllm,
         sglang=rollout.sglang,

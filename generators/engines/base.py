@@ -325,6 +325,7 @@ class EngineSettings:
         sharing: processes of the run that share the device's memory, this one included.
         seed: of the draws of requests that bring none.
         threads: compute threads on a CPU, all worker processes together.
+        allow_insecure: it may talk unprotected to other machines.
         hf, vllm, sglang: settings of these engines; None: their defaults.
     """
 
@@ -336,6 +337,7 @@ class EngineSettings:
     sharing: int = 1
     seed: int = 0
     threads: int = 1
+    allow_insecure: bool = False
     hf: HfSection | None = None
     vllm: VllmSection | None = None
     sglang: SglangSection | None = None

@@ -15,6 +15,7 @@ from mesh.liveness.ends import survivors
 from tests import engines_here
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment, interpreter
+from tests.sockets import assert_on_loopback
 
 # An engine comes up in half a minute on a quiet machine, in minutes on a busy one.
 DEADLINE_S = 400.0
@@ -51,6 +52,7 @@ def test_the_demonstration_learns(
     run.wait_step(1, DEADLINE_S)
     family = [process.pid for process in psutil.Process(run.pid("generator-0")).children(recursive=True)]
     assert family, "the engine has processes of its own"
+    assert_on_loopback(run.process.pid, at_least=8)
     assert run.finish(DEADLINE_S) == 0, run.tail()
     # What only watches over shared memory ends by itself once the others have.
     assert survivors(family, 30.0) == set(), "a process of the engine outlived its generator"

@@ -72,7 +72,7 @@ class SglangBackend(Backend):
         self._facts = facts
         self._settings = settings
         self._section = settings.sglang or SglangSection()
-        launch.check(self._section)
+        launch.check(self._section, allow_insecure=settings.allow_insecure)
         # Asked for now: what cannot be is refused before anything starts.
         self._sends_from = (
             launch.sending_device(settings, self._section) if self._section.transfer == "distributed" else None

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 
@@ -16,6 +17,8 @@ from generators.engines.base import EngineSettings
 from generators.engines.sglang import cpu
 from mesh.config.rollout import SglangSection
 from mesh.errors import ConfigError, DataError
+from mesh.ranks import on_loopback
+from mesh.rpc import is_loopback
 
 # SGLang keeps the last places of its context for itself; probes are as long as ours.
 SPARE_CONTEXT = 8
@@ -92,10 +95,29 @@ def environment(settings: EngineSettings) -> dict[str, str]:
         # Else the graphs stay on the device while it sleeps.
         "SGLANG_MEMORY_SAVER_CUDA_GRAPH": "1",
     }
-    variables |= without_growing_segments(os.environ)
+    variables |= without_growing_segments(os.environ) | on_loopback()
     if torch.device(settings.device).type == "cpu":
         variables |= cpu.environment()
     return variables
+
+
+def meeting(section: SglangSection, scratch: Path, port: int) -> dict[str, str]:
+    """Variables by which the server's processes meet in a file; else in a store that listens on all addresses.
+
+    Args:
+        section: as in `command`.
+        scratch: folder that others cannot read.
+        port: no other server of this machine has it.
+    """
+    if section.data_parallel > 1:
+        # Every copy has a group of its own, and the variable is one for all.
+        return {}
+    # On some CPUs memory that is shared is named by the last two.
+    return {
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE": f"file://{scratch}/meeting",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def model_folder(folder: Path, scratch: Path) -> Path:
@@ -125,8 +147,8 @@ def model_folder(folder: Path, scratch: Path) -> Path:
     return copy
 
 
-def check(section: SglangSection) -> None:
-    """Refuses settings that contradict each other.
+def check(section: SglangSection, *, allow_insecure: bool) -> None:
+    """Refuses settings that contradict each other, and a broadcast to another machine that nobody has allowed.
 
     Raises:
         ConfigError: names them.
@@ -135,6 +157,12 @@ def check(section: SglangSection) -> None:
         raise ConfigError(
             f"rollout.sglang.transfer {section.transfer}: SGLang takes it with data_parallel 1 only",
             hint="use disk, or more generators instead of data_parallel",
+        )
+    host = urlsplit(section.address or "").hostname
+    if section.transfer == "distributed" and host and not is_loopback(host) and not allow_insecure:
+        raise ConfigError(
+            f"refusing to broadcast weights to {host}: a broadcast knows neither token nor TLS",
+            hint="set rollout.sglang.transfer: disk, or security.allow_insecure: true on a network of your own",
         )
     if section.address is not None and section.options:
         raise ConfigError(

@@ -109,7 +109,8 @@ class Server:
             vocabulary=self._facts.limits.vocabulary,
         )
         log.info("starting an SGLang server: %s", " ".join(command))
-        await self.process.start(command, launch.environment(self._settings))
+        variables = launch.environment(self._settings) | launch.meeting(self._section, self.process.scratch, port)
+        await self.process.start(command, variables)
         self._watch = asyncio.create_task(self._watch_process(self.process))
         return f"http://127.0.0.1:{port}"
 

@@ -21,6 +21,8 @@ def prepare(settings: EngineSettings) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     # This process has threads (gRPC's among them), which a fork would leave behind in the middle of whatever they do.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    # Where its processes listen for one another; all are on this machine.
+    os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
     os.environ[OWNER] = str(os.getpid())
     # Its own deadlines of a start are not shorter than ours.
     os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(section_of(settings).start_timeout_s))

@@ -1,7 +1,8 @@
 """What vLLM calls in each of its processes (entry point `vllm.general_plugins`), long before it builds a model.
 
-Registers our back end of the weight transfer by name; its module is imported where a worker asks for it. And ties the
-life of vLLM's processes to that of the generator: one that is killed outright must not leave an engine behind.
+Registers our back end of the weight transfer by name; its module is imported where a worker asks for it. Keeps what the
+workers say to one another on this machine. And ties the life of vLLM's processes to that of the generator: one that is
+killed outright must not leave an engine behind.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import threading
 
 from generators.engines.vllm.arguments import SHARED
+from mesh.ranks import on_loopback
 
 # Process id of the generator, in the environment of vLLM's processes.
 OWNER = "ROLLMESH_VLLM_OWNER"
@@ -25,6 +27,7 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(SHARED, "generators.engines.vllm.receiving", "SharedMemoryTransfer")
     owner = int(os.environ.get(OWNER, "0"))
     if owner and owner != os.getpid():
+        os.environ.update(on_loopback())
         _die_with(owner)
 
 

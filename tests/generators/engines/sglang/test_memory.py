@@ -75,6 +75,21 @@ def test_a_server_can_give_all_of_its_memory_back(monkeypatch: pytest.MonkeyPatc
     assert "PYTORCH_ALLOC_CONF" not in variables
 
 
+def test_a_broadcast_to_another_machine_has_to_be_allowed() -> None:
+    section = SglangSection(address="http://node:30000", transfer="distributed")
+    with pytest.raises(ConfigError, match=r"broadcast weights to node: .*neither token nor TLS.*allow_insecure"):
+        launch.check(section, allow_insecure=False)
+    launch.check(section, allow_insecure=True)
+    launch.check(SglangSection(transfer="distributed"), allow_insecure=False)
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_the_processes_of_a_server_meet_in_a_file(copies: int, tmp_path: Path) -> None:
+    """But for several copies of the model, for which SGLang has one variable."""
+    meeting = launch.meeting(SglangSection(data_parallel=copies), tmp_path, 21_000)
+    assert any(str(tmp_path) in value for value in meeting.values()) == (copies == 1)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_no_option_contradicts_what_a_server_is_started_with(device: str, tmp_path: Path) -> None:
     section = SglangSection(tensor_parallel=2, data_parallel=2, expert_parallel=2, mem_fraction=0.5, kv_cache_tokens=9)
