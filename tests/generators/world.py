@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import redis.asyncio
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
@@ -399,10 +400,13 @@ class World:
 
     async def drafts(self) -> dict[tuple[str, int], Trajectory]:
         """Drafts of first holders of training groups, by group and member, as they are in Redis now."""
-        redis = self.buffer.access
-        [keys] = await redis.batch([("KEYS", f"rollmesh:{self.config.run.name}:train:v:*:d1-*")])
+        server = self.buffer.redis
+        assert server is not None
+        async with redis.asyncio.Redis.from_url(server.admin_url) as client:
+            keys = await client.keys(f"rollmesh:{self.config.run.name}:train:v:*:d1-*")
+            payloads = await client.mget(keys) if keys else []
         found = {}
-        for key, payload in zip(keys, await redis.mget([key.decode() for key in keys]), strict=True):
+        for key, payload in zip(keys, payloads, strict=True):
             group_id, member, _ = key.decode().rsplit(":", 3)[1:]
             if payload is not None:
                 found[group_id, int(member)] = decode(payload)
