@@ -366,14 +366,14 @@ def _refusal(error: ApiError) -> web.Response:
 
 
 def _tls(security: SecuritySection) -> ssl.SSLContext | None:
-    """As the mesh's gRPC: with a CA, clients have to show a certificate."""
+    """As the mesh's gRPC: where clients' certificates have an authority, they have to show one."""
     if security.tls_cert is None or security.tls_key is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(security.tls_cert, security.tls_key)
-        if security.tls_ca is not None:
-            context.load_verify_locations(security.tls_ca)
+        if security.tls_client_ca is not None:
+            context.load_verify_locations(security.tls_client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"security.tls_cert {security.tls_cert} cannot be used: {error}") from error

@@ -25,6 +25,7 @@ from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_write
 from tests.buffer.packed import set_rule
 from tests.buffer.redis_cluster import single_and_cluster
 from tests.buffer.test_flow import balanced
+from tests.secrets_here import write_secret
 
 V0 = PolicyVersion(1, 0)
 
@@ -284,5 +285,5 @@ def protection(folder: Path, *hosts: str) -> dict[str, str]:
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     subject = ["-subj", "/CN=fronts", "-addext", f"subjectAltName={names}", "-days", "2"]
     subprocess.run([*command, *subject, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    token.write_text("secret")
+    write_secret(token)
     return {"tls_key": str(key), "tls_cert": str(cert), "tls_ca": str(cert), "token_file": str(token)}

@@ -294,7 +294,7 @@ def test_tls_is_that_of_the_mesh(serving: Serving, tmp_path: Path) -> None:
             client = OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http)
             assert client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1).choices
     # With a certificate authority clients have to show who they are, as everywhere in the mesh.
-    mutual = SecuritySection(tls_cert=cert, tls_key=key, tls_ca=cert)
+    mutual = SecuritySection(tls_cert=cert, tls_key=key, tls_client_ca=cert)
     with served_by(serving, mutual) as url, httpx.Client(verify=str(cert)) as http:
         client = OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http, max_retries=0)
         with pytest.raises(openai.APIConnectionError):
