@@ -19,6 +19,7 @@ from generators.weights.transfer import Verified, receive
 from generators.weights.transports import Fetch
 from generators.weights.transports.grpc import Grpc
 from learner.weights import WeightPublisher, WeightsService
+from mesh.access.credentials import Identity, Role
 from mesh.config.models import EncodingName, SecuritySection
 from mesh.errors import WeightsError
 from mesh.rpc import bind, new_server, open_channel
@@ -26,6 +27,7 @@ from mesh.versions import PolicyVersion
 from mesh.weights import Wanted
 from mesh.weights.chunks import CHUNK_BYTES, frame, parse
 from protos import weights_pb2, weights_pb2_grpc
+from tests.secrets_here import write_secret
 
 SECURITY = SecuritySection()
 DEADLINE_S = 20.0
@@ -384,9 +386,8 @@ async def test_what_no_one_asks_for_is_let_go_of(tmp_path: Path, monkeypatch: py
 
 
 async def test_only_buckets_are_served_and_only_with_the_token(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("secret")
-    guarded = SecuritySection(token_file=token)
+    guarded = SecuritySection(token_file=write_secret(tmp_path / "token"))
+    generator = Identity(Role.GENERATOR, "g")
     server = new_server(guarded)
     port = bind(server, "127.0.0.1", 0, guarded)
     Relay(f"127.0.0.1:{port}").add_to(server)
@@ -399,7 +400,7 @@ async def test_only_buckets_are_served_and_only_with_the_token(tmp_path: Path) -
                 with pytest.raises(grpc.aio.AioRpcError) as failed:
                     await stub.FetchBucket(request, timeout=DEADLINE_S).read()
                 assert failed.value.code() is code
-        async with open_channel(f"127.0.0.1:{port}", guarded) as channel:
+        async with open_channel(f"127.0.0.1:{port}", guarded, generator) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as failed:
                 await weights_pb2_grpc.WeightsStub(channel).Route(weights_pb2.RouteRequest(), timeout=DEADLINE_S)
             assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
