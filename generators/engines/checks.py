@@ -13,6 +13,8 @@ from mesh.images import ImageProcessor
 
 # Seeds are below: engines keep them as signed 64-bit numbers.
 SEEDS = 2**63
+# Counts of tokens are below: engines keep them as signed 32-bit numbers.
+_COUNTS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,10 @@ def _check_sampling(sampling: SamplingParams, limits: Limits) -> None:
         raise PayloadError("sampling.temperature", f"{sampling.temperature} is below {LEAST_TEMPERATURE}; 0 is greedy")
     if not 0 < sampling.top_p <= 1:
         raise PayloadError("sampling.top_p", f"{sampling.top_p} is not in (0, 1]")
-    if sampling.top_k < 0:
-        raise PayloadError("sampling.top_k", f"{sampling.top_k} is negative; 0 turns it off")
-    if sampling.max_tokens < 1:
-        raise PayloadError("sampling.max_tokens", f"{sampling.max_tokens} is below 1")
+    if not 0 <= sampling.top_k < _COUNTS:
+        raise PayloadError("sampling.top_k", f"{sampling.top_k} is not in [0, 2**31); 0 turns it off")
+    if not 1 <= sampling.max_tokens < _COUNTS:
+        raise PayloadError("sampling.max_tokens", f"{sampling.max_tokens} is not in [1, 2**31)")
     if not 0 <= sampling.seed < SEEDS:
         raise PayloadError("sampling.seed", f"{sampling.seed} is not in [0, 2**63)")
     if any(not text for text in sampling.stop):

@@ -95,7 +95,7 @@ class SlotTable:
         return self.slots - self.active
 
     def open(self, running: Running, ids: tuple[int, ...], limit: int, seed: int) -> int:
-        """Gives a request a row and returns it.
+        """Gives a request a row and returns it; where that raises the table is as it was.
 
         Args:
             running: the request.
@@ -103,15 +103,12 @@ class SlotTable:
             limit: most response tokens, more than its prefix has.
             seed: 64-bit state of the row's random numbers.
         """
-        row = self.holes.pop() if self.holes else self.rows
-        self.rows = max(self.rows, row + 1)
+        row = self.holes[-1] if self.holes else self.rows
         length = len(ids)
         self.reserve(length + 1)
         request, prefix = running.request, running.request.prefix
         sampling, prompt_length = request.sampling, len(request.prompt_ids)
         greedy = sampling.temperature == 0
-        self.running[row] = running
-        self.position[row] = length
         self.prompt_length[row] = prompt_length
         self.last_position[row] = prompt_length + limit - 1
         self.last_token[row] = 0
@@ -123,6 +120,12 @@ class SlotTable:
         self.tokens[row, :length] = ids
         if prefix is not None:
             self.log_probs[row, prompt_length:length] = prefix.log_probs
+        # From here on the row is in use: what could fail has not.
+        if self.holes:
+            self.holes.pop()
+        self.rows = max(self.rows, row + 1)
+        self.running[row] = running
+        self.position[row] = length
         self._membership_changed()
         return row
 

@@ -69,6 +69,7 @@ def client(serving: Serving) -> OpenAI:
         ({"extra_body": {"nonsense": 1}}, "nonsense", "unknown_parameter"),
         ({"temperature": 3}, "temperature", "invalid_value"),
         ({"top_p": 0}, "top_p", "invalid_value"),
+        ({"extra_body": {"top_k": 2**63}}, "top_k", "invalid_value"),
         ({"n": 0}, "n", "invalid_value"),
         ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),

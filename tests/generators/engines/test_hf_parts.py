@@ -136,6 +136,19 @@ def test_the_table_keeps_every_sequence_whole(commands: list[tuple[int, int]]) -
         assert table.active == len(rows)
 
 
+def test_a_request_that_fits_no_row_takes_none() -> None:
+    table = SlotTable(2)
+    table.open(running("good"), (1, 2), 10, 0)
+    for holes in (0, 1):
+        with pytest.raises(OverflowError):
+            table.open(running("bad", top_k=2**63), (1, 2), 10, 0)
+        assert (table.active, table.rows, len(table.holes)) == (1 - holes, 1, holes)
+        assert [table.running[row] is None for row in range(2)] == [bool(holes), True]
+        assert table.longest == (0 if holes else 2)
+        if not holes:
+            table.close(0, "aborted")
+
+
 def waiting_requests(*names: str, pinned: bool = False, prompt: tuple[int, ...] = (1, 2)) -> list[GenerationRequest]:
     return [GenerationRequest(name, prompt, SamplingParams(), pinned) for name in names]
 
