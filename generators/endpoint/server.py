@@ -180,8 +180,12 @@ class EndpointServer:
             except RollmeshError as error:
                 log.warning("call to %s failed: %s", request.path, error)
                 return _refusal(ApiError(500, str(error), reason=error.code, kind="server_error"))
-            except ConnectionError:
-                raise
+            except ConnectionError as error:
+                log.info("a client of %s left before the end of its answer: %s", request.path, error)
+                if request.transport is not None:
+                    request.transport.abort()
+                # It goes nowhere: aiohttp takes the error itself for one of this server.
+                return web.Response(status=_CLIENT_LEFT)
             except Exception as error:
                 log.exception("call to %s failed", request.path)
                 return _refusal(ApiError(500, f"{type(error).__name__}: {error}", kind="server_error"))

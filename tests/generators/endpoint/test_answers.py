@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+from generators.engines.base import SampledTokens, TokenEvent
+from mesh.versions import PolicyVersion, VersionRuns
 from tests.generators.endpoint.world import CALL, EOS, TOOL, Serving, soon
 
 HELLO: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the quick fox"}]
@@ -184,6 +188,40 @@ async def test_a_client_that_leaves_aborts_its_answer(serving: Serving) -> None:
         serving.engine.resume().result(10)
     await soon(lambda: serving.engine.status().active + serving.engine.status().queued == 0)
     assert not found.record.turns
+
+
+async def test_a_client_that_left_before_its_next_token_is_no_error(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is written before anybody knows of it fails: that is told in one message, without a trace."""
+    client = AsyncOpenAI(base_url=f"{serving.url}/sessions/cut/v1", api_key="none", max_retries=0)
+    server, sessions = serving.endpoint.server, serving.endpoint.sessions
+    serving.engine.pause().result(10)
+    try:
+        stream = await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
+        found = sessions.known("cut")
+        assert found is not None
+        await soon(lambda: len(found.running) == 1)
+        [name] = found.running
+        token = SampledTokens(
+            np.array([5], np.int32), np.zeros(1, np.float32), VersionRuns(((1, PolicyVersion(1, 0)),))
+        )
+
+        async def cut() -> None:
+            serving.endpoint.take_tokens([TokenEvent(name, token)])
+            for connection in server._runners[-1].server.connections:  # type: ignore[union-attr] # it listens
+                assert connection.transport is not None
+                connection.transport.close()
+
+        caplog.set_level(logging.INFO)
+        serving.run(cut)
+        await soon(lambda: not found.running)
+        await stream.close()
+    finally:
+        serving.engine.resume().result(10)
+    await soon(lambda: "left" in caplog.text)
+    assert [record.levelname for record in caplog.records if "left" in record.message] == ["INFO"]
+    assert all(record.levelno < logging.WARNING and not record.exc_info for record in caplog.records)
 
 
 def test_models(client: OpenAI) -> None:
