@@ -4,9 +4,11 @@ A pure state machine; the loop asks it how many requests may start, and tells it
 
 Invariants:
 
-- A request is blamed only for a pass in which it was the only one, or the only one that had never passed before.
+- A request is blamed only for a pass in which it was alone.
 - Who is blamed `REQUEST_ATTEMPTS` times in a row is to be refused; whoever passes is cleared.
 - After a failure of many, those that were put back go in one at a time, each once the one before it has decoded.
+- Where a step fails as one enters, it is made without that one. If it passes now, that one is tried alone; if it does
+  not, one of the others is to blame.
 - Where memory ran out nothing starts until enough of what runs has ended; what runs alone and finds no room is blamed.
 """
 
@@ -33,6 +35,7 @@ class Caution:
         self._blamed: dict[str, int] = {}
         self._to_enter = 0
         self._entering: str | None = None
+        self._suspect: str | None = None
         self._ceiling: int | None = None
 
     @property
@@ -45,12 +48,21 @@ class Caution:
         """The request that went in alone and has not decoded yet."""
         return self._entering
 
+    @property
+    def suspect(self) -> str | None:
+        """The request without which a step is made, to see whether it is to blame."""
+        return self._suspect
+
     def most(self, active: int, free: int) -> int:
         """How many requests may start beside `active` running ones where `free` slots are empty."""
         if self._ceiling is not None:
             if active > self._ceiling:
                 return 0
             self._ceiling = None
+        if not active:
+            self._suspect = None
+        if self._suspect is not None:
+            return 0
         if not self._to_enter:
             return free
         return 0 if self._entering is not None else min(1, free)
@@ -70,13 +82,19 @@ class Caution:
         """They have ended, whatever the reason."""
         if self._entering is not None and self._entering in request_ids:
             self._leaves(self._entering)
+        if self._suspect in request_ids:
+            self._suspect = None
         for name in self._blamed.keys() & set(request_ids):
             del self._blamed[name]
 
     def separate(self, count: int) -> None:
-        """So many requests at the head of the line go in one at a time; one of them is to blame."""
-        self._to_enter = max(self._to_enter, count)
-        self._entering = None
+        """So many requests more, at the head of the line, go in one at a time."""
+        self._to_enter += count
+        self._entering = self._suspect = None
+
+    def suspects(self) -> None:
+        """A step failed beside the one that was entering, which has left it again."""
+        self._suspect, self._entering = self._entering, None
 
     def wait_for_room(self, ceiling: int) -> None:
         """Nothing starts while more than `ceiling` run."""
@@ -86,7 +104,8 @@ class Caution:
     def blame(self, request_id: str) -> bool:
         """It failed alone; True where it is to be refused. Else it goes in once more, alone again."""
         self._blamed[request_id] = self._blamed.get(request_id, 0) + 1
-        self.separate(1)
+        self._to_enter = max(self._to_enter, 1)
+        self._entering = None
         return self._blamed[request_id] >= REQUEST_ATTEMPTS
 
     def _leaves(self, request_id: str) -> None:

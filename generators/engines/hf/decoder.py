@@ -26,7 +26,7 @@ from generators.engines.base import (
     TokenEvent,
 )
 from generators.engines.failures import EngineSettingsError
-from generators.engines.hf.budget import Budget, Shape, free_bytes, rounded
+from generators.engines.hf.budget import COLUMNS, Budget, Shape, free_bytes, rounded
 from generators.engines.hf.cache import SlotCache
 from generators.engines.hf.loading import LoadedModel
 from generators.engines.hf.masks import MaskBuilder
@@ -173,8 +173,15 @@ class Decoder:
         return Step(table.events(self.serving), self._close_ended(tokens))
 
     def check(self) -> None:
-        """Runs a few harmless tokens; what the model raises here is no request's fault."""
-        self._prefiller.run([HARMLESS])
+        """Prefills and decodes a few harmless tokens; what the model raises here is no request's fault."""
+        [prefix] = self._prefiller.run([HARMLESS])
+        cache = SlotCache(Shape(1, COLUMNS), self._loaded.layer_types, self._device)
+        row = torch.zeros(1, dtype=torch.int64, device=self._device)
+        cache.store(row, prefix.batch.cache, row)
+        position, columns = row + len(HARMLESS), len(HARMLESS) + 1
+        cache.begin(position, columns)
+        mask = self._masks.decode(position, columns)
+        self._forward_pass(position[:, None], position[:, None], mask, cache)
 
     def abort(self, request_ids: set[str]) -> list[GenerationResult]:
         """Ends running sequences early."""

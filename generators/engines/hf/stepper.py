@@ -68,6 +68,8 @@ class Stepper:
             self._line.put_back(starting)
             return Step(results=self._step_failed(starting, error))
         caution.passed(names, [result.request_id for result in step.results])
+        if caution.suspect is not None:
+            self._try_alone(caution.suspect)
         return step
 
     def gone(self, request_ids: Collection[str]) -> None:
@@ -120,15 +122,20 @@ class Stepper:
             self._caution.wait_for_room(keep - 1)
             return []
         if entering is not None:
-            # All others have decoded without it.
             if not starting:
-                starting = self._decoder.stop([entering])
-                self._line.put_back(starting)
-            return self._blame(starting[0], error)
+                self._line.put_back(self._decoder.stop([entering]))
+            self._caution.suspects()
+            return []
         stopped = self._stopped(active - active // 2)
         log.warning("a step failed, %d sequences go in again one at a time: %s", len(stopped) + len(starting), error)
         self._caution.separate(len(stopped) + len(starting))
         return []
+
+    def _try_alone(self, suspect: str) -> None:
+        """The others have decoded without it: they make way, so that the next step is its own."""
+        stopped = self._stopped(self._decoder.table.active)
+        self._line.put_back(self._line.withdraw({suspect}))
+        self._caution.separate(len(stopped))
 
     def _stopped(self, last: int) -> list[Waiting]:
         """The last to start stand at the head of the line."""

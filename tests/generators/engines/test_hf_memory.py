@@ -213,28 +213,65 @@ def _limit_storage(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     monkeypatch.setattr(SlotCache, "resize", limited)
 
 
+@pytest.mark.parametrize(
+    "culprits", [{"3": 0}, {"0": 0}, {"0": 9}, {"4": 4}, {"0": 4, "1": 0, "2": 17, "7": 9, "8": 2}], ids=str
+)
 def test_a_sequence_at_which_steps_fail_is_found_among_others(
-    contract_model: ContractModel, monkeypatch: pytest.MonkeyPatch
+    culprits: dict[str, int], contract_model: ContractModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has tokens by then, which its result keeps; all others are answered as if it had not been there."""
-    asked = [request(f"{index}", [3 + index], max_tokens=30, seed=index + 1) for index in range(9)]
+    """Each fails once it has so many tokens, which its result keeps; the others are answered as without it."""
+    asked = [request(f"{index}", [3 + index], max_tokens=30, seed=index + 1) for index in range(12)]
     with serving(contract_model) as harness:
         expected = harness.run(asked)
         decode = Decoder._decode
 
         def failing(self: Decoder) -> torch.Tensor:
-            for running in self.table.running:
-                if running is not None and running.request.request_id == "again 3":
-                    raise ValueError("odd")
+            for part in self.table.progress({f"again {name}": tokens for name, tokens in culprits.items()}):
+                raise ValueError(f"odd: {part.request_id}")
             return decode(self)
 
         monkeypatch.setattr(Decoder, "_decode", failing)
         for one, other in zip(expected, harness.run(renamed(asked, "again")), strict=True):
-            if other.request_id == "again 3":
-                assert "the model failed at it 2 times: ValueError: odd" in other.refusal
-                assert 0 < len(other.response_ids) < 30
-            else:
+            most = culprits.get(one.request_id)
+            if most is None:
                 assert (other.refusal, other.response_ids.tolist()) == ("", one.response_ids.tolist())
+            else:
+                assert f"the model failed at it 2 times: ValueError: odd: {other.request_id}" in other.refusal
+                assert most <= len(other.response_ids) < 30
+                assert other.response_ids.tolist() == one.response_ids.tolist()[: len(other.response_ids)]
+
+
+def test_what_fails_only_beside_others_is_refused_to_none(
+    contract_model: ContractModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [request(f"{index}", [3 + index], max_tokens=12, seed=index + 1) for index in range(7)]
+    with serving(contract_model) as harness:
+        expected = harness.run(asked)
+        decode = Decoder._decode
+
+        def failing(self: Decoder) -> torch.Tensor:
+            if self.table.active > 2:
+                raise ValueError("too many")
+            return decode(self)
+
+        monkeypatch.setattr(Decoder, "_decode", failing)
+        for one, other in zip(expected, harness.run(renamed(asked, "again")), strict=True):
+            assert (other.refusal, other.response_ids.tolist()) == ("", one.response_ids.tolist())
+
+
+def test_where_no_step_can_be_made_it_is_the_engine_that_has_failed(
+    contract_model: ContractModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts are prefilled as ever; yet no request is blamed for it."""
+    with serving(contract_model) as harness:
+
+        def broken(*_: object) -> torch.Tensor:
+            raise ValueError("no kernel")
+
+        monkeypatch.setattr(harness.engine._decoder, "_forward_pass", broken)  # type: ignore[attr-defined]
+        harness.engine.submit([request(f"{index}", [3 + index], max_tokens=9) for index in range(9)])
+        assert "the model fails at anything: ValueError: no kernel" in str(harness.collector.wait_failure())
+        assert not harness.collector.results
 
 
 @pytest.mark.parametrize(
@@ -271,3 +308,25 @@ def test_who_goes_in_after_a_failure() -> None:
     assert caution.blame("c")
     caution.gone(["c"])
     assert not caution.blame("c")
+
+
+def test_who_entered_when_a_step_failed_is_tried_alone() -> None:
+    """Unless it fails without it too: then another one is to blame."""
+    caution = Caution()
+    for others_pass in (True, False):
+        caution.separate(2)
+        assert caution.most(3, 5) == 1
+        caution.enters(["a"])
+        caution.suspects()
+        assert (caution.suspect, caution.most(3, 5)) == ("a", 0)
+        if others_pass:
+            caution.passed([], [])
+        caution.separate(3)
+        assert (caution.suspect, caution.most(0, 5)) == (None, 1)
+    caution.enters(["b"])
+    caution.suspects()
+    assert caution.most(0, 5) == 1, "the others have ended meanwhile"
+    caution.enters(["c"])
+    caution.suspects()
+    caution.gone(["c"])
+    assert (caution.suspect, caution.most(2, 5)) == (None, 1)
