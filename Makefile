@@ -86,6 +86,7 @@ format: $(READY) ## Format the code
 docs: $(READY) ## Generate the references of the configuration and of the algorithms
 	$(BIN)/python -c "from mesh.config.reference import reference; print(reference(), end='')" > docs/configuration.md
 	$(BIN)/python -m buffer.figures docs/operations.md
+	$(BIN)/python -m mesh.access.reference docs/security.md
 	$(BIN)/python -m learner.reference docs/algorithms.md --exceptions tests/golden/exceptions.json
 
 protos: $(READY) ## Generate the protobuf modules and descriptors from protos/*.proto

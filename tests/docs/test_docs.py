@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mesh.access.reference import reference as reference_of_verbs
+from mesh.access.reference import with_reference
 from mesh.config import load_config
 from mesh.config.reference import reference
 
@@ -15,6 +17,12 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 def test_the_configuration_reference_is_current() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference(), "run `make docs`"
+
+
+def test_the_table_of_verbs_is_current() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    assert with_reference(page) == page, "run `make docs`"
+    assert reference_of_verbs() in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

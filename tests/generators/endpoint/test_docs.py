@@ -11,6 +11,7 @@ from pathlib import Path
 
 from generators.agents.program_calls import CommandProgram, FunctionProgram, Outcome, Program, Way
 from tests.generators.endpoint.world import Serving
+from tests.secrets_here import write_secret
 
 DOCS = Path(__file__).parents[3] / "docs" / "endpoint.md"
 TALK, FUNCTION, COMMAND = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
@@ -22,11 +23,12 @@ def outcome(program: Program, serving: Serving) -> Outcome:
     return asyncio.run(program(TASK, way, timeout_s=60.0))
 
 
-def test_talking_to_the_model(serving: Serving) -> None:
+def test_talking_to_the_model(serving: Serving, tmp_path: Path) -> None:
+    key = write_secret(tmp_path / "key")
     assert "http://127.0.0.1:8011/v1" in TALK
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(TALK.replace("http://127.0.0.1:8011", serving.url), {})
+        exec(TALK.replace("http://127.0.0.1:8011", serving.url).replace("runs/demo/endpoint.key", str(key)), {})
     assert re.search(r" 1:0 \d+\n$", printed.getvalue())
 
 

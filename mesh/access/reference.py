@@ -1,0 +1,32 @@
+"""The table of verbs for the documentation: `python -m mesh.access.reference docs/security.md`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mesh.access.credentials import Role
+from mesh.access.permissions import VERBS
+
+_BEGIN, _END = "<!-- verbs: written by `make docs` -->", "<!-- end of verbs -->"
+
+
+def reference() -> str:
+    """Which role may call which verb, a row each."""
+    rows = [
+        f"| `{method.removeprefix('/rollmesh.v1.')}` | {', '.join(role for role in Role if role in allowed)} |"
+        for method, allowed in VERBS.items()
+    ]
+    return "\n".join(["| verb | roles |", "|---|---|", *rows]) + "\n"
+
+
+def with_reference(page: str) -> str:
+    """A page with the table between its marks."""
+    head, begin, rest = page.partition(_BEGIN)
+    _, end, tail = rest.partition(_END)
+    return f"{head}{begin}\n{reference()}{end}{tail}"
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(with_reference(path.read_text(encoding="utf-8")), encoding="utf-8")
