@@ -1,7 +1,8 @@
 """Engine arguments that `rollout.vllm.options` and `rollout.sglang.options` may not set.
 
 Some are what a key of the configuration says, and the rest of a generator computes with that key; others are what it
-relies on, or lead to where weights do not reach. Set twice, a run would train on what nobody sampled, or not start.
+relies on, lead to where weights do not reach, or make another model of the one that is trained. Accepted, a run would
+train on what nobody sampled, or not start.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Iterable, Mapping
 
 _OURS = "rollmesh relies on its own value"
 _ONE_HOST = "weights reach the workers of one host alone"
+_ANOTHER = "the model that is sampled would be another than the one that is trained"
+_DRAWS = "responses would be drawn from another distribution than the one that is trained"
 _LENGTH = "rollout.max_prompt_tokens and rollout.max_response_tokens set it"
 
 
@@ -46,6 +49,18 @@ VLLM: Mapping[str, str] = {
         ),
         _OURS,
     ),
+    **dict.fromkeys(
+        (
+            "hf_overrides",
+            "hf_config_path",
+            "quantization",
+            "quantization_config",
+            "model_class_overrides",
+            "disable_sliding_window",
+        ),
+        _ANOTHER,
+    ),
+    **dict.fromkeys(("logits_processors", "watermark_config", "override_generation_config"), _DRAWS),
     **dict.fromkeys(("pipeline_parallel_size", "prefill_context_parallel_size"), "use rollout.vllm.tensor_parallel"),
     **dict.fromkeys(
         (
@@ -81,6 +96,20 @@ SGLANG: Mapping[str, str] = {
     "disable_overlap_schedule": _set_by("weights.kv"),
     "random_seed": _set_by("run.seed"),
     **dict.fromkeys(("load_format", "skip_tokenizer_init", "host", "port", "device", "base_gpu_id"), _OURS),
+    **dict.fromkeys(
+        (
+            "json_model_override_args",
+            "quantization",
+            "quantization_param_path",
+            "modelopt_quant",
+            "quantize_and_serve",
+            "rl_quant_profile",
+        ),
+        _ANOTHER,
+    ),
+    **dict.fromkeys(("preferred_sampling_params", "enable_watermark", "watermark_config"), _DRAWS),
+    # A file of arguments.
+    "config": "give its arguments here",
     **dict.fromkeys(("pp_size", "pp", "pipeline_parallel_size"), "use rollout.sglang.tensor_parallel"),
     **dict.fromkeys(("nnodes", "node_rank", "dist_init_addr", "nccl_init_addr"), _ONE_HOST),
 }

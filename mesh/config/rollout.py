@@ -43,8 +43,8 @@ class VllmSection(Section):
     start_timeout_s: PositiveFloat = Field(900.0, description="Seconds that vLLM gets to become ready.")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further engine arguments by vLLM's names (AsyncEngineArgs), passed as they are. What a key of "
-        "the configuration sets is refused here.",
+        description="Further engine arguments by vLLM's names (AsyncEngineArgs), passed as they are. Refused is what "
+        "a key of the configuration sets, and what would sample from another model than the one that is trained.",
     )
 
     @field_validator("options")
@@ -79,8 +79,8 @@ class SglangSection(Section):
     start_timeout_s: PositiveFloat = Field(300.0, description="Seconds that the server gets to become ready.")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Further server arguments by SGLang's names, passed as they are. What a key of the configuration "
-        "sets is refused here.",
+        description="Further server arguments by SGLang's names, passed as they are. Refused is what a key of the "
+        "configuration sets, and what would sample from another model than the one that is trained.",
     )
 
     @field_validator("options")

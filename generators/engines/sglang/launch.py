@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,10 @@ SPARE_CONTEXT = 8
 # Tokens of one event: fewer make more work for the server's front and for us (with 1, a quarter of the processor time
 # of a small model), more make drafts and streams lag.
 STREAM_INTERVAL = 8
+# Its argument parser, its checks of arguments in a traceback, and how these end it.
+_USAGE = re.compile(r"^sglang serve: error: ", re.MULTILINE)
+_CHECKED = re.compile(r'File ".*/sglang/srt/(?:server_args\.py|arg_groups/[^"]*)", line')
+_RAISED = re.compile(r"^(?:AssertionError|NotImplementedError|TypeError|ValueError)\b", re.MULTILINE)
 
 
 def command(
@@ -188,6 +193,18 @@ def sending_device(settings: EngineSettings, section: SglangSection) -> torch.de
             hint="use tensor or disk",
         )
     return torch.device("cuda", here)
+
+
+def refuses_arguments(death: str) -> bool:
+    """Whether a server has ended because of its arguments, so that the next one would too.
+
+    Args:
+        death: how it has died, with the end of its log.
+    """
+    if _USAGE.search(death):
+        return True
+    checked = _CHECKED.search(death)
+    return checked is not None and _RAISED.search(death, checked.end()) is not None
 
 
 def _argument(name: str, value: Any) -> list[str]:

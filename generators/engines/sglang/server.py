@@ -15,6 +15,7 @@ from generators.engines.sglang import launch
 from generators.engines.sglang.client import Client
 from generators.engines.sglang.process import Progress, ServerProcess, free_port
 from mesh.config.rollout import SglangSection
+from mesh.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Server:
         """Starts or finds it, and waits until it answers.
 
         Raises:
+            ConfigError: it refuses its arguments.
             EngineError: it has died, or the time is up.
         """
         address = self._section.address
@@ -136,6 +138,8 @@ class Server:
             if progress is not None:
                 progress.tell()
             await asyncio.sleep(_ASK_EVERY_S)
+        if launch.refuses_arguments(self.death):
+            raise ConfigError(self.death, hint="rollout.sglang.options are its arguments, besides what the run sets")
         hint = "see the log above; rollout.sglang.options are passed to the server as they are"
         if "No module named" in self.death and "sglang" in self.death:
             hint = "rollout.sglang.python names the interpreter of an environment with sglang in it (make sglang)"

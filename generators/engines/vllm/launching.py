@@ -14,6 +14,7 @@ from typing import Any
 
 from vllm import AsyncEngineArgs
 from vllm.config import WeightTransferConfig
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from generators.engines.base import EngineError
@@ -55,7 +56,7 @@ class Launch:
         """The engine, with dummy weights.
 
         Raises:
-            ConfigError: an argument that vLLM does not know.
+            ConfigError: an argument that vLLM does not know, or not with this value.
             EngineError: it did not come up; with the end of its log.
         """
         begin = time.monotonic()
@@ -121,10 +122,17 @@ class Launch:
             chosen = AsyncEngineArgs(
                 **arguments | {"weight_transfer_config": WeightTransferConfig(arguments["weight_transfer_config"])}
             )
-        except TypeError as error:
-            raise ConfigError(f"rollout.vllm.options: {error}", hint="they are vLLM's AsyncEngineArgs") from error
-        logs.adopt()
-        engine = AsyncLLM.from_engine_args(chosen, stat_loggers=[self._figures.create])
+            logs.adopt()
+            config = chosen.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        # No process has been started yet: it depends on nothing but the arguments.
+        except (TypeError, ValueError, AssertionError, NotImplementedError) as error:
+            raise ConfigError(
+                f"vLLM refuses its arguments: {error}",
+                hint="rollout.vllm.options are those of its AsyncEngineArgs; the others are what the run sets",
+            ) from error
+        engine = AsyncLLM.from_vllm_config(
+            config, stat_loggers=[self._figures.create], disable_log_stats=chosen.disable_log_stats
+        )
         logs.adopt()
         return engine
 

@@ -103,7 +103,14 @@ def test_no_option_contradicts_what_a_server_is_started_with(device: str, tmp_pa
         for written in (name, f"--{name}", name.replace("-", "_")):
             with pytest.raises(ValidationError, match=f"{name.replace('-', '.')}: "):
                 SglangSection(options={written: 1})
-    for name, why in (("tensor_parallel_size", "rollout.sglang.tensor_parallel"), ("nnodes", "one host")):
+    for name, why in (
+        ("tensor_parallel_size", "rollout.sglang.tensor_parallel"),
+        ("nnodes", "one host"),
+        ("json-model-override-args", "another than the one that is trained"),
+        ("quantization", "another than the one that is trained"),
+        ("preferred_sampling_params", "another distribution"),
+        ("config", "give its arguments here"),
+    ):
         with pytest.raises(ValidationError, match=f"{name}: .*{why}"):
             SglangSection(options={name: 2})
     assert set_here & free
@@ -120,3 +127,28 @@ def test_a_broadcast_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     # Where a server of somebody else's runs is not known here.
     assert launch.sending_device(settings, SglangSection(address="http://there:1")) == torch.device("cuda")
     assert launch.sending_device(EngineSettings(), SglangSection()) == torch.device("cpu")
+
+
+_TRACEBACK = """the SGLang server has died (exit code 1); the end of its log:
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/sglang/srt/{file}", line 244, in {function}
+    assert cfg.chunked_prefill_size % cfg.page_size == 0, (
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+{error}: chunked_prefill_size must be divisible by page_size
+"""
+
+
+def test_a_server_that_refuses_its_arguments_is_told_from_one_that_breaks() -> None:
+    """A restart would end the same way."""
+    usage = "usage: sglang serve [-h]\nsglang serve: error: argument --kv-cache-dtype: invalid choice: 'foo'"
+    assert launch.refuses_arguments(f"the SGLang server has died (exit code 2); the end of its log:\n{usage}")
+
+    def refused(file: str, function: str, error: str) -> bool:
+        return launch.refuses_arguments(_TRACEBACK.format(file=file, function=function, error=error))
+
+    assert refused("arg_groups/validation_hook.py", "check_server_args", "AssertionError")
+    assert refused("server_args.py", "__post_init__", "ValueError")
+    # The machine, not the arguments.
+    assert not refused("server_args.py", "__post_init__", "OSError")
+    assert not refused("managers/scheduler.py", "__init__", "ValueError")
+    assert not launch.refuses_arguments("the SGLang server has died (exit code -9); the end of its log:\n")

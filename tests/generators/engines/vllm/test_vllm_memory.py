@@ -73,6 +73,8 @@ def test_settings_become_arguments(contract_model: ContractModel) -> None:
         with pytest.raises(ValidationError, match=f"{name}: "):
             VllmSection(options={name: 1})
     reasons = {"max_num_seqs": "rollout.slots", "pipeline_parallel_size": "tensor_parallel", "nnodes": "one host"}
+    reasons |= dict.fromkeys(("hf_overrides", "quantization"), "another than the one that is trained")
+    reasons |= {"logits_processors": "another distribution"}
     for name, why in reasons.items():
         with pytest.raises(ConfigError, match=f"rollout.vllm.options: {name}: .*{why}"):
             load_config({"rollout": {"vllm": {"options": {name: 2}}}})

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from generators.engines.base import EngineError
+from generators.engines.base import EngineError, EngineSettings
+from generators.engines.vllm.arguments import engine_arguments
+from mesh.config.rollout import VllmSection
 from mesh.errors import ConfigError, WeightsError
 from tests.generators.engines.collector import DEADLINE_S
+from tests.generators.engines.tiny import ContractModel
 
 if TYPE_CHECKING:
     from generators.engines.vllm.native import NativeSender
@@ -409,3 +412,33 @@ def test_a_start_has_a_deadline() -> None:
 
     asyncio.run(run())
     launch._log.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kv_cache_dtype": "foo"}, "cache_dtype"),
+        ({"max_num_batched_tokens": "many"}, "max_num_batched_tokens"),
+        ({"attention_backend": "zz"}, "Unknown attention backend"),
+        ({"no_such": 1}, "no_such"),
+    ],
+)
+def test_arguments_that_vllm_refuses_are_a_wrong_configuration(
+    options: dict[str, Any], said: str, contract_model: ContractModel
+) -> None:
+    """A restart would end the same way; told before any process is started."""
+    from generators.engines.vllm.figures import LoadFigures
+    from generators.engines.vllm.launching import Launch
+
+    settings = EngineSettings(vllm=VllmSection(options=options))
+    launch = Launch(engine_arguments(contract_model.folder, settings, context=64, tokenizer=True), LoadFigures(), 60.0)
+
+    async def run() -> None:
+        try:
+            with pytest.raises(ConfigError, match=f"(?s)vLLM refuses its arguments: .*{said}"):
+                await launch.start()
+            assert launch._cores() == []
+        finally:
+            await launch.stop()
+
+    asyncio.run(run())
