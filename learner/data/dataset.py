@@ -202,7 +202,7 @@ class JsonlRows:
 def _json_row(path: Path, index: int, line: bytes, prompt_key: str) -> Row:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}, row {index}: not valid JSON: {error}") from error
     if not isinstance(record, dict):
         raise DataError(f"{path}, row {index}: expected an object, got {type(record).__name__}")

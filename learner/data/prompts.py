@@ -247,5 +247,5 @@ def _as_json(row: Row, field: str, value: Any) -> str:
     # Parquet holds dates and decimals, which JSON has not: they travel as text.
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"row {row.index}: field `{field}` cannot be written as JSON: {error}") from error
