@@ -14,6 +14,7 @@ import pytest
 import rollmesh as product
 from rollmesh.run_files import config_path
 from tests.command import Command
+from tests.integration.intruders import audit_intruders
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment
 from tests.secrets_here import write_secret
@@ -39,6 +40,7 @@ def test_a_run_writes_what_it_promises(
     )
     run.wait_step(3)
     audit_privacy(run.folder, run.process.pid)
+    audit_intruders(run.address(), token)
     # Of five services, each with its metrics.
     assert_on_loopback(run.process.pid, at_least=10)
     refused = rollmesh("status", "--mesh", run.address())

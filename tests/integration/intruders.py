@@ -1,0 +1,71 @@
+"""Everyone who must not get in, at every verb of a mesh that runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from mesh import rpc
+from mesh.access.credentials import read_secret
+from mesh.access.permissions import VERBS, contract_of
+from mesh.config.models import SecuritySection
+from protos import membership_pb2, membership_pb2_grpc
+from tests.mesh.access.verbs import attempts
+
+_DEADLINE_S = 30.0
+
+
+def audit_intruders(front: str, token_file: Path) -> None:
+    """Each is refused with the right status by each service that serves the verb, and none becomes a member.
+
+    Args:
+        front: address of the mesh.
+        token_file: of the mesh.
+    """
+    asyncio.run(_audit(front, SecuritySection(token_file=token_file)))
+
+
+async def _audit(front: str, security: SecuritySection) -> None:
+    assert security.token_file is not None
+    before = await _members(front, security)
+    serving = await _serving({front, *before.values()} - {""}, security)
+    assert serving.keys() == {contract_of(path) for path in VERBS}
+    tried = attempts(read_secret(security.token_file, "token_file"))
+    for address in sorted(set().union(*serving.values())):
+        async with grpc.aio.insecure_channel(address) as channel:
+            mine = [attempt for attempt in tried if address in serving[contract_of(attempt.verb.path)]]
+            found = await asyncio.gather(*(each.verb.call(channel, each.claim, each.request) for each in mine))
+        wrong = [
+            (address, each.verb.path, each.what, status)
+            for each, status in zip(mine, found, strict=True)
+            if status is not each.refused_as
+        ]
+        assert not wrong
+    assert await _members(front, security) == before
+
+
+async def _members(front: str, security: SecuritySection) -> dict[str, str]:
+    """Addresses by member id."""
+    async with rpc.open_channel(front, security) as channel:
+        stub = membership_pb2_grpc.MembershipStub(channel)
+        answer = await stub.List(membership_pb2.ListRequest(), timeout=_DEADLINE_S)
+    return {member.member_id: member.address for member in answer.members}
+
+
+async def _serving(addresses: Iterable[str], security: SecuritySection) -> dict[str, set[str]]:
+    """Who serves each contract, as the services themselves say."""
+    found = defaultdict[str, set[str]](set)
+    for address in addresses:
+        async with rpc.open_channel(address, security) as channel:
+            reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+            asked = reflection_pb2.ServerReflectionRequest(list_services="")
+            answer = await reflection.ServerReflectionInfo(iter([asked]), timeout=_DEADLINE_S).read()
+        for service in answer.list_services_response.service:
+            if service.name.startswith("rollmesh."):
+                found[service.name].add(address)
+    return found
