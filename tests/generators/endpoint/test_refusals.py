@@ -21,18 +21,15 @@ import numpy as np
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from prometheus_client import CollectorRegistry
 
 from generators.endpoint.callers import check_caller
 from generators.endpoint.failures import ApiError
-from generators.endpoint.figures import EndpointFigures
-from generators.endpoint.server import EndpointServer
 from generators.endpoint.sessions import Rules
 from generators.engines.base import GenerationRequest, GenerationResult, SampledTokens, SamplingParams
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError
 from mesh.versions import VersionRuns
-from tests.generators.endpoint.world import TOOL, Serving, soon
+from tests.generators.endpoint.world import TOOL, Serving, another_server, soon
 from tests.secrets_here import TOKEN, write_secret
 
 T = TypeVar("T")
@@ -42,20 +39,8 @@ HELLO: Any = [{"role": "user", "content": "the"}]
 @contextmanager
 def served_by(serving: Serving, security: SecuritySection, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
     """Another server for the same answers."""
-    endpoint = serving.endpoint
-    server = EndpointServer(
-        endpoint.completions,
-        endpoint.sessions,
-        EndpointFigures(CollectorRegistry()),
-        model="tiny",
-        security=security,
-        created=1,
-    )
-    try:
-        serving.run(lambda: server.start(host=host, port=port, advertise=None, public=True))
+    with another_server(serving, security, host, port) as server:
         yield server.url
-    finally:
-        serving.run(server.close)
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from generators.endpoint.figures import EndpointFigures
+from generators.endpoint.server import EndpointServer
 from generators.endpoint.service import Endpoint
 from generators.engines import create_engine
 from generators.engines.base import EngineSettings, InferenceEngine
@@ -146,6 +149,27 @@ class Serving:
         self.run(self.endpoint.close)
         self.engine.stop()
         self.bridge.close()
+
+
+@contextmanager
+def another_server(
+    serving: Serving, security: SecuritySection, host: str = "127.0.0.1", port: int = 0
+) -> Iterator[EndpointServer]:
+    """For the same answers."""
+    endpoint = serving.endpoint
+    server = EndpointServer(
+        endpoint.completions,
+        endpoint.sessions,
+        EndpointFigures(CollectorRegistry()),
+        model="tiny",
+        security=security,
+        created=1,
+    )
+    try:
+        serving.run(lambda: server.start(host=host, port=port, advertise=None, public=True))
+        yield server
+    finally:
+        serving.run(server.close)
 
 
 async def soon(condition: Callable[[], bool]) -> None:
