@@ -66,7 +66,10 @@ def store_error(error: Exception, command: str = "") -> StoreError:
     if "MISCONF" in text:
         return StoreError(f"Redis refuses writes: {text}", hint="it cannot persist; look at its disk and its log")
     if isinstance(error, rex.AuthenticationError) or text.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH")):
-        return StoreError(f"Redis refuses us: {text}", hint="put user and password into the URL buffer.redis")
+        return StoreError(
+            f"Redis refuses us: {text}",
+            hint="the user goes into the URL buffer.redis, the password into buffer.redis_password_file",
+        )
     if isinstance(error, rex.BusyLoadingError) or text.startswith("LOADING"):
         return LoadingError(f"Redis is loading its data: {text}", hint="it answers once that is done")
     if isinstance(error, PermissionError):

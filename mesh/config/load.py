@@ -73,8 +73,16 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         try:
             parsed[key] = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
         except yaml.YAMLError as error:
-            raise ConfigError(f"override {item!r}: the value is not YAML: {error}") from error
+            raise ConfigError(f"override {key}: the value is not YAML: {_problem(error)}") from None
     return parsed
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    """What is wrong and where, without the text that stands there."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return type(error).__name__
+    mark = error.problem_mark
+    return f"{error.problem} (row {mark.line + 1}, column {mark.column + 1})"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -87,7 +95,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         values = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+        raise ConfigError(f"{path} is not valid YAML: {_problem(error)}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
+from mesh.config.no_secrets import refuse_secrets
 from mesh.config.redis_url import RedisOptions, parse_redis_url
 from mesh.config.rollout import RolloutSection
 from mesh.config.section import DeviceName, DeviceNumbers, ModelPath, PositiveFloat, PositiveInt, Section, Temperature
@@ -194,12 +195,10 @@ ORDERS = ("in_order", "fifo", "freshest", "priority")
 class BufferSection(Section):
     redis: str | None = Field(
         None,
-        description="Redis URL (`redis://`, `rediss://`, `unix://`, `redis-cluster://`, `rediss-cluster://`); none: a "
-        "redis-server is started in the run folder.",
+        description="Redis URL (`redis://`, `rediss://`, `unix://`, `redis-cluster://`, `rediss-cluster://`); it "
+        "may name a user, but no password. None: a redis-server is started in the run folder.",
     )
-    redis_password_file: Path | None = Field(
-        None, description="File whose first line is Redis' password; keeps it out of this file."
-    )
+    redis_password_file: Path | None = Field(None, description="File whose first line is Redis' password.")
     redis_tls_ca: Path | None = Field(None, description="PEM authorities of Redis' certificate; none: the system's.")
     redis_tls_cert: Path | None = Field(None, description="PEM certificate that is shown to Redis.")
     redis_tls_key: Path | None = Field(None, description="PEM key of `redis_tls_cert`.")
@@ -280,7 +279,12 @@ class BufferSection(Section):
     def _redis_can_be(self) -> BufferSection:
         try:
             if self.redis is not None:
-                parse_redis_url(self.redis, self.redis_options)
+                address = parse_redis_url(self.redis, self.redis_options)
+                if address.password:
+                    raise ConfigError(
+                        "buffer.redis: it holds a password",
+                        hint="write it into a file for you alone, and name that in buffer.redis_password_file",
+                    )
             elif self.redis_options != RedisOptions():
                 raise ConfigError("buffer.redis_* without buffer.redis", hint="they are for a Redis of your own")
         except ConfigError as error:
@@ -495,6 +499,11 @@ class Config(Section):
         if isinstance(values, dict) and isinstance(values.get("algorithm"), str):
             return {**values, "algorithm": {"name": values["algorithm"]}}
         return values
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> Config:
+        refuse_secrets(self.model_dump())
+        return self
 
     @model_validator(mode="after")
     def _deadlines_nest(self) -> Config:

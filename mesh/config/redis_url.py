@@ -5,7 +5,8 @@ and `redis-cluster://` or `rediss-cluster://` with one or several `host[:port]`,
 `?`: `db`, `client_name`, `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_check_hostname`.
 
 Invariants: reading a URL touches no file and no network, so that it can be checked when the configuration is read; no
-message of an error repeats the URL, which may hold a password; nothing in a URL is ignored silently.
+message of an error repeats the URL, which may hold a password; nothing in a URL is ignored silently. A configuration
+may hold no password in it: that is for the owner of an embedded server alone.
 """
 
 from __future__ import annotations
@@ -135,8 +136,6 @@ def parse_redis_url(url: str, options: RedisOptions | None = None) -> RedisAddre
     username, password, where = _login(parts.netloc)
     cluster, tls = scheme.endswith("-cluster"), scheme.startswith("rediss")
     options = _merged(options, words, tls=tls)
-    if password is not None and options.password_file is not None:
-        raise _wrong("it holds a password, and buffer.redis_password_file names one too", hint="give one of them")
     name = words.get("client_name")
     if scheme == "unix":
         if where or not parts.path.strip("/"):
@@ -163,7 +162,10 @@ def _words(query: list[tuple[str, str]]) -> dict[str, str]:
     words: dict[str, str] = {}
     for name, value in query:
         if name in ("username", "password"):
-            raise _wrong(f"{name} stands behind the '?'", hint="put it before the host: user:password@host")
+            raise _wrong(
+                f"{name} stands behind the '?'",
+                hint="the user goes before the host, the password into buffer.redis_password_file",
+            )
         if name not in _OPTIONS:
             near = difflib.get_close_matches(name, _OPTIONS, n=1, cutoff=0.4)
             raise _wrong(

@@ -36,9 +36,9 @@ ModelPath = Annotated[str, AfterValidator(_at_home)]
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen, and strict about names."""
+    """Base of all sections: frozen, and strict about names. Errors repeat no value, which may be a misplaced secret."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True)
 
 
 def section_of(annotation: Any) -> type[Section] | None:

@@ -14,6 +14,7 @@ import numpy as np
 from buffer.client import AdmitStream, Arrivals, BufferClient, Outgoing, SampleStream, Writer
 from buffer.keys import Keys
 from buffer.payloads import digest_of
+from buffer.redis_users import ADMIN
 from buffer.service import BufferService
 from buffer.writer import WriteResult
 from mesh.config import Config, load_config
@@ -26,6 +27,7 @@ from mesh.versions import PolicyVersion, VersionRuns
 from protos import buffer_pb2 as pb
 from protos import membership_pb2, membership_pb2_grpc
 from protos import trajectory_pb2 as trajectory
+from tests.secrets_here import write_secret
 
 TIMEOUT_S = 10.0
 
@@ -42,7 +44,18 @@ def make_config(folder: Path, redis: str | None = None, **sections: dict[str, An
     }
     for section, entries in sections.items():
         values[section] = {**values.get(section, {}), **entries}
+    values["buffer"] |= _by_file(values["buffer"]["redis"], folder)
     return load_config(values)
+
+
+def _by_file(url: str | None, folder: Path) -> dict[str, Any]:
+    """The login of a tests' server as a configuration takes it: the user in the URL, the password in a file."""
+    scheme, owner, rest = (url or "").partition(f"://{ADMIN}:")
+    if not owner:
+        return {}
+    password, _, where = rest.partition("@")
+    file = write_secret(folder / "redis.password", password)
+    return {"redis": f"{scheme}://{ADMIN}@{where}", "redis_password_file": str(file)}
 
 
 def make_task(ordinal: int, n: int = 2, pinned: PolicyVersion | None = None) -> trajectory.PromptTask:
