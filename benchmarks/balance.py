@@ -6,7 +6,7 @@
 Lengths are log-normal (median 1,800 tokens, up to 16,384), prompts of 300. In some groups all rewards are equal: they
 have no advantage, and nothing of them is trained. The figure is what the slowest rank computes over what the mean one
 does, forward and backward, once planned on lengths alone, once with the costs that `Algorithm.expected_cost` tells
-from the rewards; means over batches. Beside them: seconds for the plan, and prompts that a division of groups doubles.
+from the rewards; means over batches. Also: seconds for the plan, and prompts that a division of groups doubles.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ its own sends a prompt of 0.3, 4 and 16 MB (words of English) to a context that 
 which it has room. The event loop wakes each millisecond, and the longest time between two wakings is the pause. Beside
 it stand the answer's status and the time that the call took.
 
-Sessions: conversations that go on, by 100 sampled tokens and 40 others in each call, and single calls of 4,000 tokens
-that start anew. Timed is what a call of the n-th turn costs: to find its parent, and to take its answer down.
+Sessions: conversations that grow, by 100 sampled tokens and 40 others in each call, and single calls of 4,000 tokens
+that start from nothing. Timed is what a call of the n-th turn costs: to find its parent, and to take its answer down.
 """
 
 from __future__ import annotations
@@ -145,15 +145,15 @@ def pauses(model: Path, rounds: int) -> list[dict[str, Any]]:
     return found
 
 
-def session_costs(prompt: int, behind: int, rounds: int) -> dict[int, Any]:
-    """Milliseconds of one call, by the number of turns before it; `behind` 0: each call starts anew."""
+def session_costs(prompt: int, after: int, rounds: int) -> dict[int, Any]:
+    """Milliseconds of one call, by the number of turns before it; `after` 0: each call starts from nothing."""
     costs: dict[int, list[float]] = {turns: [] for turns in _TURNS}
     for _ in range(rounds):
         record, before = Record(), None
         for number in range(max(_TURNS) + 1):
             began = time.perf_counter()
-            known: Turn | None = before if behind else None
-            new = list(range(behind if known is not None else prompt))
+            known: Turn | None = before if after else None
+            new = list(range(after if known is not None else prompt))
             before = record.add(number, 0, record.place(known, new), _tokens(100), "stop")
             if number in costs:
                 costs[number].append(1e3 * (time.perf_counter() - began))
@@ -169,8 +169,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     document: dict[str, Any] = {"benchmark": "endpoint", "machine": machine(), "yardstick": yardstick()}
     document["sessions"] = {
-        "goes on": session_costs(4000, 40, args.rounds),
-        "starts anew": session_costs(4000, 0, args.rounds),
+        "continues": session_costs(4000, 40, args.rounds),
+        "starts": session_costs(4000, 0, args.rounds),
     }
     document["pauses"] = pauses(args.model, args.rounds)
     rows = [

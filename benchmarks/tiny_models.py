@@ -182,7 +182,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "chunk_size": 8,
         },
     ),
-    "falcon_h1": Architecture("state space beside attention", _HEADS | _MAMBA2 | {"mamba_d_ssm": 64}),
+    "falcon_h1": Architecture("state space next to attention", _HEADS | _MAMBA2 | {"mamba_d_ssm": 64}),
     "bamba": Architecture("state space and attention", _SMALL | _MAMBA2 | {"attn_layer_indices": [1]}),
     "granitemoehybrid": Architecture(
         "state space and attention, experts",

@@ -76,7 +76,7 @@ class FrontContext:
             await asyncio.wait(self.tasks, timeout=timeout_s)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any], what: str) -> None:
-        """Runs something next to the handlers; its expected failures are told."""
+        """Runs something alongside the handlers; its expected failures are logged."""
 
         async def guarded() -> None:
             try:

@@ -4,7 +4,7 @@ Invariants: every grant ends here in exactly one of three ways: all its missing 
 or it was lost to another holder, or cancelled, and dropped. A group is handed on to scoring whole, or in parts once its
 first finished member has waited `PARTIAL_AFTER_S` (so that a crash costs no more than that); what is finished of it is
 stored before it is released. Members of a dropped group are aborted in the engine and never delivered. A member with a
-draft goes on from it; a draft never makes a group fail.
+draft continues from it; a draft never makes a group fail.
 
 Everything here happens in the event loop's thread and never waits.
 """
@@ -149,7 +149,7 @@ class Rollout:
         share: int | None = self._share
         at_work = load.generating > 0
         if table != "train":
-            # Evaluation does not compete with training for credits: its groups are few and wait for nobody.
+            # Evaluation does not compete with training for credits: its groups are few and wait for no one.
             load, share = Load(generating=self._generating[table], undelivered=load.undelivered), None
         found = credits_for(load, slots=self._slots, n=n, share=share, limit=self.limit)
         return self._brake.bounds(found, time.monotonic(), at_work=at_work)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TURN_S = 30.0
-"""Longest wait of rank 0 before the other ranks are told to wait further."""
+"""Longest wait of rank 0 before the other ranks hear that they are to wait further."""
 # Longest wait for the answer of a claim; its client repeats the call for less than this.
 _CLAIM_S = 180.0
 

@@ -42,7 +42,7 @@ def check_model_files(folder: Path, setting: str, *, tokenizer: bool) -> None:
     if not any(path for pattern in _TOKENIZER for path in folder.glob(pattern)):
         raise DataError(
             f"{setting}: {folder} has no tokenizer: neither tokenizer.json nor a vocabulary is there",
-            hint="copy the tokenizer's files (tokenizer.json, tokenizer_config.json, ...) beside config.json",
+            hint="copy the tokenizer's files (tokenizer.json, tokenizer_config.json, ...) next to config.json",
         )
 
 
@@ -114,7 +114,7 @@ def _check_weights(folder: Path, setting: str) -> None:
     for path in files:
         _check_safetensors(path, setting)
     if not files and not any(folder.glob("*.bin")):
-        raise DataError(f"{setting}: {folder} has no weights", hint="expected *.safetensors beside config.json")
+        raise DataError(f"{setting}: {folder} has no weights", hint="expected *.safetensors next to config.json")
 
 
 def _check_safetensors(path: Path, setting: str) -> None:

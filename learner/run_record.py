@@ -2,7 +2,7 @@
 
 Invariants: an attempt that ends before its learner has taken the run over leaves the record as it was; a run continues
 with the model and the data of its record, or is refused, unless a change is allowed by name. A model or a file is known
-by its content, so that it may move. Other rewards and other held-out data are told, files that were edited too.
+by its content, so that it may move. Other rewards and other held-out data are reported, edited files too.
 Checkpoints bind a run to the architecture of their weights, whatever is allowed. Nothing heavy is imported here.
 """
 
@@ -31,7 +31,7 @@ _MODEL_FILES = (
     *("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     *("vocab.*", "merges.txt", "*.model", "*.safetensors", "*.bin"),
 )
-# What is refused where it is another one. All else that is recorded is told.
+# What is refused where it is another one. All else that is recorded is reported.
 _OF = ("model.path", "data.train", "data.prompt_key")
 _ARCHITECTURE = "model.architecture"
 # Larger files are known by samples of them: a fine-tuned model differs everywhere.
@@ -89,7 +89,7 @@ class RunRecord:
         shared = "" if named else "run.name is not set, so that all such runs share one: "
         raise ConfigError(
             f"run {self._folder} is of something else: {'; '.join(said)}",
-            hint=f"{shared}choose a --run.name of its own, begin anew with `rollmesh run ... --fresh`, or continue it "
+            hint=f"{shared}choose a --run.name of its own, begin again with `rollmesh run ... --fresh`, or continue it "
             "all the same with --allow-changes",
         )
 

@@ -98,7 +98,7 @@ class Chat:
             turn: sampled tokens.
             messages: what is answered; roles, contents, and for tools `name` and `tool_call_id`.
         """
-        return self.behind(turn, self._encode(self.text_after_turn(messages)))
+        return self.after_end(turn, self._encode(self.text_after_turn(messages)))
 
     def text_after_turn(self, messages: Sequence[Message]) -> str:
         """What follows a turn of which no end was sampled, as text.
@@ -110,7 +110,7 @@ class Chat:
         short = sum(len(value) for message in messages for value in message.values()) <= _CACHED_CHARACTERS
         return self._rest(frozen) if short else self._render_rest(frozen)
 
-    def behind(self, turn: Sequence[int], ids: Sequence[int]) -> list[int]:
+    def after_end(self, turn: Sequence[int], ids: Sequence[int]) -> list[int]:
         """The tokens of `text_after_turn` without the end that the turn has sampled itself."""
         return list(ids[self._ended_by(turn, ids) :])
 

@@ -133,7 +133,7 @@ class ToolTurns:
         self._figures = figures
 
     def read(self, turn: Sequence[int]) -> tuple[Message, tuple[ToolCall | str, ...]]:
-        """A turn as a chat message, and its calls; of those that are too many the first alone, which is told so."""
+        """A turn as a chat message, and its calls; of those that are too many the first alone, which is answered so."""
         parsed = self._parser(self._chat.said(turn))
         return _assistant(parsed), parsed.calls[: _MAX_CALLS + 1]
 

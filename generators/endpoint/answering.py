@@ -19,7 +19,7 @@ from generators.endpoint.messages import Message, normal
 from generators.endpoint.record import Place
 from generators.endpoint.requests import ChatRequest, TextRequest
 from generators.endpoint.sessions import Running, Session
-from generators.endpoint.stories import Story, behind, message_symbol, text_symbols
+from generators.endpoint.stories import Story, extended, message_symbol, text_symbols
 from generators.endpoint.workers import Workers
 from generators.engines.base import GenerationRequest, GenerationResult, SampledTokens, TokenEvent
 
@@ -56,7 +56,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """What an answer stands behind.
+    """What an answer follows.
 
     Attributes:
         ids: tokens.
@@ -187,14 +187,14 @@ class Answering:
             message: Message = {"role": "assistant", "content": text}
             # Every text begins with an empty one.
             tells = prompt.told is not None and len(prompt.told) + len(text) > 2
-            story = behind(prompt.told, text_symbols(text)) if tells and prompt.told is not None else None
+            story = extended(prompt.told, text_symbols(text)) if tells and prompt.told is not None else None
             return _Said(whole, text, message, reason, story)
         message = self._message(ids, text, self._request.offered_tools)
         reason = "tool_calls" if "tool_calls" in message and reason == "stop" else reason
         if prompt.told is None:
             return _Said(whole, text, message, reason)
         answer = normal(message)
-        story = behind(prompt.told, [message_symbol(answer)])
+        story = extended(prompt.told, [message_symbol(answer)])
         return _Said(whole, text, message, reason, story, (*prompt.messages, answer))
 
     def _message(self, ids: Sequence[int], text: str, tools: Sequence[Any]) -> Message:

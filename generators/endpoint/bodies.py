@@ -14,11 +14,11 @@ from aiohttp import web
 
 from generators.endpoint.failures import ApiError, overloaded
 
-# Of a body: tools, names and structure beside what becomes tokens.
+# Of a body: tools, names and structure besides what becomes tokens.
 _OTHER_BYTES = 1 << 20
 # A token's worth of text as JSON: `\uXXXX` for each of its characters where they are not ASCII.
 _TOKEN_BYTES = 32
-# Lists, objects and their items beside four for each token; text may hold the same characters.
+# Lists, objects and their items besides four for each token; text may hold the same characters.
 _OTHER_VALUES = 1 << 14
 _TOKEN_VALUES = 4
 # Bodies that are held at once: of the largest size, and of any.

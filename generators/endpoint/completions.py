@@ -1,6 +1,6 @@
 """From a request to the engine: its prompts and how they are sampled.
 
-Invariants: a prompt that goes on from an answer of its session holds that answer's tokens as they were sampled; a call
+Invariants: a prompt that continues an answer of its session holds that answer's tokens as they were sampled; a call
 that its client leaves is aborted; a long prompt is made in a thread, and one that is far too long is not tokenised.
 """
 
@@ -157,7 +157,7 @@ class Completions:
         if found is not None:
             said, turn = found
             answer = turn.sampled.response_ids.tolist()
-            more = _behind(turn, limit, partial(self.language.goes_on, answer, messages[said - 1 :], tools))
+            more = _following(turn, limit, partial(self.language.goes_on, answer, messages[said - 1 :], tools))
             if more is not None:
                 return _in_session(session, turn, more, messages, told)
         return _in_session(session, None, self.language.prompt(messages, tools, limit), messages, told)
@@ -173,7 +173,7 @@ class Completions:
             return _in_session(session, None, self.language.encode(prompt, limit), told=told)
         said, turn = found
         more = prompt[said - 1 :]
-        new_ids = _behind(turn, limit, partial(self.language.encode_more, more)) if more else []
+        new_ids = _following(turn, limit, partial(self.language.encode_more, more)) if more else []
         return _in_session(session, turn, new_ids, told=told)
 
     # ------------------------------------------------------------------------------------------------ requests
@@ -206,8 +206,8 @@ def _prompt_field(request: ChatRequest | TextRequest) -> str:
     return "messages" if isinstance(request, ChatRequest) else "prompt"
 
 
-def _behind(turn: Turn, limit: int, encode: Callable[[int], M]) -> M:
-    """What stands behind a turn, where all of it may have so many tokens."""
+def _following(turn: Turn, limit: int, encode: Callable[[int], M]) -> M:
+    """What follows a turn, where all of it may have so many tokens."""
     try:
         return encode(max(0, limit - turn.length))
     except TooLongError as error:
@@ -221,7 +221,7 @@ def _in_session(
     messages: tuple[Message, ...] = (),
     told: Totals | None = None,
 ) -> Prompt:
-    """A prompt of a session: the tokens of the turn that it goes on from, and more."""
+    """A prompt of a session: the tokens of the turn that it continues, and more."""
     ids = more if before is None else [*before.ids().tolist(), *more]
     known = None if session.rules is None else session.rules.replayed(ids)
     return Prompt(ids, messages, session.record.place(before, more), told, known)

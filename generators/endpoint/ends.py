@@ -1,8 +1,8 @@
 """Which of many sequences a new one begins with, in a time that hardly depends on their number.
 
 A *total* names the beginning of a sequence: the sum modulo 2**64, over its symbols, of a number mixed of symbol, place
-and a secret of this process. The totals of all beginnings come of one cumulative sum, and go on from that of any of
-them. Two beginnings with the same total and length are taken for equal: nobody without the secret can make others so.
+and a secret of this process. The totals of all beginnings come of one cumulative sum, and continue from that of any of
+them. Two beginnings with the same total and length are taken for equal: without the secret no one can make others so.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Language(Protocol):
         ...
 
     def encode_more(self, text: str, most: int) -> list[int]:
-        """Token ids of text that stands behind other tokens.
+        """Token ids of text that follows other tokens.
 
         Raises:
             TooLongError: there are more than `most`.

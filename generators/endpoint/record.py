@@ -1,8 +1,8 @@
 """What was sampled in a session, call by call, and the one trajectory that comes of it.
 
-A call's *turn* is its prompt and the tokens sampled behind it. A turn whose prompt begins with another's tokens goes on
-from that one, and holds what stands behind them alone; turns form a tree, because a client may rewrite its history or
-ask several things at once.
+A call's *turn* is its prompt and the tokens sampled after it. A turn whose prompt begins with another's tokens
+continues that one, and holds only what follows them; turns form a tree, because a client may rewrite its history or ask
+several things at once.
 
 Invariants: sampled tokens stand in a later prompt as they were sampled, never made of text again; the trajectory is the
 chain of turns that ends in the last call's; a token of it has mask 1 exactly if it was sampled in a turn of the chain.
@@ -34,8 +34,8 @@ class Place:
     """Where an answer stands.
 
     Attributes:
-        parent: the turn that its prompt goes on from; None: it starts anew.
-        new_ids: int32: the prompt's tokens behind those of the parent.
+        parent: the turn that its prompt continues; None: none.
+        new_ids: int32: the prompt's tokens after those of the parent.
         length: tokens of the whole prompt.
         total: of the whole prompt (`ends`).
     """
@@ -67,7 +67,7 @@ class Turn:
 
     @property
     def parent(self) -> Turn | None:
-        """The turn that it goes on from."""
+        """The turn that it continues."""
         return self.place.parent
 
     @property
@@ -111,11 +111,11 @@ class Record:
         self._told: Ends[Turn] = Ends()
 
     def place(self, before: Turn | None, new_ids: Sequence[int]) -> Place:
-        """Where an answer will stand: behind the longest turn whose tokens its prompt begins with.
+        """Where an answer will stand: after the longest turn whose tokens its prompt begins with.
 
         Args:
             before: a turn whose tokens the prompt is known to begin with.
-            new_ids: the prompt's tokens behind those.
+            new_ids: the prompt's tokens after those.
         """
         ids = np.asarray(new_ids, np.int32)
         start, total = (0, 0) if before is None else (before.length, before.total)
@@ -141,7 +141,7 @@ class Record:
 
         Args:
             call, choice, place, sampled, finish: see `Turn`.
-            story: prompt and answer as the client will tell them when it goes on; None: it cannot be known.
+            story: prompt and answer as the client will send them when it continues; None: it cannot be known.
             messages, said: see `Record`.
         """
         total = int(totals(sampled.response_ids, place.length, place.total)[-1])
@@ -181,7 +181,7 @@ class Record:
         return [turn for turn in self.turns if id(turn) not in kept]
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Turn by turn, for a reader; prompts without the tokens of the turns that they go on from."""
+        """Turn by turn, for a reader; prompts without the tokens of the turns that they continue."""
         turns = list(self.turns)
         numbers = {id(turn): index for index, turn in enumerate(turns)}
         return [

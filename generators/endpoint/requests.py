@@ -22,10 +22,10 @@ FORCED = (
 )  # fmt: skip
 _MOST_CHOICES = 128
 _Item = TypeVar("_Item")
-# The first item that is wrong is told of, and no further one looked for.
+# The first item that is wrong is named, and no further one looked for.
 _List = Annotated[list[_Item], Field(fail_fast=True)]
 _Token = Annotated[int, Field(ge=0, lt=1 << 31)]
-# Characters of a wrong name that are told back.
+# Characters of a wrong name that are repeated.
 _SHOWN = 64
 # OpenAI's own default for text completions.
 _TEXT_TOKENS = 16

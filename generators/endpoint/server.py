@@ -51,7 +51,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _Way(NamedTuple):
-    """What one way to the endpoint has of its own: nobody outside takes it from the generator's agents."""
+    """What one way to the endpoint has of its own: no one outside takes it from the generator's agents."""
 
     workers: Workers
     bodies: Bodies

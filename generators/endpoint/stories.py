@@ -43,8 +43,8 @@ def of_text(text: str) -> Totals:
     return totals(np.concatenate([np.array([_TEXT], np.uint64), text_symbols(text)]))
 
 
-def behind(told: Totals, symbols: npt.ArrayLike) -> Story:
-    """The story that goes on with more parts."""
+def extended(told: Totals, symbols: npt.ArrayLike) -> Story:
+    """The story with more parts at its end."""
     length = len(told) - 1
     found = totals(symbols, length, int(told[-1]))
     return Story(length + len(found) - 1, int(found[-1]))

@@ -81,7 +81,7 @@ class TokenizerLanguage:
             text = chat.text_after_turn(new)
         except ConfigError:
             return None
-        return chat.behind(answer, self.encode_more(text, most))
+        return chat.after_end(answer, self.encode_more(text, most))
 
     def encode(self, text: str, most: int) -> list[int]:
         return self._encoded(text, most, lambda part: list(self._tokenizer(part)["input_ids"]))

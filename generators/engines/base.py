@@ -146,8 +146,8 @@ class GenerationRequest:
             own nothing else starts before it has its first token; where the engine ends then, it tells so.
         images: encoded files (PNG, JPEG), in the order of their placeholders in `prompt_ids`, one placeholder token
             each: the engine widens it to the tokens that its processor makes of the image. These count in the
-            context. They are looked at after `submit`, beside decoding: what cannot be read, or is too long then, is
-            a `refusal`.
+            context. They are looked at after `submit`, while others decode: what cannot be read, or is too long then,
+            is a `refusal`.
         earlier: tokens at the end of `prompt_ids` that came in earlier turns: a placeholder that was sampled there is a
             token like any other.
         outside: asked for by somebody outside of the run: no group comes nearer to its end by its tokens.

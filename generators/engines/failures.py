@@ -1,4 +1,4 @@
-"""What ends an engine, as its generator is told: a configuration that cannot work, or an engine that broke."""
+"""What ends an engine, in the words for its generator: a configuration that cannot work, or an engine that broke."""
 
 from __future__ import annotations
 

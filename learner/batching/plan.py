@@ -99,7 +99,7 @@ def _groups_by_rank(
         return division
     pieces: list[_Unit] = []
     for unit in whole:
-        # What is small beside a rank's part is not what is uneven.
+        # What is small compared with a rank's part is not what is uneven.
         large = unit.cost > (_UNEVEN - 1.0) * mean
         pieces += [_unit(items, [index]) for index in unit.indices] if large else [unit]
     divided = [_joined(items, part, budget) for part in _shared_out(pieces, ranks)]

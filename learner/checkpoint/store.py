@@ -121,7 +121,7 @@ def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, ob
     except OSError as error:
         raise DataError(
             f"cannot load checkpoint {folder}: {error}",
-            hint="resume from the best one with `rollmesh learner --from-best --force`, or begin anew with --fresh",
+            hint="resume from the best one with `rollmesh learner --from-best --force`, or begin again with --fresh",
         ) from error
     loaded = {role: engine.load_checkpoint(part) for role, engine, part in parts}
     return loaded[ACTOR]
@@ -140,7 +140,7 @@ def _nothing() -> None:
 
 
 def _make(*folders: Path) -> None:
-    """Makes folders; the first one, and what is in it, anew."""
+    """Makes folders; removes what is in the first one before."""
     shutil.rmtree(folders[0], ignore_errors=True)
     for folder in folders:
         folder.mkdir(parents=True)

@@ -6,7 +6,7 @@ standard deviation of the outputs, gradients by their norm.
 In float32 rounding makes up to 5e-6 (28 layers, experts among them), and the faintest of the mistakes known 1.4e-2. In
 bfloat16 rounding makes about as much as one more rounding of the token embeddings: 0.01 in a shallow model, 0.07 in a
 deep one, 0.8 where near ties decide which experts a token sees. So beyond a floor the tolerance there is a multiple of
-that noise, which is measured on the model itself. What a sequence makes of the tokens beside it is no rounding: the
+that noise, which is measured on the model itself. What a sequence makes of its neighbours' tokens is no rounding: the
 same kernels see the same shapes, and it came out as exactly 0 for every architecture and dtype.
 """
 
@@ -42,7 +42,7 @@ class Evidence:
 
     Attributes:
         truth: packed sequences against transformers' eager attention on each alone.
-        leak: packed sequences against the same beside others, over the outputs' standard deviation.
+        leak: packed sequences against the same among others, over the outputs' standard deviation.
         noise: the truth, rounded once more, against itself; None: not measured.
     """
 
@@ -60,7 +60,7 @@ class Evidence:
         # Which of the two a token that changes its experts moves is chance. Written so that NaN is a problem.
         if not self.leak <= (most := max(_LEAK, noise.outputs)):
             return (
-                f"a sequence says something else where other sequences stand beside it, by {self.leak:.2g} of the "
+                f"a sequence gives other outputs among other neighbours, by {self.leak:.2g} of the "
                 f"outputs' spread (at most {most:.2g})"
             )
         most = max(floor, _ROUNDINGS * max(noise.outputs, noise.gradient or 0.0))

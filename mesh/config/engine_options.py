@@ -2,7 +2,7 @@
 
 Some are what a key of the configuration says, and the rest of a generator computes with that key; others are what it
 relies on, lead to where weights do not reach, or make another model of the one that is trained. Accepted, a run would
-train on what nobody sampled, or not start.
+train on what no one sampled, or not start.
 """
 
 from __future__ import annotations

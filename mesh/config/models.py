@@ -327,7 +327,7 @@ class WeightsSection(Section):
     kv: Literal["auto", "keep", "recompute", "interrupt"] = Field(
         "auto",
         description="Running sequences at a swap: keep their KV cache; recompute it, all at once; or interrupt them: "
-        "they go on from their tokens, prefilled anew over several steps. auto: keep; with sglang recompute, since "
+        "they continue from their tokens, prefilled again over several steps. auto: keep; with sglang recompute, since "
         "keep costs its scheduler the overlap with the device.",
     )
     bucket_bytes: PositiveInt = Field(64 << 20, description="Bytes per bucket.")

@@ -18,7 +18,7 @@ class HfSection(Section):
     kv_cache_gib: PositiveFloat | None = Field(
         None,
         description="GiB that keys and values may take; the longest sequence has to fit. None: of the memory that is "
-        "free beside a second set of weights half on a CPU, 0.8 on a GPU, divided by those of the run who share it.",
+        "free besides a second set of weights half on a CPU, 0.8 on a GPU, divided among those that share it.",
     )
 
 
@@ -111,7 +111,7 @@ class AgentSection(Section):
     )
     pass_env: list[str] = Field(
         default_factory=list,
-        description="Variables of the generator's environment that the command gets beside PATH, HOME, LANG and the "
+        description="Variables of the generator's environment that the command gets besides PATH, HOME, LANG and the "
         "like; all others are kept from it.",
     )
     parser: ParserName = Field(
@@ -202,7 +202,7 @@ class RolloutSection(Section):
     reward_wait_s: PositiveFloat = Field(
         30.0,
         description="Seconds that a finished response waits for its reward while no service answers, or since it first "
-        "failed; time behind others does not count.",
+        "failed; time in the queue after others does not count.",
     )
     max_attempts: PositiveInt = Field(4, description="Times a group is handed out before it ends as failed.")
     draft_every_s: PositiveFloat = Field(

@@ -92,7 +92,7 @@ class Continuation:
         where = ", its newest checkpoint" if self.step else ": it has no checkpoint"
         lines = [f"continues from step {self.step}{where}{again}"]
         if not named:
-            lines.append("run.name is not set: --run.name=NAME begins another run, --fresh begins this one anew")
+            lines.append("run.name is not set: --run.name=NAME begins another run, --fresh begins this one again")
         if self.changes:
             lines.append(f"changed since the last launch: {'; '.join(self.changes)}")
         if self.former_steps:

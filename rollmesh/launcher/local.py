@@ -72,7 +72,7 @@ class LocalRun:
     Args:
         config: the run.
         view: shown events and metrics.
-        fresh: begin the run anew; the folder that it has is kept under another name.
+        fresh: begin the run again; the folder that it has is kept under another name.
         allow_changes: continue it with another model or other data (`learner.run_record`).
         notices: what the user should know of the configuration, told at the start.
 
@@ -119,7 +119,7 @@ class LocalRun:
         self._supervisor.interrupt()
 
     def _signalled(self, number: signal.Signals) -> None:
-        """A lost terminal is told twice, and next to SIGTERM: neither it nor the first signal after it hurries."""
+        """A lost terminal signals twice, and with SIGTERM: neither it nor the first signal after it hurries."""
         again = self._asked and number != signal.SIGHUP
         self._asked = self._asked or number != signal.SIGHUP
         self.hung_up = self.hung_up or (not self.interrupted and number == signal.SIGHUP)

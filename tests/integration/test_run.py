@@ -27,7 +27,7 @@ from tests.strangers import audit_privacy
 def test_a_run_writes_what_it_promises(
     start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path
 ) -> None:
-    """Behind a token: no one without it is told anything, and no one on another machine can ask. The engine fails at
+    """With a token: no one without it hears anything, and no one on another machine can ask. The engine fails at
     one prompt, and nothing else does."""
     token = write_secret(tmp_path / "token")
     behind = f"--security.token_file={token}"

@@ -1,4 +1,4 @@
-"""What is told of a reward that is slow."""
+"""What is said of a reward that is slow."""
 
 from __future__ import annotations
 

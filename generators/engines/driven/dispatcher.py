@@ -151,7 +151,7 @@ class Dispatcher:
             self._end(response, reason)
 
     async def _read(self, responses: Sequence[Response], images: ImageProcessor) -> None:
-        """Has images looked at beside the event loop; what they make of their prompts must fit the model."""
+        """Has images looked at in a thread; what they make of their prompts must fit the model."""
         requests = [response.request for response in responses]
         found = await asyncio.to_thread(widened, requests, images, self._model.limits)
         self._unread -= len(responses)

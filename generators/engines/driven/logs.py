@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-# The traceback of a server is up to 10 KB long, and its other lines go on.
+# The traceback of a server is up to 10 KB long, and other lines follow.
 _SEARCHED = 32_000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # The line of a traceback that says what was raised.

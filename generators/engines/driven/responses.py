@@ -42,7 +42,7 @@ class Response:
 
     Attributes:
         request: as submitted.
-        prompt_tokens: of its prompt as the model sees it; whoever reads its images corrects it.
+        prompt_tokens: of its prompt as the model sees it; who reads its images corrects it.
         ids: tokens of the response so far.
         started: monotonic time of its first job; None before.
         job_id: of the job that is sampling it; None while it waits.
@@ -248,5 +248,5 @@ def _first(runs: Sequence[tuple[int, str]], tokens: int) -> list[tuple[int, str]
 
 
 def _seed_behind(seed: int, tokens: int) -> int:
-    """Seed of a job behind so many tokens; never 0, and below `SEEDS`."""
+    """Seed of a job after so many tokens; never 0, and below `SEEDS`."""
     return xxhash.xxh3_64_intdigest(struct.pack("<QQ", seed, tokens)) % SEEDS or 1

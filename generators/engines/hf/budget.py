@@ -75,7 +75,7 @@ def free_bytes(device: torch.device, weights: int, sharing: int = 1) -> int:
 
     Args:
         device: of the model.
-        weights: bytes of a second set, which every update brings beside the one in service.
+        weights: bytes of a second set, which every update brings besides the one in service.
         sharing: processes that measure and take the same memory, this one included.
     """
     weights *= sharing

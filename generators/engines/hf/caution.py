@@ -5,7 +5,7 @@ A pure state machine; the loop asks it how many requests may start, and tells it
 Invariants:
 
 - A request is blamed only for a pass in which it was alone.
-- Who is blamed `REQUEST_ATTEMPTS` times in a row is to be refused; whoever passes is cleared.
+- Who is blamed `REQUEST_ATTEMPTS` times in a row is to be refused; who passes is cleared.
 - After a failure of many, those that were put back go in one at a time, each once the one before it has decoded.
 - Where a step fails as one enters, it is made without that one. If it passes now, that one is tried alone; if it does
   not, one of the others is to blame.
@@ -54,7 +54,7 @@ class Caution:
         return self._suspect
 
     def most(self, active: int, free: int) -> int:
-        """How many requests may start beside `active` running ones where `free` slots are empty."""
+        """How many requests may start besides `active` running ones where `free` slots are empty."""
         if self._ceiling is not None:
             if active > self._ceiling:
                 return 0

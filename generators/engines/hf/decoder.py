@@ -4,7 +4,7 @@ One step gives free slots to waiting requests, runs one forward pass over the ro
 row, and closes the rows that have ended. A new row's first token is drawn from its prefix's logits in the same draw
 (its row in the forward pass is padding). So a slot that became free is at work again in the very next step.
 
-Invariant: a step that raises has changed no sequence. Those that were to start have no row, the others can go on.
+Invariant: a step that raises has changed no sequence. Those that were to start have no row, the others can continue.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Decoder:
         self._prefiller = Prefiller(self._model, len(loaded.layer_types), self._masks, vision)
         self._kv_bytes = kv_bytes
         self._sharing = sharing
-        # Until the model has run nobody knows what a token takes.
+        # What a token takes is not known until the model has run.
         self._budget = self._allowed = Budget(slots * rounded(loaded.context), slots)
         self._cache = SlotCache(_NO_ROOM, loaded.layer_types, self._device)
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
@@ -192,7 +192,7 @@ class Decoder:
         ]
 
     def interrupt(self, last: int | None = None) -> list[Waiting]:
-        """Stops running sequences without a result; they can go on from their tokens.
+        """Stops running sequences without a result; they can continue from their tokens.
 
         Args:
             last: so many of those that started last; None: all.

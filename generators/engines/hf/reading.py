@@ -1,4 +1,4 @@
-"""Images of requests are read beside decoding; a request stands in no line before.
+"""Images of requests are read in threads while others decode; a request enters no queue before.
 
 Invariant: what is being read ends like what waits: it is aborted, counted as pinned, and refused by name. All methods
 are for the engine's thread, which hears of what was read through its inbox.

@@ -2,7 +2,7 @@
 
 Invariants: requests start in the order of their arrival, except that while a swap of weights waits for pinned
 requests only pinned ones start; what was interrupted stands before what never started. A bounded number of tokens is
-prefilled per step, fewer where interrupted ones come back, so that what runs goes on. Requests of one submission with
+prefilled per step, fewer where interrupted ones come back, so that what runs continues. Requests of one submission with
 equal prompts (and images) share a `Prompt`, whose prefix is computed once and dropped with its last use, or at a swap:
 a prefix never meets other weights than those that made it.
 """

@@ -92,7 +92,7 @@ class Stepper:
             self._caution.separate(len(starting))
             return []
         if out_of_memory(error) and active:
-            log.warning("no memory for a prefill beside %d sequences: it waits until half have ended", active)
+            log.warning("no memory for a prefill besides %d sequences: it waits until half have ended", active)
             self._line.drop_prefixes()
             self._caution.wait_for_room(active // 2)
             return []
@@ -116,7 +116,7 @@ class Stepper:
             return self._blame([*self._stopped(active), *starting][0], error)
         if out_of_memory(error) and active:
             keep = active if starting else active // 2
-            log.warning("no memory for a step: %d of %d sequences go on, the others wait: %s", keep, active, error)
+            log.warning("no memory for a step: %d of %d sequences continue, the others wait: %s", keep, active, error)
             self.preemptions += len(self._stopped(active - keep))
             self._line.drop_prefixes()
             self._caution.wait_for_room(keep - 1)

@@ -17,7 +17,7 @@ from mesh.errors import WeightsError
 
 
 class Disposal:
-    """Lets go of weights beside decoding: who drops the last reference pays as much as for a copy."""
+    """Lets go of weights in a thread: who drops the last reference pays as much as for a copy."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[Staged | None] = SimpleQueue()

@@ -31,7 +31,7 @@ class RefusedError(EngineError):
 
 
 class LostError(EngineError):
-    """The connection broke, and nobody knows why."""
+    """The connection broke, and it is not known why."""
 
 
 class Client:

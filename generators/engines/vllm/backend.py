@@ -237,7 +237,7 @@ class VllmBackend(Backend):
         except (ValueError, TypeError, OSError, VLLMClientError) as error:
             raise PayloadError("request", f"vLLM does not take it: {error}") from error
         if running.stream.done.done():
-            # Whoever ended it has found nothing to end in the core, and would not come again.
+            # It was ended while the core knew nothing of it, and is not ended there again.
             return
         processor.assign_request_id(request)
         request.data_parallel_rank = running.copy

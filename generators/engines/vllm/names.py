@@ -1,4 +1,4 @@
-"""Names within vLLM that this package uses beside its documented ones, looked up before anything is started.
+"""Names within vLLM that this package uses besides its documented ones, looked up before anything is started.
 
 They belong to the versions that `pyproject.toml` allows; another version is refused here, by name, and not in the
 middle of a run.
@@ -83,7 +83,7 @@ def check_engine(engine: Any) -> None:
 
 
 def unfit(why: str) -> ConfigError:
-    """What is told of a vLLM that this package cannot drive."""
+    """The error of a vLLM that this package cannot drive."""
     import vllm
 
     return ConfigError(

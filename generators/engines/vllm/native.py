@@ -142,7 +142,7 @@ class NativeSender(Sender):
         )
 
     def stage(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        # Nobody writes to them any more (`InferenceEngine.update_weights`).
+        # No one writes to them any more (`InferenceEngine.update_weights`).
         return dict(tensors)
 
     def discard(self, staged: dict[str, torch.Tensor]) -> None:
@@ -173,7 +173,7 @@ class NativeSender(Sender):
             self._trainer.send_weights()
         finally:
             self._source.tensors = {}
-            # Of what torch keeps for the next time nobody else on the device has anything.
+            # Of what torch keeps for the next time others on the device have nothing.
             torch.accelerator.empty_cache()
 
     def _reserve(self, nbytes: int) -> None:
@@ -256,7 +256,7 @@ def native_sender(transfer: str, device: torch.device, workers: int) -> NativeSe
     here = first + workers
     if here >= torch.accelerator.device_count():
         raise ConfigError(
-            f"rollout.vllm.transfer: {transfer} needs a device for the generator beside the {workers} of vLLM",
+            f"rollout.vllm.transfer: {transfer} needs a device for the generator besides the {workers} of vLLM",
             hint="use ipc or shm",
         )
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo

@@ -1,7 +1,7 @@
 """Which packing a model can take, from what its class and its configuration say.
 
-Invariant: what short sequences cannot show is decided here: layers beside attention, attention over chunks, sinks, and
-rotary embeddings that look at the longest sequence beside. What is decided is proven by the probe (`probe`).
+Invariant: what short sequences cannot show is decided here: layers besides attention, attention over chunks, sinks, and
+rotary embeddings that follow the longest sequence of a batch. What is decided is proven by the probe (`probe`).
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def refuse_by_structure(config: PreTrainedConfig, name: str, longest: int | None
         if kind in _BATCH_ROPE and limit is not None and longest is not None and longest > limit:
             raise DataError(
                 f"model {name!r} ({config.model_type}) has rotary embeddings of the type {kind!r}: beyond {limit} "
-                f"tokens a sequence changes those computed beside it, and this run's have up to {longest}",
+                f"tokens a sequence changes those computed with it, and this run's have up to {longest}",
                 hint=f"keep rollout.max_prompt_tokens + rollout.max_response_tokens within {limit}",
             )
 

@@ -2,7 +2,7 @@
 
 The truth is one sequence at a time through transformers' eager attention, on the same (sharded) parameters; against it
 stands the engine's own way, packed. Compared are log-probs or values, and for trained models the gradient of a random
-weighting of them; and what a packed sequence says is compared with the same beside other sequences.
+weighting of them; and what a packed sequence says is compared with the same among other sequences.
 
 Invariants: collective, with the same verdict on every rank; torch's random numbers are not drawn from; gradients are as
 before. At its peak memory holds two gradients more than a backward pass makes: as much as AdamW's moments, which do not
@@ -140,7 +140,7 @@ class Probe:
         others = _with_other_neighbours(sequences, vocabulary, rng)
         self._alone = [pack([sequence], device=world.device) for sequence in sequences]
         self._packed = pack(sequences, device=world.device)
-        self._beside_others = pack(others, device=world.device)
+        self._among_others = pack(others, device=world.device)
         ends = np.cumsum([len(sequence.response_ids) for sequence in sequences])
         self._witness = slice(int(ends[_WITNESS - 1]), int(ends[_WITNESS]))
         with subject.plainly():
@@ -149,8 +149,8 @@ class Probe:
     def look(self) -> tuple[Evidence, str | None]:
         """What is found of the subject's present way of computing, and what is wrong with it."""
         found = self._subject.read([self._packed])
-        beside = self._subject.read([self._beside_others]).outputs
-        leak = _apart(beside[self._witness], found.outputs[self._witness], self._truth.outputs)
+        among = self._subject.read([self._among_others]).outputs
+        leak = _apart(among[self._witness], found.outputs[self._witness], self._truth.outputs)
         evidence = Evidence(self._difference(found), float(self._world.max(leak)))
         problem = evidence.problem(self._floor)
         if problem is not None and self._rounds:

@@ -30,7 +30,7 @@ class RowsLayout:
 
 
 def build_rows(segments: Segments, device: torch.device) -> RowsLayout:
-    """One row for every response behind its prompt, and for every prompt that no response continues.
+    """One row for every response after its prompt, and for every prompt that no response continues.
 
     Args:
         segments: of the packed micro-batch.

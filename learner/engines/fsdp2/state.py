@@ -68,7 +68,7 @@ def load_state(folder: Path, world: World, model: nn.Module, optimizer: Optimize
         with _quiet():
             dcp.load(state, checkpoint_id=str(folder), no_dist=world.size == 1)
     except (OSError, CheckpointException, RuntimeError, ValueError) as error:
-        # torch's says which tensor at its end, behind a trace.
+        # torch's says which tensor at its end, after a trace.
         said = str(error).strip().splitlines()
         raise DataError(
             f"cannot load checkpoint {folder}: {type(error).__name__}: {said[-1] if said else ''}",

@@ -1,4 +1,4 @@
-"""Whatever a client sends, the event loop, which renews leases, goes on: what is large runs in threads."""
+"""Whatever a client sends, the event loop, which renews leases, runs on: what is large runs in threads."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_sequences_that_would_leak_into_one_another_get_rows_of_their_own(tiny, 
     with caplog.at_level(logging.WARNING):
         engine.probe()
     assert engine.packing is Packing.ROWS
-    assert "where other sequences stand beside it" in caplog.text
+    assert "other outputs among other neighbours" in caplog.text
 
 
 @pytest.mark.parametrize("architecture", ["bloom", "gpt_oss", "llama4_text"])

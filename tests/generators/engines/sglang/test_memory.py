@@ -122,7 +122,7 @@ def test_a_broadcast_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     settings = EngineSettings(device="cuda")
     for parallel, device in ((1, 1), (2, 2)):
         assert launch.sending_device(settings, SglangSection(tensor_parallel=parallel)) == torch.device("cuda", device)
-    with pytest.raises(ConfigError, match="beside the 3 of SGLang"):
+    with pytest.raises(ConfigError, match="besides the 3 of SGLang"):
         launch.sending_device(settings, SglangSection(tensor_parallel=3))
     # Where a server of somebody else's runs is not known here.
     assert launch.sending_device(settings, SglangSection(address="http://there:1")) == torch.device("cuda")
