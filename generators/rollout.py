@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from buffer.client import Lease
 from generators.admission import Load, credits_for
-from generators.brake import Brake
+from generators.circuit_breaker import CircuitBreaker
 from generators.concurrency import Concurrency, Look
 from generators.engines.base import EngineStatus, GenerationResult
 from generators.held import FinishedMember, HeldGroup
@@ -77,7 +77,7 @@ class Rollout:
         self._n_by_table = dict(n_by_table)
         self._share = share
         self._concurrency = Concurrency(slots, n_by_table["train"]) if adaptive else None
-        self._brake = Brake()
+        self._breaker = CircuitBreaker()
         self._on_batch = on_batch
         self._on_failed = on_failed
         self._on_release = on_release
@@ -152,12 +152,12 @@ class Rollout:
             # Evaluation does not compete with training for credits: its groups are few and wait for no one.
             load, share = Load(generating=self._generating[table], undelivered=load.undelivered), None
         found = credits_for(load, slots=self._slots, n=n, share=share, limit=self.limit)
-        return self._brake.bounds(found, time.monotonic(), at_work=at_work)
+        return self._breaker.bounds(found, time.monotonic(), at_work=at_work)
 
     @property
     def waiting_reason(self) -> str:
         """Why fewer groups are asked for than there is room for."""
-        return self._brake.waiting_reason
+        return self._breaker.waiting_reason
 
     # -------------------------------------------------------------------------------------------------- grants
 
@@ -288,7 +288,7 @@ class Rollout:
             failure = failure_of(result)
             if not failure:
                 group.answered = True
-                self._brake.answered()
+                self._breaker.answered()
             if not group.generating:
                 self._sampled(group)
                 self._judge(group, failure)
@@ -303,7 +303,7 @@ class Rollout:
         """Where all of a group fails here, and then the next, fewer are asked for."""
         if group.answered:
             return
-        if pause := self._brake.failed(time.monotonic(), failure):
+        if pause := self._breaker.failed(time.monotonic(), failure):
             log.warning("no member of group %s was answered; the next is asked for in %.0f s", group.group_id, pause)
             asyncio.get_running_loop().call_later(pause, self._on_load)
 

@@ -19,10 +19,10 @@ from learner.algorithms.base import Algorithm
 from learner.consumption import ConsumptionLog, Use, UsedGroup
 from learner.groups import SampledGroup
 from learner.priorities import PrioritySetter
+from learner.rank_payloads import Unusable
 from learner.reassertion import Reasserter
 from learner.recording import BatchRecorder
 from learner.screening import screen
-from learner.shares import Unusable
 from learner.source import UNREADABLE, GroupSource
 from mesh.errors import StarvedError
 from mesh.service import AsyncBridge

@@ -31,7 +31,7 @@ from learner.lineage import Lineage
 from learner.loop import TURN_S, TrainingLoop
 from learner.metrics import MetricsWriter, open_trackers
 from learner.metrics.figures import RunFigures, write_learner_json
-from learner.model_files import check_context
+from learner.model_checks import check_context
 from learner.model_folder import context_length, load_tokenizer
 from learner.payloads import HeldPayloads
 from learner.priorities import PrioritySetter, priority_function

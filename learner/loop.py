@@ -18,9 +18,9 @@ from learner.lineage import Lineage
 from learner.metrics.figures import RunFigures
 from learner.payloads import HeldPayloads
 from learner.plan import TrainPlan, plan_training
+from learner.rank_payloads import Unusable
 from learner.recorder import FinishedStep, Recorder, StepTimings
 from learner.screening import algorithm_view
-from learner.shares import Unusable
 from learner.skipping import SkipLimit
 from learner.source import Interrupted
 from learner.state import LearnerState

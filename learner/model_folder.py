@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from learner.model_files import check_model_files, declared_context
+from learner.model_checks import check_model_files, declared_context
 from mesh.config.models import ModelSection
 from mesh.errors import DataError
 

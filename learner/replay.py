@@ -32,13 +32,13 @@ from learner.metrics.writer import MetricsWriter
 from learner.model_folder import load_tokenizer, resolve_model
 from learner.payloads import Found, HeldPayloads, Payloads
 from learner.plan import PlannedMember
+from learner.rank_payloads import Unusable
 from learner.recorder import Recorder
 from learner.recording import FOLDER, Recording, open_groups
 from learner.rollout_batch import ACTOR
 from learner.samples import SampleLog
 from learner.screening import screen
 from learner.service import set_learner_threads
-from learner.shares import Unusable
 from learner.state import LearnerState
 from learner.team import Link, Team, follow
 from learner.weights.pushes import PushStatistics

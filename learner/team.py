@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from learner.batching.types import Packing
 from learner.plan import TrainPlan
-from learner.shares import Unusable
+from learner.rank_payloads import Unusable
 from learner.worker import TrainResult, UpdateRefused, Worker
 from mesh.errors import StoreError, UnreachableError
 from mesh.versions import PolicyVersion

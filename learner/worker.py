@@ -22,8 +22,9 @@ from learner.engines.base import Engine
 from learner.micro_batches import Share
 from learner.payloads import Payloads
 from learner.plan import TrainPlan
+from learner.rank_payloads import Unusable, gather_share
 from learner.rollout_batch import ACTOR, RolloutBatch
-from learner.shares import Unusable, gather_share
+from learner.rank_payloads import Unusable, gather_share
 from mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from generators.endpoint.ends import Totals
 from generators.endpoint.failures import ApiError, not_ready
 from generators.endpoint.growing import GrowingText, whole_text
 from generators.endpoint.language import Language
 from generators.endpoint.messages import Message, normal
+from generators.endpoint.prefix_index import Totals
 from generators.endpoint.record import Place
 from generators.endpoint.requests import ChatRequest, TextRequest
 from generators.endpoint.sessions import Running, Session

@@ -12,11 +12,11 @@ from functools import partial
 from typing import TypeVar
 
 from generators.endpoint.answering import Answering, Prompt
-from generators.endpoint.ends import Totals
 from generators.endpoint.engine_calls import EngineCalls
 from generators.endpoint.failures import INVALID, ApiError, not_ready, overloaded, too_long
 from generators.endpoint.language import Language, TooLongError
 from generators.endpoint.messages import Message, normal
+from generators.endpoint.prefix_index import Totals
 from generators.endpoint.record import Turn
 from generators.endpoint.requests import ChatRequest, TextRequest
 from generators.endpoint.sessions import Running, Session, first_tokens
@@ -103,7 +103,7 @@ class Completions:
                 session.counts["aborted"] += 1
 
     def abort(self, session: Session) -> None:
-        """Ends early what is being sampled in a session; its clients get what there is."""
+        """PrefixIndex early what is being sampled in a session; its clients get what there is."""
         self._calls.abort(list(session.running))
 
     def _check_room(self, request: ChatRequest | TextRequest, session: Session | None) -> None:

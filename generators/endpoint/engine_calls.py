@@ -58,7 +58,7 @@ class EngineCalls:
                 self._engine.abort(left)
 
     def abort(self, names: Iterable[str]) -> None:
-        """Ends requests early; their callers get the results."""
+        """PrefixIndex requests early; their callers get the results."""
         self._engine.abort([name for name in names if name in self._waiting])
 
     def take(self, results: Sequence[GenerationResult]) -> list[GenerationResult]:

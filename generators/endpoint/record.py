@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from generators.agents.transcript import Transcript
-from generators.endpoint.ends import Ends, Totals, totals
 from generators.endpoint.messages import Message
+from generators.endpoint.prefix_index import PrefixIndex, Totals, totals
 from generators.endpoint.stories import Story
 from generators.engines.base import FinishReason, GenerationResult, SampledTokens
 
@@ -37,7 +37,7 @@ class Place:
         parent: the turn that its prompt continues; None: none.
         new_ids: int32: the prompt's tokens after those of the parent.
         length: tokens of the whole prompt.
-        total: of the whole prompt (`ends`).
+        total: of the whole prompt (`prefix_index`).
     """
 
     parent: Turn | None
@@ -55,7 +55,7 @@ class Turn:
         place: its prompt.
         sampled: the answer's tokens, at least one; all of them sampled.
         finish: why it ended.
-        total: of prompt and answer (`ends`); 0 of one that is not complete.
+        total: of prompt and answer (`prefix_index`); 0 of one that is not complete.
     """
 
     call: int
@@ -107,8 +107,8 @@ class Record:
         self.said = ""
         self._last: Turn | None = None
         self._lock = threading.Lock()
-        self._ends: Ends[Turn] = Ends()
-        self._told: Ends[Turn] = Ends()
+        self._ends: PrefixIndex[Turn] = PrefixIndex()
+        self._told: PrefixIndex[Turn] = PrefixIndex()
 
     def place(self, before: Turn | None, new_ids: Sequence[int]) -> Place:
         """Where an answer will stand: after the longest turn whose tokens its prompt begins with.
@@ -199,7 +199,7 @@ class Record:
 
 
 def branches(turns: Sequence[Turn]) -> int:
-    """Ends of chains among turns."""
+    """PrefixIndex of chains among turns."""
     parents = {id(turn.parent) for turn in turns}
     return sum(id(turn) not in parents for turn in turns)
 

@@ -217,7 +217,7 @@ class Sessions:
         return session
 
     def forget(self, session: Session) -> None:
-        """Ends a session; what runs in it is its owner's affair."""
+        """PrefixIndex a session; what runs in it is its owner's affair."""
         session.over = True
         self._found.pop(session.name, None)
 

@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from generators.endpoint.ends import Totals, totals
 from generators.endpoint.messages import Message
+from generators.endpoint.prefix_index import Totals, totals
 
 _TEXT = xxhash.xxh3_64_intdigest(b"a text")
 
 
 class Story(NamedTuple):
-    """A story by its parts' number and total (`ends`)."""
+    """A story by its parts' number and total (`prefix_index`)."""
 
     length: int
     total: int

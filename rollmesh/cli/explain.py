@@ -91,7 +91,7 @@ def _packing(config: Config) -> str:
     """How the actor's sequences are computed; its folder says so."""
     if not Path(config.model.path).is_dir():
         return "known once the model is here"
-    from learner.engines.fsdp2.packing import describe_packing
+    from learner.engines.fsdp2.architecture import describe_packing
 
     return describe_packing(config.model)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from learner.model_files import check_context, check_model_files, declared_context, read_model_config
+from learner.model_checks import check_context, check_model_files, declared_context, read_model_config
 from mesh.config.models import Config
 from mesh.errors import DataError
 from reward_service.loading import is_path, load_function

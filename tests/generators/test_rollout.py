@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import generators.rollout as rollout_module
-from generators import brake
+from generators import circuit_breaker
 from generators.admission import Load, credits_for, fair_share
 from generators.engines.base import EngineStatus, FinishReason, GenerationResult, SampledTokens
 from generators.held import HeldGroup, sampling_of
@@ -331,7 +331,7 @@ async def test_a_member_that_the_engine_refuses_late_has_its_outcome() -> None:
 
 async def test_a_generator_at_which_all_groups_fail_asks_for_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group with one response is none of them."""
-    monkeypatch.setattr(brake, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(circuit_breaker, "FIRST_PAUSE_S", 0.01)
     book = Book()
 
     async def fail(name: str, *, members: int = 4) -> None:
@@ -343,9 +343,9 @@ async def test_a_generator_at_which_all_groups_fail_asks_for_few(monkeypatch: py
         book.settle()
 
     free = book.rollout.credits("train")
-    for index in range(brake.IN_A_ROW):
+    for index in range(circuit_breaker.IN_A_ROW):
         await fail(f"half {index}", members=3)
-    for index in range(brake.IN_A_ROW - 1):
+    for index in range(circuit_breaker.IN_A_ROW - 1):
         await fail(f"bad {index}")
     assert book.rollout.credits("train") == free
     assert not book.rollout.waiting_reason

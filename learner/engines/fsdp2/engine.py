@@ -29,12 +29,12 @@ from learner.algorithms.types import GlobalCounts, ModelOutput
 from learner.batching.pack import pack
 from learner.batching.types import PackedBatch, Packing, TrainSequence
 from learner.engines.base import Engine, EngineSpec, StepResult
+from learner.engines.fsdp2.architecture import choose_packing
 from learner.engines.fsdp2.attention import ATTENTION
 from learner.engines.fsdp2.export import full_tensors
 from learner.engines.fsdp2.figures import step_figures
 from learner.engines.fsdp2.layout import build_layout
 from learner.engines.fsdp2.loading import load_model, load_tokenizer, quiet_transformers
-from learner.engines.fsdp2.packing import choose_packing
 from learner.engines.fsdp2.probe import Reading, read, settle
 from learner.engines.fsdp2.rows import build_rows
 from learner.engines.fsdp2.schedule import learning_rate

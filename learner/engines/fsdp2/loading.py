@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from learner.engines.fsdp2.packing import refuse_by_structure
+from learner.engines.fsdp2.architecture import refuse_by_structure
 from mesh.config.models import ModelSection
 from mesh.errors import DataError
 

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from benchmarks.tiny_models import save_model
 from learner.batching.types import Packing
-from learner.engines.fsdp2.packing import describe_packing, refuse_by_structure
+from learner.engines.fsdp2.architecture import describe_packing, refuse_by_structure
 from learner.engines.fsdp2.varlen import without_kernel
 from learner.engines.tolerances import FLOORS, Difference, Evidence
 from mesh.config.models import ModelSection

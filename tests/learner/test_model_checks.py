@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from learner.model_files import check_context, check_model_files, declared_context
+from learner.model_checks import check_context, check_model_files, declared_context
 from mesh.errors import ConfigError, DataError
 
 INDEX = "model.safetensors.index.json"

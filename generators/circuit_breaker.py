@@ -1,4 +1,4 @@
-"""How many groups a generator takes on while all that it takes on fail: a clock-fed state machine, without I/O.
+"""A circuit breaker for groups: how many a generator takes on while all fail. A clock-fed state machine, without I/O.
 
 A generator that fails at once at whatever it is given is always free, and would take the prompts of a whole run. So
 once `IN_A_ROW` groups have failed one after the other it gets one at a time, each after a pause that doubles up to
@@ -13,7 +13,7 @@ FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
 
 
-class Brake:
+class CircuitBreaker:
     """Of one generator."""
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Which of many sequences a new one begins with, in a time that hardly depends on their number.
 
-A *total* names the beginning of a sequence: the sum modulo 2**64, over its symbols, of a number mixed of symbol, place
-and a secret of this process. The totals of all beginnings come of one cumulative sum, and continue from that of any of
-them. Two beginnings with the same total and length are taken for equal: without the secret no one can make others so.
+A *total* is the hash of a prefix: the sum modulo 2**64, over its symbols, of a number mixed of symbol, place
+and a secret of this process. The totals of all prefixes come of one cumulative sum, and continue from that of any of
+them. Two prefixes with the same total and length are taken for equal: without the secret no one can make others so.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _mixed(numbers: Totals) -> Totals:
     return numbers ^ (numbers >> np.uint64(31))
 
 
-class Ends(Generic[T]):
+class PrefixIndex(Generic[T]):
     """What is known by the sequences that end with it."""
 
     def __init__(self) -> None:

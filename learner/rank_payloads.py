@@ -1,4 +1,4 @@
-"""A rank's share of a plan, opened, and what the ranks tell one another about it.
+"""The payloads of a rank's share of a plan, opened and checked, and what the ranks tell one another about them.
 
 Invariant: every rank learns what any of them has met, so that all train, all drop the same groups, or all give up.
 """
