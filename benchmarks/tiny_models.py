@@ -42,6 +42,18 @@ _LATENT = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 8,
 }
+_DEEPSEEK = (
+    _SMALL
+    | _LATENT
+    | {
+        "moe_intermediate_size": 16,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+    }
+)
 _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
 
 
@@ -90,35 +102,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mixtral": Architecture("experts", _SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_moe": Architecture("experts", _HEADS | _EXPERTS),
     "olmoe": Architecture("experts", _SMALL | {"num_experts": 4, "num_experts_per_tok": 2}),
-    "deepseek_v3": Architecture(
-        "latent attention, experts",
-        _SMALL
-        | _LATENT
-        | {
-            "moe_intermediate_size": 16,
-            "n_routed_experts": 4,
-            "n_group": 1,
-            "topk_group": 1,
-            "num_experts_per_tok": 2,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-        },
-    ),
+    "deepseek_v3": Architecture("latent attention, experts", _DEEPSEEK | {"first_k_dense_replace": 1}),
     "deepseek_v32": Architecture(
-        "indexed attention, experts",
-        _SMALL
-        | _LATENT
-        | {
-            "moe_intermediate_size": 16,
-            "n_routed_experts": 4,
-            "n_group": 1,
-            "topk_group": 1,
-            "num_experts_per_tok": 2,
-            "n_shared_experts": 1,
-            "index_n_heads": 2,
-            "index_head_dim": 16,
-            "index_topk": 4,
-        },
+        "indexed attention, experts", _DEEPSEEK | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
     ),
     "gpt_oss": Architecture(
         "attention with sinks, experts", _HEADS | _SLIDING | {"num_local_experts": 4, "num_experts_per_tok": 2}

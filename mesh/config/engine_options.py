@@ -7,7 +7,8 @@ train on what no one sampled, or not start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 _OURS = "rollmesh relies on its own value"
 _ONE_HOST = "weights reach the workers of one host alone"
@@ -115,12 +116,12 @@ SGLANG: Mapping[str, str] = {
 }
 
 
-def refuse(options: Iterable[str], refused: Mapping[str, str]) -> None:
-    """Refuses what may not be set.
+def checked(refused: Mapping[str, str], options: dict[str, Any]) -> dict[str, Any]:
+    """The options, where none is set that may not be.
 
     Args:
-        options: names, as written.
         refused: `VLLM` or `SGLANG`.
+        options: by name, as written.
 
     Raises:
         ValueError: names each with its reason.
@@ -130,3 +131,4 @@ def refuse(options: Iterable[str], refused: Mapping[str, str]) -> None:
     ]
     if wrong:
         raise ValueError("; ".join(wrong))
+    return options

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from mesh.config import engine_options
 from mesh.config.section import DeviceName, DeviceNumbers, PositiveFloat, PositiveInt, Section, Temperature
@@ -41,17 +42,11 @@ class VllmSection(Section):
         "memory; nccl, ipc: vLLM's own (CUDA); auto: ipc on CUDA with one device, else shm.",
     )
     start_timeout_s: PositiveFloat = Field(900.0, description="Seconds that vLLM gets to become ready.")
-    options: dict[str, Any] = Field(
+    options: Annotated[dict[str, Any], AfterValidator(partial(engine_options.checked, engine_options.VLLM))] = Field(
         default_factory=dict,
         description="Further engine arguments by vLLM's names (AsyncEngineArgs), passed as they are. Refused is what "
         "a key of the configuration sets, and what would sample from another model than the one that is trained.",
     )
-
-    @field_validator("options")
-    @classmethod
-    def _nothing_twice(cls, options: dict[str, Any]) -> dict[str, Any]:
-        engine_options.refuse(options, engine_options.VLLM)
-        return options
 
 
 class SglangSection(Section):
@@ -77,17 +72,11 @@ class SglangSection(Section):
         "broadcast; auto: tensor for a server on this host, else disk.",
     )
     start_timeout_s: PositiveFloat = Field(300.0, description="Seconds that the server gets to become ready.")
-    options: dict[str, Any] = Field(
+    options: Annotated[dict[str, Any], AfterValidator(partial(engine_options.checked, engine_options.SGLANG))] = Field(
         default_factory=dict,
         description="Further server arguments by SGLang's names, passed as they are. Refused is what a key of the "
         "configuration sets, and what would sample from another model than the one that is trained.",
     )
-
-    @field_validator("options")
-    @classmethod
-    def _nothing_twice(cls, options: dict[str, Any]) -> dict[str, Any]:
-        engine_options.refuse(options, engine_options.SGLANG)
-        return options
 
 
 class AgentSection(Section):
