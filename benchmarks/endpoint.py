@@ -3,9 +3,9 @@
     python -m benchmarks.endpoint --model DIR --json endpoint.json
 
 Pauses: a real server with the model's tokenizer, and an engine that says one token at once. A client in a process of
-its own sends a prompt of 0.3, 4 and 16 MB (words of English) to a context that is far too small for it, and to one in
-which it has room. The event loop wakes each millisecond, and the longest time between two wakings is the pause. Beside
-it stand the answer's status and the time that the call took.
+its own sends a prompt of 0.3, 4 and 16 MB, words of English. It goes to a context that is far too small for it, and to
+one in which it has room. The event loop wakes each millisecond, and the longest time between two wakings is the pause.
+The answer's status and the time that the call took are given with it.
 
 Sessions: conversations that grow, by 100 sampled tokens and 40 others in each call, and single calls of 4,000 tokens
 that start from nothing. Timed is what a call of the n-th turn costs: to find its parent, and to take its answer down.

@@ -4,9 +4,9 @@ Invariants:
 - the clock runs only while the learner waits for groups, and begins again with every progress: a member or a longer
   draft stored, a batch claimed, a fate. What can be undone and done again for ever (leases, releases, re-admissions,
   refused claims) never stops it (`progressed` in `buffer/lua/common.lua`);
-- tokens sampled for groups are progress as well, so that long answers are no stall: above the most seen since the last
-  other progress (generators come and go), while no group has changed hands since (then they may be the same tokens,
-  sampled again for ever), and for `MAX_SAMPLING_S` since then at most: gauges may grow for ever and nothing come of it;
+- tokens sampled for groups are progress as well, so that long answers are no stall. They count above the most seen
+  since the last other progress (generators come and go), and while no group has changed hands since (then they may be
+  the same tokens, sampled again). They count for `MAX_SAMPLING_S` at most: gauges may grow and nothing come of it;
 - the clock of the limit stands still besides while no generator serves and one is still on its way to an engine, which
   loads or compiles a model: for `MAX_LOADING_S` since the last progress at most, since not every engine has a deadline;
 - a look that comes late counts for `MAX_LOOK_S` at most: a learner that was stopped itself blames no one.

@@ -358,7 +358,7 @@ class WeightsSection(Section):
 class CheckpointSection(Section):
     every_steps: PositiveInt | None = Field(None, description="Steps between checkpoints.")
     every_s: PositiveFloat | None = Field(60.0, description="Seconds between checkpoints (whichever comes first).")
-    keep: PositiveInt = Field(2, description="Checkpoints kept, beside the best one and those being evaluated.")
+    keep: PositiveInt = Field(2, description="Checkpoints kept, besides the best one and those being evaluated.")
     best: bool = Field(
         True,
         description="Write a checkpoint of every version that is evaluated, and keep that of the best one "
