@@ -62,7 +62,7 @@ class Continuation:
             DataError: the configuration in the folder is damaged.
         """
         folder = config.run.folder
-        if not folders.was_used(folder):
+        if not folders.takeover_stamp(folder):
             return None
         before = _configuration(folder / folders.CONFIG)
         changes = [*_lowered_durability(before["buffer"]["durability"], config.buffer)]

@@ -49,7 +49,7 @@ def _natural_end(config: Config) -> _End | None:
         policy = PolicyVersion(int(said["incarnation"]), int(said["version"]))
         value = said["eval_last"]
         evaluated = value and (value["version"], value["measured_by"]) == (policy.version, measured_by(config))
-        taken_over_since = last.stat().st_mtime_ns < folders.launch_stamp(folder)
+        taken_over_since = last.stat().st_mtime_ns < folders.takeover_stamp(folder)
         reason = str(said["stop_reason"])
     except (OSError, ValueError, LookupError, TypeError):
         return None

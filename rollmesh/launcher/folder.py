@@ -64,11 +64,6 @@ def told_of_others(folder: Path) -> list[str]:
     return [f"other users of this machine may look into {folder}; `chmod 700 {folder}` closes it to them"]
 
 
-def was_used(folder: Path) -> bool:
-    """Whether a learner has taken a run over here before."""
-    return (folder / CONFIG).exists()
-
-
 def set_aside(folder: Path, suffix: str) -> Path | None:
     """Renames the folder of a run, so that its name is free; None where there is none.
 
@@ -86,7 +81,7 @@ def set_aside(folder: Path, suffix: str) -> Path | None:
             raise ConfigError(f"cannot rename {folder} to {kept}: {error.strerror}") from error
 
 
-def launch_stamp(folder: Path) -> int:
+def takeover_stamp(folder: Path) -> int:
     """Changes when a learner takes the run over; 0 before the first one has."""
     try:
         return (folder / CONFIG).stat().st_mtime_ns

@@ -148,7 +148,7 @@ class LocalRun:
             before = self._begin(record, kept)
             if before is not None and before.finished:
                 return self._finished(before.finished)
-            begun = folders.launch_stamp(self._folder)
+            begun = folders.takeover_stamp(self._folder)
             make_secrets(self._folder)
             config_path = folders.write_launch(config)
             plan = thread_plan(config)
@@ -185,7 +185,7 @@ class LocalRun:
                     folders.remove_mesh(self._folder)
                     self._final.peak_memory_bytes = self._memory.peaks
                     self._final.wall_s = time.time() - started
-                    summary = self._conclude(begun=begun != folders.launch_stamp(self._folder))
+                    summary = self._conclude(begun=begun != folders.takeover_stamp(self._folder))
             return summary
 
     def _set_aside(self, record: RunRecord) -> Path | None:

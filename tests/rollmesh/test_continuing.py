@@ -207,7 +207,7 @@ def test_a_run_of_which_there_is_a_doubt_has_not_finished(tmp_path: Path, doubt:
     finish(config, 5, evaluated=4 if doubt == "evaluation" else 5)
     last = config.run.folder / folder.LEARNER
     if doubt == "takeover":
-        at = folder.launch_stamp(config.run.folder) - 1
+        at = folder.takeover_stamp(config.run.folder) - 1
         os.utime(last, ns=(at, at))
     elif doubt == "checkpoint":
         (config.run.folder / "checkpoints" / "i0002-v00000004").mkdir()
