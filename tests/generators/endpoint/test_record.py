@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from generators.endpoint import ends
 from generators.endpoint.record import Record, Turn, branches, transcript
-from generators.endpoint.stories import behind, message_symbol, of_messages, of_text, text_symbols
+from generators.endpoint.stories import extended, message_symbol, of_messages, of_text, text_symbols
 from generators.engines.base import SampledTokens
 from mesh.versions import PolicyVersion, VersionRuns
 from tests.generators.endpoint.straight_record import StraightRecord, StraightTurn
@@ -74,11 +74,11 @@ class Both:
             story, messages, whole = None, asked, ""
             if kind == "chat":
                 messages = [*asked, ("assistant", draw(st.sampled_from("ab")))]
-                story = behind(told, [message_symbol({"role": "assistant", "content": messages[-1][1]})])
+                story = extended(told, [message_symbol({"role": "assistant", "content": messages[-1][1]})])
             elif kind == "text":
                 said = draw(st.text("ab", max_size=2))
                 whole = text + said
-                story = behind(told, text_symbols(said)) if whole else None
+                story = extended(told, text_symbols(said)) if whole else None
             turn = self.record.add(number, choice, place, sampled(answer), "stop", story=story, messages=messages)  # type: ignore[arg-type]
             straight = StraightTurn(number, choice, prompt, tuple(answer), parent, messages, tools, whole)
             self.straight.turns.append(straight)
@@ -121,7 +121,7 @@ def test_every_record_is_the_straight_ones(data: st.DataObject) -> None:
 def test_of_calls_that_tell_the_same_the_latest_is_gone_on_from(order: tuple[int, ...]) -> None:
     record, told = Record(), of_text("a")
     for call in order:
-        record.add(call, 0, record.place(None, [call]), sampled([5]), "stop", story=behind(told, text_symbols("b")))
+        record.add(call, 0, record.place(None, [call]), sampled([5]), "stop", story=extended(told, text_symbols("b")))
     found = record.extended_by(of_text("abc"))
     assert found is not None
     assert (found[0] - 1, found[1].call) == (2, 2)
