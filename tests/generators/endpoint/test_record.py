@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generators.endpoint import ends
+from generators.endpoint import prefix_index
 from generators.endpoint.record import Record, Turn, branches, transcript
 from generators.endpoint.stories import extended, message_symbol, of_messages, of_text, text_symbols
 from generators.engines.base import SampledTokens
@@ -130,18 +130,18 @@ def test_of_calls_that_tell_the_same_the_latest_is_gone_on_from(order: tuple[int
 @given(st.lists(st.integers(0, 2**63), max_size=9), st.integers(0, 9))
 def test_totals_go_on_from_any_beginning(symbols: list[int], cut: int) -> None:
     cut = min(cut, len(symbols))
-    whole = ends.totals(symbols)
-    first = ends.totals(symbols[:cut])
-    assert [*first, *ends.totals(symbols[cut:], cut, int(first[-1]))[1:]] == list(whole)
+    whole = prefix_index.totals(symbols)
+    first = prefix_index.totals(symbols[:cut])
+    assert [*first, *prefix_index.totals(symbols[cut:], cut, int(first[-1]))[1:]] == list(whole)
     assert len(set(whole.tolist())) == len(whole)
 
 
 def test_a_longer_session_makes_no_call_dearer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, not timed: the symbols that are gone through for a call, and the tokens that are kept of it."""
     gone_through = 0
-    totals = ends.totals
+    totals = prefix_index.totals
 
-    def counting(symbols: Any, start: int = 0, total: int = 0) -> ends.Totals:
+    def counting(symbols: Any, start: int = 0, total: int = 0) -> prefix_index.Totals:
         nonlocal gone_through
         gone_through += len(symbols)
         return totals(symbols, start, total)
