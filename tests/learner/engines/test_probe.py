@@ -188,8 +188,8 @@ _FINE = Evidence(Difference(1e-6, 1e-6), 0.0)
     [
         ({}, None),
         ({"truth": Difference(1e-6, None)}, None),
-        ({"leak": 2e-3}, "beside it"),
-        ({"leak": float("nan")}, "beside it"),
+        ({"leak": 2e-3}, "other neighbours"),
+        ({"leak": float("nan")}, "other neighbours"),
         ({"truth": Difference(2e-3, 0.0)}, "outputs differ"),
         ({"truth": Difference(0.0, 2e-3)}, "gradient differs"),
         ({"truth": Difference(0.0, float("nan"))}, "gradient differs"),
@@ -198,7 +198,7 @@ _FINE = Evidence(Difference(1e-6, 1e-6), 0.0)
         ({"truth": Difference(0.7, 0.5), "noise": Difference(0.05, 0.1)}, "outputs differ"),
         ({"truth": Difference(0.5, 0.7), "noise": Difference(0.1, 0.05)}, "gradient differs"),
         ({"truth": Difference(0.5, float("nan")), "noise": Difference(0.1, 0.05)}, "gradient differs"),
-        ({"leak": 0.2, "noise": Difference(0.1, 0.2)}, "beside it"),
+        ({"leak": 0.2, "noise": Difference(0.1, 0.2)}, "other neighbours"),
     ],
 )
 def test_verdicts(change, problem):
