@@ -234,7 +234,7 @@ class Leader:
             raise DataError(
                 f"the run's checkpoint {folder} is not here",
                 hint="start the learner where the run folder is; or continue from the best checkpoint with `rollmesh "
-                "learner CFG --mesh ... --from-best --force`; or begin again with --fresh",
+                "learner CFG --mesh ... --from-best --force`; or start over with --fresh",
             )
         _log.info("going on from %s", folder)
         return self._team.load(folder)

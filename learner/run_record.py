@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from learner.checkpoint.names import CHECKPOINTS_NAME, newest
 from learner.consumption import LOG_NAME
-from learner.model_files import architecture, read_model_config
+from learner.model_checks import architecture, read_model_config
 from mesh.config import Config, save_config
 from mesh.config.models import RewardSection
 from mesh.errors import ConfigError, DataError
@@ -89,7 +89,7 @@ class RunRecord:
         shared = "" if named else "run.name is not set, so that all such runs share one: "
         raise ConfigError(
             f"run {self._folder} is of something else: {'; '.join(said)}",
-            hint=f"{shared}choose a --run.name of its own, begin again with `rollmesh run ... --fresh`, or continue it "
+            hint=f"{shared}choose a --run.name of its own, start over with `rollmesh run ... --fresh`, or continue it "
             "all the same with --allow-changes",
         )
 

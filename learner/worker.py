@@ -24,7 +24,6 @@ from learner.payloads import Payloads
 from learner.plan import TrainPlan
 from learner.rank_payloads import Unusable, gather_share
 from learner.rollout_batch import ACTOR, RolloutBatch
-from learner.rank_payloads import Unusable, gather_share
 from mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:

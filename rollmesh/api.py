@@ -50,7 +50,7 @@ def train(
             holds the interpreter for ever holds this process. Paths run in worker processes, which are ended then.
         overrides: as on the command line, `"learner.steps=10"`.
         quiet: show nothing.
-        fresh: begin the run again; the folder that it has is kept under another name.
+        fresh: start the run over; the folder that it has is kept under another name.
         allow_changes: continue the run with another model or other data than it began with.
 
     Raises:

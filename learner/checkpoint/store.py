@@ -121,7 +121,7 @@ def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, ob
     except OSError as error:
         raise DataError(
             f"cannot load checkpoint {folder}: {error}",
-            hint="resume from the best one with `rollmesh learner --from-best --force`, or begin again with --fresh",
+            hint="resume from the best one with `rollmesh learner --from-best --force`, or start over with --fresh",
         ) from error
     loaded = {role: engine.load_checkpoint(part) for role, engine, part in parts}
     return loaded[ACTOR]

@@ -18,7 +18,7 @@ def _run(
     context: typer.Context,
     config_path: ConfigPath,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin the run again; its former folder is kept under another name.")
+        bool, typer.Option("--fresh", help="Start the run over; its former folder is kept under another name.")
     ] = False,
     allow_changes: AllowChanges = False,
 ) -> None:

@@ -92,7 +92,7 @@ class Continuation:
         where = ", its newest checkpoint" if self.step else ": it has no checkpoint"
         lines = [f"continues from step {self.step}{where}{again}"]
         if not named:
-            lines.append("run.name is not set: --run.name=NAME begins another run, --fresh begins this one again")
+            lines.append("run.name is not set: --run.name=NAME begins another run, --fresh starts this one over")
         if self.changes:
             lines.append(f"changed since the last launch: {'; '.join(self.changes)}")
         if self.former_steps:
@@ -114,7 +114,7 @@ def _configuration(path: Path) -> Mapping[str, Any]:
         why = f"{type(error).__name__}: {error}"
     raise DataError(
         f"{path} is damaged: {why}",
-        hint="restore it from a copy (services/config.yaml is that of the last launch), or begin again with --fresh",
+        hint="restore it from a copy (services/config.yaml is that of the last launch), or start over with --fresh",
     )
 
 

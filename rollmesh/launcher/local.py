@@ -72,7 +72,7 @@ class LocalRun:
     Args:
         config: the run.
         view: shown events and metrics.
-        fresh: begin the run again; the folder that it has is kept under another name.
+        fresh: start the run over; the folder that it has is kept under another name.
         allow_changes: continue it with another model or other data (`learner.run_record`).
         notices: what the user should know of the configuration, told at the start.
 
