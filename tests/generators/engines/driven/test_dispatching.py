@@ -179,7 +179,7 @@ def test_images_are_read_beside_everything_else() -> None:
     swap.result(harness.deadline_s)
     assert found["pinned"].response_ids.tolist() == [10] * 4
     assert "ZeroDivisionError: no height" in found["odd"].refusal
-    assert "context" in found["long"].refusal
+    assert "no room is left for a response" in found["long"].refusal
     # The prompt with its image leaves room for six.
     assert (found["near"].finish_reason, len(found["near"].response_ids)) == ("length", 6)
     harness.close()
