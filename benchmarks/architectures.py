@@ -76,7 +76,8 @@ def table() -> str:
 
 
 def _figures(evidence: Evidence) -> str:
-    return f"{evidence.truth.outputs:.0e}, {evidence.truth.gradient:.0e}"
+    found = evidence.rounded or evidence.truth
+    return f"{found.outputs:.0e}, {found.gradient:.0e}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -95,12 +95,30 @@ ARCHITECTURES: dict[str, Architecture] = {
         _HEADS | _SLIDING | {"query_pre_attn_scalar": 8, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0},
     ),
     "gemma3_text": Architecture("sliding attention", _HEADS | _SLIDING | {"query_pre_attn_scalar": 8}),
+    "gemma3n_text": Architecture(
+        "sliding attention, sparse activations",
+        _HEADS
+        | _SLIDING
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
+        },
+    ),
     "cohere2": Architecture("sliding attention, no positions in between", _HEADS | _SLIDING),
+    "nemotron": Architecture("attention, partly rotated", _HEADS),
     "phi3": Architecture("attention", _SMALL),
     "smollm3": Architecture("attention, some layers without positions", _SMALL),
     "exaone4": Architecture("sliding attention, norms after layers", _HEADS | _SLIDING),
     "mixtral": Architecture("experts", _SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen3_moe": Architecture("experts", _HEADS | _EXPERTS),
+    "phimoe": Architecture(
+        "sliding attention, experts",
+        _SMALL | {"num_hidden_layers": 4, "num_local_experts": 16, "num_experts_per_tok": 2, "sliding_window": 8},
+    ),
     "olmoe": Architecture("experts", _SMALL | {"num_experts": 4, "num_experts_per_tok": 2}),
     "deepseek_v3": Architecture("latent attention, experts", _DEEPSEEK | {"first_k_dense_replace": 1}),
     "deepseek_v32": Architecture(

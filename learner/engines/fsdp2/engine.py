@@ -38,7 +38,7 @@ from learner.engines.fsdp2.loading import load_model, load_tokenizer, quiet_tran
 from learner.engines.fsdp2.probe import Reading, read, settle
 from learner.engines.fsdp2.rows import build_rows
 from learner.engines.fsdp2.schedule import learning_rate
-from learner.engines.fsdp2.sharding import plain_name, prepare
+from learner.engines.fsdp2.sharding import computing_in, plain_name, prepare, recover
 from learner.engines.fsdp2.state import load_state, save_state
 from learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen, without_kernel
 from learner.engines.fsdp2.world import World
@@ -124,8 +124,24 @@ class Fsdp2Engine(Engine):
         """For the probe: a row for every sequence, and transformers' eager attention."""
         packing = self.packing
         self._use(Packing.ROWS, "eager")
-        yield
-        self._use(packing)
+        try:
+            yield
+        finally:
+            self._use(packing)
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """For the probe: computes in float32, without kernels that round more."""
+        varlen, self._varlen = self._varlen, False
+        try:
+            with computing_in(self._model, torch.float32), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+                yield
+        finally:
+            self._varlen = varlen
+
+    def recover(self) -> bool:
+        """For the probe: makes the engine fit for another pass after one that broke off; False: it cannot be."""
+        return recover(self._model)
 
     @contextmanager
     def with_short_windows(self, tokens: int) -> Iterator[None]:
@@ -157,6 +173,9 @@ class Fsdp2Engine(Engine):
         wanted = attention or (ATTENTION if packing is Packing.SHARED else self._own_attention)
         with quiet_transformers():
             self._shell.set_attn_implementation(wanted)
+        if packing is Packing.ROWS and self._shell.config._attn_implementation != wanted:
+            # transformers does not switch attention outside of its interface; layers that can look here.
+            self._shell.config._attn_implementation = wanted
 
     def train_batch(
         self,

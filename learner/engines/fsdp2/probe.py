@@ -2,7 +2,8 @@
 
 The truth is one sequence at a time through transformers' eager attention, on the same (sharded) parameters; against it
 stands the engine's own way, packed. Compared are log-probs or values, and for trained models the gradient of a random
-weighting of them; and what a packed sequence says is compared with the same among other sequences.
+weighting of them; and what a packed sequence says is compared with the same among other sequences. All of that is in
+float32, where a mistake cannot pass for rounding; then the compute dtype is held against it.
 
 Invariants: collective, with the same verdict on every rank; torch's random numbers are not drawn from; gradients are as
 before. At its peak memory holds two gradients more than a backward pass makes: as much as AdamW's moments, which do not
@@ -27,8 +28,15 @@ from torch.distributed.tensor import DTensor
 from learner.batching.pack import pack
 from learner.batching.types import PackedBatch, Packing, TrainSequence
 from learner.engines.fsdp2.world import World
-from learner.engines.tolerances import FLOORS, REFUSED_HINT, Difference, Evidence
-from mesh.errors import DataError
+from learner.engines.tolerances import (
+    REFUSED_HINT,
+    ROUNDED_HINT,
+    Difference,
+    Evidence,
+    problem_of_rounding,
+    problem_of_structure,
+)
+from mesh.errors import DataError, RollmeshError
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +47,10 @@ _WITNESS = 2
 # Shorter than the sequences are.
 _WINDOW = 4
 _SEED = 20
-# One rounding more in the worst direction: half a unit in the last place of bfloat16.
-_ROUNDING = 2.0**-9
+# Of one rounding more: two units in the last place of float32, whose sums round as well; half a one of bfloat16.
+_ROUNDINGS = {"float32": 2.0**-22, "bfloat16": 2.0**-9}
+# What a model raises that does not take what the others do.
+_FOREIGN = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, ImportError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +83,12 @@ class Subject(Protocol):
     def plainly(self) -> AbstractContextManager[None]:
         """Within it, every sequence has a row of its own and goes through transformers' eager attention."""
 
+    def in_float32(self) -> AbstractContextManager[None]:
+        """Within it, it computes in float32, on the same parameters."""
+
+    def recover(self) -> bool:
+        """Makes it fit for another pass after one that broke off; False: it cannot be."""
+
     def with_short_windows(self, tokens: int) -> AbstractContextManager[None]:
         """Within it, sliding attention sees so many tokens: what a window does, short sequences show as well."""
 
@@ -84,7 +100,7 @@ class Subject(Protocol):
 
 
 def settle(subject: Subject, name: str, vocabulary: int, world: World, param_dtype: str) -> Evidence:
-    """Proves the subject's packing, or that of rows where prompts cannot be shared.
+    """Proves the subject's packing, or that of rows where prompts cannot be shared; then its compute dtype.
 
     Args:
         subject: the model.
@@ -97,44 +113,61 @@ def settle(subject: Subject, name: str, vocabulary: int, world: World, param_dty
         What was found of the packing that stays.
 
     Raises:
-        DataError: it is right in neither.
+        DataError: it is right in neither, or not in the compute dtype.
     """
-    try:
-        with subject.with_short_windows(_WINDOW):
-            probe = Probe(subject, vocabulary, world, param_dtype)
-            evidence, problem = probe.look()
-            if problem is not None and subject.packing is Packing.SHARED:
-                subject.repack(problem)
-                evidence, problem = probe.look()
-    except (torch.OutOfMemoryError, dist.DistError):
-        raise
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError, ImportError) as error:
-        # Of code that is not ours: a model that does not take what the others do.
-        raise DataError(
-            f"{name} cannot be computed in {param_dtype}: {type(error).__name__}: {error}", hint=REFUSED_HINT
-        ) from error
-    if problem is not None:
-        raise DataError(f"{name} cannot be trained right: {problem}", hint=REFUSED_HINT)
+    probe = Probe(subject, name, vocabulary, world)
+    with subject.with_short_windows(_WINDOW):
+        try:
+            with subject.in_float32():
+                evidence = probe.prove("float32")
+        except _BrokenPassError as broken:
+            if param_dtype == "float32" or not broken.recovered:
+                raise
+            # Kernels for half precision alone: its tolerance is wider, but as fixed.
+            evidence = probe.prove(param_dtype)
+        else:
+            if param_dtype != "float32":
+                evidence = dataclasses.replace(evidence, rounded=probe.hold_against_float32(param_dtype))
     if subject.packing is Packing.ROWS and world.rank == 0:
         _log.warning("%s: every sequence is computed in a row of its own: %s", name, subject.why_rows)
     return evidence
 
 
+class _WrongError(DataError):
+    """What is computed is not what transformers computes; `reason` says how far."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} cannot be trained right: {reason}", hint=REFUSED_HINT)
+        self.reason = reason
+        self.recovered = True
+
+
+class _BrokenPassError(_WrongError):
+    """A pass raised an error: of code that is not ours, or of attention that cannot run packed."""
+
+    def __init__(self, name: str, dtype: str, error: Exception, recovered: bool) -> None:
+        told = error.message if isinstance(error, RollmeshError) else f"{type(error).__name__}: {error}"
+        super().__init__(name, told)
+        self.message = f"{name} cannot be computed in {dtype}: {told}"
+        self.recovered = recovered
+
+
 class Probe:
-    """Looks at a model; it can be asked again where the model computes in another way.
+    """Looks at a model.
 
     Args:
         subject: the model.
+        name: for errors.
         vocabulary: number of tokens.
         world: the ranks.
-        param_dtype: compute dtype.
     """
 
-    def __init__(self, subject: Subject, vocabulary: int, world: World, param_dtype: str) -> None:
+    _truth: Reading
+
+    def __init__(self, subject: Subject, name: str, vocabulary: int, world: World) -> None:
         self._subject = subject
+        self._name = name
         self._world = world
-        self._floor = FLOORS[param_dtype]
-        self._rounds = param_dtype != "float32"
         rng = np.random.default_rng(_SEED)
         sequences = _sequences(vocabulary, rng)
         others = _with_other_neighbours(sequences, vocabulary, rng)
@@ -143,34 +176,80 @@ class Probe:
         self._among_others = pack(others, device=world.device)
         ends = np.cumsum([len(sequence.response_ids) for sequence in sequences])
         self._witness = slice(int(ends[_WITNESS - 1]), int(ends[_WITNESS]))
-        with subject.plainly():
-            self._truth = subject.read(self._alone)
 
-    def look(self) -> tuple[Evidence, str | None]:
-        """What is found of the subject's present way of computing, and what is wrong with it."""
-        found = self._subject.read([self._packed])
-        among = self._subject.read([self._among_others]).outputs
+    def prove(self, dtype: str) -> Evidence:
+        """Proves the subject's packing; puts it into rows where prompts cannot be shared.
+
+        Args:
+            dtype: in which the subject computes at present.
+
+        Raises:
+            DataError: it is right in neither.
+        """
+        with self._subject.plainly():
+            self._truth = self._read(self._alone, dtype)
+        if self._subject.packing is Packing.SHARED:
+            try:
+                return self._look(dtype)
+            except _WrongError as wrong:
+                if not wrong.recovered:
+                    raise
+                self._subject.repack(wrong.reason)
+        return self._look(dtype)
+
+    def hold_against_float32(self, dtype: str) -> Difference:
+        """How far the compute dtype is from what was proven in float32.
+
+        Args:
+            dtype: in which the subject computes at present.
+
+        Raises:
+            DataError: farther than rounding takes it.
+        """
+        rounded = self._difference(self._read([self._packed], dtype))
+        problem = problem_of_rounding(rounded)
+        if problem is not None:
+            with self._subject.in_float32():
+                noise = self._noise(_ROUNDINGS[dtype])
+            problem = problem_of_rounding(rounded, noise)
+        if problem is not None:
+            raise DataError(f"{self._name} cannot be trained in {dtype}: {problem}", hint=ROUNDED_HINT)
+        return rounded
+
+    def _look(self, dtype: str) -> Evidence:
+        """What is found of the subject's present packing, where it is right."""
+        found = self._read([self._packed], dtype)
+        among = self._read([self._among_others], dtype).outputs
         leak = _apart(among[self._witness], found.outputs[self._witness], self._truth.outputs)
         evidence = Evidence(self._difference(found), float(self._world.max(leak)))
-        problem = evidence.problem(self._floor)
-        if problem is not None and self._rounds:
-            evidence = dataclasses.replace(evidence, noise=self._noise())
-            problem = evidence.problem(self._floor)
-        return evidence, problem
+        problem = problem_of_structure(evidence.truth, evidence.leak, dtype)
+        if problem is not None and dtype == "float32":
+            problem = problem_of_structure(evidence.truth, evidence.leak, dtype, self._noise(_ROUNDINGS[dtype]))
+        if problem is not None:
+            raise _WrongError(self._name, problem)
+        return evidence
 
-    def _noise(self) -> Difference:
-        """What one rounding more makes of the truth."""
+    def _read(self, batches: Sequence[PackedBatch], dtype: str) -> Reading:
+        try:
+            return self._subject.read(batches)
+        except (torch.OutOfMemoryError, dist.DistError):
+            raise
+        except (*_FOREIGN, DataError) as error:
+            raise _BrokenPassError(self._name, dtype, error, self._subject.recover()) from error
+
+    def _noise(self, rounding: float) -> float:
+        """What one rounding more, of this relative size, makes of the truth in float32."""
         generator = torch.Generator()
 
         def rounded(_module: nn.Module, _args: object, hidden: Tensor) -> Tensor:
             generator.manual_seed(_SEED)
-            by = 1.0 + _ROUNDING * torch.randn(hidden.shape, generator=generator).to(hidden.device)
+            by = 1.0 + rounding * torch.randn(hidden.shape, generator=generator).to(hidden.device)
             return (hidden.float() * by).to(hidden.dtype)
 
         handle = self._subject.embedding().register_forward_hook(rounded)
         try:
             with self._subject.plainly():
-                return self._difference(self._subject.read(self._alone))
+                return self._difference(self._read(self._alone, "float32")).larger()
         finally:
             handle.remove()
 

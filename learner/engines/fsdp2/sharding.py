@@ -5,10 +5,14 @@ A single rank in float32 has nothing to shard and gets the plain model.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from learner.engines.fsdp2.loading import transformer_blocks
 
@@ -43,9 +47,60 @@ def prepare(model: nn.Module, *, shard: bool, param_dtype: torch.dtype, recomput
     fully_shard(model, mp_policy=policy)
 
 
+@contextmanager
+def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Within it a sharded model computes in another dtype, on the same parameters; a plain model is left as it is.
+
+    Parameters are cast where a block gathers them, so memory holds a few blocks in that dtype and no copy of the model.
+
+    Args:
+        model: from `prepare`; not amid a pass.
+        dtype: of gathered parameters, inputs and gradients.
+    """
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    policies = [module._get_fsdp_state()._mp_policy for module in modules]
+    _set_policies(modules, [replace(policy, param_dtype=dtype) for policy in policies])
+    try:
+        yield
+    finally:
+        _set_policies(modules, policies)
+
+
+def recover(model: nn.Module) -> bool:
+    """Makes a model fit for another pass after one that broke off.
+
+    Returns:
+        False where this torch (before 2.13) cannot.
+    """
+    if not isinstance(model, FSDPModule):
+        return True
+    reset = getattr(model, "reset_iter_state", None)
+    if reset is None:
+        return False
+    reset()
+    return True
+
+
 def plain_name(name: str) -> str:
     """A parameter's name as the model has it without wrappers."""
     return name.replace(_WRAPPED, "")
+
+
+def _set_policies(modules: Sequence[FSDPModule], policies: Sequence[MixedPrecisionPolicy]) -> None:
+    # FSDP2 has no public way. It reads a policy at the first pass alone, and keeps what it gathers into.
+    for module, policy in zip(modules, policies, strict=True):
+        module.reshard()
+        state = module._get_fsdp_state()
+        state._mp_policy = policy
+        group = state._fsdp_param_group
+        if group is None:
+            continue
+        group.mp_policy = policy
+        for parameter in group.fsdp_params:
+            parameter.all_gather_outputs = []
+            if hasattr(parameter, "_unsharded_param"):
+                del parameter._unsharded_param
+        group._init_mp_dtypes()
 
 
 def _cast_parameters(model: nn.Module, dtype: torch.dtype, apart: list[nn.Module]) -> None:

@@ -16,7 +16,7 @@ from learner.engines.base import Engine
 from learner.engines.fsdp2.export import full_tensors
 from mesh.errors import DataError
 from mesh.versions import PolicyVersion
-from tests.learner.engines.models import EXPORT_BUCKET_BYTES, make_critic, make_engine
+from tests.learner.engines.models import EXPORT_BUCKET_BYTES, make_critic, make_engine, make_frozen
 from tests.learner.engines.training import critic_loss, gradients, train_step, weights
 
 torch.set_num_threads(1)
@@ -25,6 +25,11 @@ torch.set_num_threads(1)
 def main(model: Path, checkpoint: Path, out: Path) -> None:
     engine = make_engine(model)
     engine.probe()
+    # Without masters: what is gathered in float32 comes from shards in bfloat16.
+    frozen = make_frozen(model, param_dtype="bfloat16")
+    evidence = frozen.probe()
+    assert evidence.truth.outputs < 1e-5 < evidence.rounded.outputs
+    frozen.close()
     result = train_step(engine, seed=1)
     seen = {"gradients": gradients(engine), "weights": weights(engine)}
     # Fewer groups than ranks could share evenly: one rank has fewer micro-batches than the other.
