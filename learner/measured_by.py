@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from learner.run_record import fingerprint, reward_files
+from learner.run_record import agent_files, fingerprint, reward_files
 from mesh.config.models import Config
 
 _EVAL = {"rows", "n", "temperature", "right_at"}
@@ -35,6 +35,7 @@ def measured_by(config: Config) -> str:
         config.eval.model_dump(mode="json", include=_EVAL),
         config.rollout.model_dump(mode="json", include=_ROLLOUT),
         config.rollout.agent.model_dump(mode="json", include=_AGENT),
+        [fingerprint([path]) for path in agent_files(config.rollout.agent)],
     ]
     return xxhash.xxh3_64(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

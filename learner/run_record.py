@@ -2,7 +2,8 @@
 
 Invariants: an attempt that ends before its learner has taken the run over leaves the record as it was; a run continues
 with the model and the data of its record, or is refused, unless a change is allowed by name. A model or a file is known
-by its content, so that it may move. Other rewards and other held-out data are reported, edited files too.
+by its content, so that it may move. Other rewards, another agent and other held-out data are reported, edited files
+too; of what these import nothing is known.
 Checkpoints bind a run to the architecture of their weights, whatever is allowed. Nothing heavy is imported here.
 """
 
@@ -22,6 +23,7 @@ from learner.consumption import LOG_NAME
 from learner.model_checks import architecture, read_model_config
 from mesh.config import Config, save_config
 from mesh.config.models import RewardSection
+from mesh.config.rollout import AgentSection
 from mesh.errors import ConfigError, DataError
 
 CONFIG = "config.yaml"
@@ -94,7 +96,7 @@ class RunRecord:
         )
 
     def edited(self) -> list[str]:
-        """Files of rewards, of held-out data and of other roles' models that hold something else than before.
+        """Files of rewards, the agent, held-out data and other roles' models that hold something else than before.
 
         Raises:
             DataError: the record cannot be read.
@@ -154,7 +156,17 @@ def nothing_trained(folder: Path) -> bool:
 
 def reward_files(reward: RewardSection) -> list[Path]:
     """The files of the user's own reward functions, as far as they are on this machine."""
-    specs = [*reward.functions, *(spec for specs in reward.by_data_source.values() for spec in specs)]
+    return _files([*reward.functions, *(spec for specs in reward.by_data_source.values() for spec in specs)])
+
+
+def agent_files(agent: AgentSection) -> list[Path]:
+    """Those that its settings name, as far as they are on this machine; of a command each word may be one."""
+    program = [spec for spec in (agent.environment, agent.program) if spec is not None]
+    words = [path for word in agent.command if (path := Path(word)).suffix and path.is_file()]
+    return [*_files([*agent.tools, *program]), *words]
+
+
+def _files(specs: Sequence[str]) -> list[Path]:
     return [path for spec in specs if (path := Path(spec.rpartition(":")[0])).is_file()]
 
 
@@ -181,7 +193,7 @@ def fingerprint(files: Sequence[Path]) -> str:
 
 def _inputs(config: Config, model: Path | None) -> Inputs:
     revision, train = config.model.revision, config.data.train
-    files = reward_files(config.reward)
+    files = [*reward_files(config.reward), *agent_files(config.rollout.agent)]
     files += [config.data.eval] if config.data.eval is not None and config.data.eval.is_file() else []
     # Under their own names: of which there is another one now the configuration says.
     told: Inputs = {str(path): {"name": str(path), "content": fingerprint([path])} for path in files}

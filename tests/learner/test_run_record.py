@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from learner import run_record
+from learner.measured_by import measured_by
 from learner.run_record import CONFIG, RunRecord, fingerprint, nothing_trained
 from mesh.config import Config, load_config
 from mesh.errors import ConfigError, DataError
@@ -67,6 +68,22 @@ def test_prompts_are_part_of_the_model(files: Path, name: str) -> None:
     (files / "base" / name).write_text("{}")
     with pytest.raises(ConfigError, match=r"model\.path .* with another content"):
         make(files)[1].check(allow_changes=False)
+
+
+@pytest.mark.parametrize(
+    "agent", ["tools=['{}:look']", "environment='{}:World'", "program='{}:main'", "command=[python, '{}', --fast]"]
+)
+def test_an_agent_that_was_edited_is_told_and_measures_otherwise(files: Path, agent: str) -> None:
+    code = files / "agent.py"
+    code.write_text("first")
+    given = f"rollout.agent.{agent.format(code)}"
+    config, record = make(files, given)
+    record.keep()
+    before = measured_by(config)
+    assert make(files, given)[1].edited() == []
+    code.write_text("second")
+    assert make(files, given)[1].edited() == [str(code)]
+    assert measured_by(config) != before
 
 
 def test_rewards_and_held_out_data_that_were_edited_are_told(files: Path) -> None:
