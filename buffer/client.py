@@ -185,7 +185,8 @@ class BufferClient:
         """Takes the run over under the next incarnation. However often it is repeated, it is one takeover.
 
         Raises:
-            TakeoverRefusedError: another learner holds the run, or the version is below the last commit.
+            TakeoverRefusedError: another learner holds the run.
+            DataError: the version is below the last commit.
         """
         request = pb.ResumeRequest(
             table=table,

@@ -26,7 +26,7 @@ from buffer.refusals import lost_state
 from buffer.sampling import sample_stream
 from buffer.upload import Uploads
 from buffer.validation import check_message, check_write
-from mesh.errors import FencedError, PayloadError, TakeoverRefusedError
+from mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
 from mesh.text import REASON_CHARACTERS, bounded
 from mesh.versions import checked_version
 from protos import buffer_pb2 as pb
@@ -208,9 +208,11 @@ class BufferServicer(buffer_pb2_grpc.BufferServicer):
                 hint="stop it first, or take over with --takeover",
             )
         if answer[0] == b"below_commit":
-            raise TakeoverRefusedError(
+            # As damaged as a checkpoint that is missing: no restart mends it.
+            raise DataError(
                 f"version {request.resume_version} is below the last commit, {answer[2]}",
-                hint="resume from the latest checkpoint, or give --force (its groups stay trained)",
+                hint="restore the checkpoint of that version; or name an older one with --from-checkpoint: the steps "
+                "since are undone, and their groups stay trained",
             )
         await self._front.store.refresh("eval")
         incarnation, trained, returned, evicted, seeded = answer[2:7]

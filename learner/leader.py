@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from learner.algorithms.base import Algorithm
 from learner.announcer import Announcer
-from learner.checkpoint.names import CHECKPOINTS_NAME
+from learner.checkpoint.best import protected
+from learner.checkpoint.going_back import way_back
+from learner.checkpoint.names import CHECKPOINTS_NAME, version_of
 from learner.checkpoint.retention import sweep
+from learner.checkpoint.store import DamagedCheckpointError
 from learner.checkpoints import CheckpointKeeper
 from learner.claims import BatchClaimer
 from learner.consumption import LOG_NAME, ConsumptionLog
@@ -125,7 +128,6 @@ class Leader:
         self,
         *,
         takeover: bool,
-        force: bool,
         start_from: Path | None,
         ready_file: Path | None,
         taken_over: Callable[[], None],
@@ -143,7 +145,7 @@ class Leader:
         finished = False
         try:
             if self._opened(ready_file):
-                finished = self._resume(start_from, taken_over, takeover=takeover, force=force)
+                finished = self._resume(start_from, taken_over, takeover=takeover)
         finally:
             self._state.phase = "ending"
             self._leave(finished)
@@ -163,11 +165,14 @@ class Leader:
             self._controls.wake = lambda: None
         return self._controls.stop_reason is None
 
-    def _resume(self, start_from: Path | None, taken_over: Callable[[], None], *, takeover: bool, force: bool) -> bool:
+    def _resume(self, start_from: Path | None, taken_over: Callable[[], None], *, takeover: bool) -> bool:
         """Continues the run from its last checkpoint; True where it is complete."""
-        # Commits per step run ahead of the checkpoints by design: what lies between is at most once.
-        force = force or self._config.buffer.commit == "step"
+        # Whoever names a checkpoint undoes what was committed since. Commits per step run ahead of the checkpoints by
+        # design. Either way what lies between is at most once.
+        force = start_from is not None or self._config.buffer.commit == "step"
         left = left_behind(self._config.run.folder)
+        # Else the first checkpoint would end the run, by what it must not remove.
+        protected(self._config.run.folder / CHECKPOINTS_NAME)
         extra, incarnation, seeded = self._take_over(left, start_from, takeover=takeover, force=force)
         taken_over()
         version = int(extra.get("version", 0))
@@ -195,6 +200,12 @@ class Leader:
         before it is in it. Where Redis has lost what it had acknowledged, it is told first what that learner has used.
         """
         session, patience = self._session, self._config.network.retry_s + _LEAVE_S
+        survives = left.survives if left is not None else _all_survive
+        if start_from is not None and (chosen := version_of(start_from.name)) is not None and not survives(chosen):
+            raise DataError(
+                f"checkpoint {start_from.name} is of steps that were undone, and their groups may be trained since",
+                hint="choose another one: `rollmesh evals RUN` and RUN/checkpoints say which there are",
+            )
         for _ in range(_TRIES):
             described = self._bridge.call(session.monitor.refresh(), patience)
             known = described.policy.incarnation
@@ -208,7 +219,7 @@ class Leader:
                 # A Redis that may have lost state is told of it with all the rest.
                 with contextlib.suppress(LostStateError):
                     self._bridge.call(commit, patience)
-            extra = self._load(folder)
+            extra = self._load(folder, survives)
             version = int(extra.get("version", 0))
             self._state.durable = (version, folder)
             try:
@@ -225,7 +236,7 @@ class Leader:
                 self._bridge.call(session.speak_for(last), 2 * patience)
         raise LostStateError(f"Redis has lost state {_TRIES} times", hint="see the log of Redis, and its disk")
 
-    def _load(self, name: str) -> dict[str, Any]:
+    def _load(self, name: str, survives: Callable[[PolicyVersion], bool]) -> dict[str, Any]:
         """Loads a checkpoint; nothing where there is no name, since the run is new."""
         if not name:
             return {}
@@ -233,11 +244,13 @@ class Leader:
         if not folder.is_dir():
             raise DataError(
                 f"the run's checkpoint {folder} is not here",
-                hint="start the learner where the run folder is; or continue from the best checkpoint with `rollmesh "
-                "learner CFG --mesh ... --from-best --force`; or start over with --fresh",
+                hint=f"start the learner where the run folder is; {way_back(folder, survives)}",
             )
         _log.info("going on from %s", folder)
-        return self._team.load(folder)
+        try:
+            return self._team.load(folder)
+        except DamagedCheckpointError as error:
+            raise DamagedCheckpointError(error.message, hint=way_back(folder, survives)) from error
 
     def _train(
         self, version: int, lineage: Lineage, takeovers: Mapping[int, int], figures: RunFigures, seeded: int
@@ -434,6 +447,11 @@ class Leader:
             return None
         reuse = self._config.buffer.max_reuse
         return PrioritySetter(self._session.client, self._priority, incarnation=incarnation, max_reuse=reuse)
+
+
+def _all_survive(_version: PolicyVersion) -> bool:
+    """Of a run without a history."""
+    return True
 
 
 def _open_data(

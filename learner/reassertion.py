@@ -24,6 +24,7 @@ from learner.checkpoint.store import CheckpointStore
 from learner.consumption import LOG_NAME, Use, read_log, surviving
 from learner.state import LearnerState
 from mesh.errors import DataError, LostStateError
+from mesh.versions import PolicyVersion
 from protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,10 @@ class History:
     committed: int
     checkpoint: str
 
+    def survives(self, version: PolicyVersion) -> bool:
+        """Whether no later learner has undone it: the present weights descend from it, or are it."""
+        return _survives(version, self.takeovers)
+
     def untold(self, described: buffer_pb2.DescribeResponse) -> bool:
         """Whether the buffer knows the learner, but not its last checkpoint."""
         return (
@@ -75,15 +80,15 @@ def left_behind(run_folder: Path) -> History | None:
         takeovers = {**_lineage_of(checkpoints[-1][1]), **takeovers}
     if not takeovers:
         return None
-    durable = [
-        (version, folder)
-        for version, folder in checkpoints
-        if all(version.version <= k for later, k in takeovers.items() if later > version.incarnation)
-    ]
+    durable = [(version, folder) for version, folder in checkpoints if _survives(version, takeovers)]
     committed, folder = (durable[-1][0].version, str(durable[-1][1].resolve())) if durable else (0, "")
     kept = surviving(uses, takeovers)
     version = max([committed, *(use.train_version + 1 for use in kept)])
     return History(max(takeovers), takeovers, kept, version, committed, folder)
+
+
+def _survives(version: PolicyVersion, takeovers: Mapping[int, int]) -> bool:
+    return all(version.version <= k for later, k in takeovers.items() if later > version.incarnation)
 
 
 def _lineage_of(checkpoint: Path) -> dict[int, int]:
@@ -91,8 +96,11 @@ def _lineage_of(checkpoint: Path) -> dict[int, int]:
     try:
         wire = json.loads(path.read_text(encoding="utf-8"))["extra"]["lineage"]
         return {int(incarnation): int(version) for incarnation, version in wire}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged: {error}", hint="remove this checkpoint; the one before is used") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DataError(
+            f"{path} is damaged: {error}",
+            hint="restore this checkpoint from a copy, or remove it: the next start says how to continue without it",
+        ) from error
 
 
 async def assert_history(client: BufferClient, member_id: str, history: History, *, patience_s: float) -> None:

@@ -51,7 +51,6 @@ def run(
     mesh: str,
     *,
     takeover: bool = False,
-    force: bool = False,
     allow_changes: bool = False,
     start_from: Path | None = None,
     port: int = 0,
@@ -63,9 +62,8 @@ def run(
         config: of the run.
         mesh: host:port of the buffer.
         takeover: go on although another learner's lease has not ended; that learner is fenced.
-        force: resume from a checkpoint below the last commit.
         allow_changes: continue a run of another model or of other data (see `learner.run_record`).
-        start_from: checkpoint of this run to go on from; None: the last one.
+        start_from: checkpoint of this run to go on from, which undoes the steps since; None: the last one.
         port: to bind on rank 0, from which generators fetch the weights; 0 picks a free one.
         ready_file: written by rank 0 when the learner answers; rank r writes `NAME-r` next to it when it answers the
             health check.
@@ -85,7 +83,6 @@ def run(
                 rank,
                 controls,
                 takeover=takeover,
-                force=force,
                 allow_changes=allow_changes,
                 start_from=start_from,
                 port=port,
@@ -104,7 +101,6 @@ def _run(
     controls: Controls,
     *,
     takeover: bool,
-    force: bool,
     allow_changes: bool,
     start_from: Path | None,
     port: int,
@@ -142,7 +138,6 @@ def _run(
             leader = Leader(config, mesh, bridge, team, held, algorithm, controls, port=port)
             leader.run(
                 takeover=takeover,
-                force=force,
                 start_from=start_from,
                 ready_file=ready_file,
                 taken_over=record.keep,

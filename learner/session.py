@@ -145,7 +145,7 @@ class Session:
         Raises:
             TakeoverRefusedError: another learner holds the run.
             LostStateError: Redis may have lost what it had acknowledged: to be told first (`speak_for`).
-            RollmeshError: `version` lies below the last commit, and `force` is not set.
+            DataError: `version` lies below the last commit, and `force` is not set.
         """
         response = await self.client.resume("train", self.agent.member_id, version, takeover=takeover, force=force)
         self.agent.set_status(incarnation=response.incarnation)

@@ -44,6 +44,6 @@ class SkipLimit:
                 raise DivergedError(
                     f"the {role}'s gradient was not finite in {self._in_a_row[role]} batches in a row, at last in that "
                     f"of version {version}; nothing was trained on them",
-                    hint="see loss and grad_norm in metrics.jsonl; `rollmesh learner --from-best --force` goes back to "
-                    "the best checkpoint; learner.max_skipped is the bound",
+                    hint="see loss and grad_norm in metrics.jsonl; --from-checkpoint=best goes back to the best "
+                    "checkpoint; learner.max_skipped is the bound",
                 )

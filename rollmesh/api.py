@@ -40,6 +40,7 @@ def train(
     quiet: bool = False,
     fresh: bool = False,
     allow_changes: bool = False,
+    from_checkpoint: str | None = None,
 ) -> Summary:
     """Trains to the end of the run and returns its summary; called again with the same run folder, continues.
 
@@ -52,6 +53,8 @@ def train(
         quiet: show nothing.
         fresh: start the run over; the folder that it has is kept under another name.
         allow_changes: continue the run with another model or other data than it began with.
+        from_checkpoint: continue from this one of the run's checkpoints, or from the `best`: the steps since are
+            undone.
 
     Raises:
         RollmeshError: what ended the run early.
@@ -63,7 +66,10 @@ def train(
         notices = check_code(served, fresh=fresh)
         view: View = SilentView() if quiet else open_view(resolved.logging.console_every_steps)
         try:
-            return _run_in_thread(LocalRun(served, view, fresh=fresh, allow_changes=allow_changes, notices=notices))
+            run = LocalRun(
+                served, view, fresh=fresh, allow_changes=allow_changes, from_checkpoint=from_checkpoint, notices=notices
+            )
+            return _run_in_thread(run)
         finally:
             view.close()
 

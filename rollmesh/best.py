@@ -1,12 +1,35 @@
-"""The best checkpoint of a run folder."""
+"""The checkpoint of a run folder that is asked for: the best one, or one by its name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from learner.checkpoint.best import best_checkpoint
-from learner.checkpoint.names import CHECKPOINTS_NAME
+from learner.checkpoint.names import CHECKPOINTS_NAME, listed
 from mesh.errors import DataError
+
+BEST = "best"
+"""Stands for the name of the best one."""
+
+
+def chosen_of(run: Path, name: str) -> Path:
+    """A checkpoint of a run.
+
+    Args:
+        run: folder.
+        name: of the checkpoint's folder, or `BEST`.
+
+    Raises:
+        DataError: there is none of this name.
+    """
+    if name == BEST:
+        return best_of(run)
+    there = {path.name: path for _, path in listed(run / CHECKPOINTS_NAME)}
+    if name not in there:
+        raise DataError(
+            f"run {run} has no checkpoint {name!r}", hint=f"it has: {', '.join([BEST, *there]) if there else 'none'}"
+        )
+    return there[name]
 
 
 def best_of(run: Path) -> Path:

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import TypeAdapter
 
 from mesh.errors import DataError, FencedError
 
@@ -61,6 +63,9 @@ class _Book:
     writer: int = 0
     best: Best | None = None
     candidates: tuple[str, ...] = ()
+
+
+_BOOK = TypeAdapter(_Book)
 
 
 class BestCheckpoint:
@@ -165,14 +170,13 @@ def _locked(root: Path) -> Iterator[None]:
 
 def _read(root: Path) -> _Book:
     try:
-        values: dict[str, Any] = json.loads((root / FILE).read_text(encoding="utf-8"))
-        best = values["best"]
-        return _Book(values["writer"], Best(**best) if best is not None else None, tuple(values["candidates"]))
+        return _BOOK.validate_json((root / FILE).read_bytes())
     except FileNotFoundError:
         return _Book()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"{root / FILE} cannot be read: {error}", hint="remove it: the next evaluation writes it anew"
+            f"{root / FILE} cannot be read: {error}",
+            hint="remove it: the next evaluation writes it again, and the checkpoint that it named is kept no longer",
         ) from error
 
 

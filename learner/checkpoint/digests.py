@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import xxhash
+from pydantic import TypeAdapter
 
+from learner.checkpoint.names import STATE_NAME
 from learner.checkpoint.together import together
 from learner.engines.base import Engine
 
 _FILE = "digests.json"
+_DIGESTS = TypeAdapter(dict[str, str])
 _PIECE_BYTES = 1 << 20
 # How torch names what a rank has written.
 _OF_RANK = re.compile(r"__(\d+)_\d+\.distcp")
@@ -54,9 +57,12 @@ def check_digests(engine: Engine, folder: Path) -> None:
 
     def read() -> None:
         try:
-            digests = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+            digests = _DIGESTS.validate_json((folder / _FILE).read_bytes())
         except (OSError, ValueError) as error:
             raise OSError(f"{_FILE} is missing or damaged") from error
+        # Every checkpoint has one: a list without it would let any file pass.
+        if STATE_NAME not in digests:
+            raise OSError(f"{_FILE} is damaged: it does not name {STATE_NAME}")
         for name, digest in sorted(digests.items())[engine.rank :: engine.world_size]:
             try:
                 found = _digest(folder / name)

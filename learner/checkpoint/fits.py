@@ -33,7 +33,7 @@ def check_newest(root: Path, algorithm: Algorithm) -> None:
     check_roles(folder, (role.name for role in algorithm.needs.roles if role.trained))
     try:
         extra = json.loads((folder / STATE_NAME).read_text(encoding="utf-8"))["extra"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return
     algorithm_state(folder, extra, algorithm)
 

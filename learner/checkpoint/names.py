@@ -19,16 +19,18 @@ def name_of(version: PolicyVersion) -> str:
     return f"i{version.incarnation:04d}-v{version.version:08d}"
 
 
+def version_of(name: str) -> PolicyVersion | None:
+    """The version in a checkpoint's name; None for other names."""
+    match = _NAME.match(name)
+    return PolicyVersion(int(match[1]), int(match[2])) if match else None
+
+
 def listed(root: Path) -> list[tuple[PolicyVersion, Path]]:
     """Complete checkpoints below a folder, by incarnation and version."""
     if not root.is_dir():
         return []
-    found = []
-    for path in root.iterdir():
-        match = _NAME.match(path.name)
-        if match and path.is_dir():
-            found.append((PolicyVersion(int(match[1]), int(match[2])), path))
-    return sorted(found)
+    found = ((version_of(path.name), path) for path in root.iterdir() if path.is_dir())
+    return sorted((version, path) for version, path in found if version is not None)
 
 
 def newest(root: Path) -> PolicyVersion | None:

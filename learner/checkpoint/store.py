@@ -27,6 +27,10 @@ from mesh.versions import PolicyVersion
 ACTOR = "actor"
 
 
+class DamagedCheckpointError(DataError):
+    """Files of a checkpoint are missing, or hold other bytes than were written."""
+
+
 class CheckpointStore:
     """Checkpoints of one run.
 
@@ -111,17 +115,18 @@ def load_checkpoint(engines: Mapping[str, Engine], folder: Path) -> dict[str, ob
         The `extra` of `CheckpointStore.save`, with `incarnation` and `version`.
 
     Raises:
-        DataError: no checkpoint, one of another model, a damaged one, or one without the state of a trained role;
-            nothing has changed where a role is missing or a file is damaged.
+        DamagedCheckpointError: a file is damaged; nothing has changed.
+        DataError: no checkpoint, one of another model, or one without the state of a trained role, where nothing has
+            changed either.
     """
     parts = list(_parts(engines, folder))
     check_roles(folder, (role for role, _, _ in parts if role != ACTOR))
     try:
         check_digests(engines[ACTOR], folder)
     except OSError as error:
-        raise DataError(
+        raise DamagedCheckpointError(
             f"cannot load checkpoint {folder}: {error}",
-            hint="resume from the best one with `rollmesh learner --from-best --force`, or start over with --fresh",
+            hint="restore it from a copy, or start over with --fresh",
         ) from error
     loaded = {role: engine.load_checkpoint(part) for role, engine, part in parts}
     return loaded[ACTOR]

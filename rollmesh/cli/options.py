@@ -29,6 +29,14 @@ RequiredMesh = Annotated[str, typer.Option("--mesh", metavar="HOST:PORT,...", he
 AllowChanges = Annotated[
     bool, typer.Option("--allow-changes", help="Continue the run with another model or other data than it began with.")
 ]
+FromCheckpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--from-checkpoint",
+        metavar="NAME",
+        help="Continue from this one of RUN/checkpoints, or from the `best`; the steps since are undone.",
+    ),
+]
 ReadyFile = Annotated[
     Path | None, typer.Option("--ready-file", help="File to write, as JSON, once the service is healthy.")
 ]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rollmesh.cli.options import OVERRIDES, AllowChanges, ConfigPath, read_config
+from rollmesh.cli.options import OVERRIDES, AllowChanges, ConfigPath, FromCheckpoint, read_config
 
 
 def register(app: typer.Typer) -> None:
@@ -21,6 +21,7 @@ def _run(
         bool, typer.Option("--fresh", help="Start the run over; its former folder is kept under another name.")
     ] = False,
     allow_changes: AllowChanges = False,
+    from_checkpoint: FromCheckpoint = None,
 ) -> None:
     """Run the whole mesh here: buffer, reward service, generators, learner. A run continues in its folder.
 
@@ -30,4 +31,4 @@ def _run(
     config = read_config(config_path, context)
     from rollmesh.launcher.local import run_locally
 
-    raise typer.Exit(run_locally(config, fresh=fresh, allow_changes=allow_changes))
+    raise typer.Exit(run_locally(config, fresh=fresh, allow_changes=allow_changes, from_checkpoint=from_checkpoint))

@@ -16,6 +16,7 @@ from rollmesh.cli.options import (
     AllowChanges,
     ConfigPath,
     EndpointKeyFile,
+    FromCheckpoint,
     Mesh,
     ReadyFile,
     RequiredMesh,
@@ -163,11 +164,8 @@ def _learner(
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Take the run over although its learner's lease still runs.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Go on from a checkpoint older than the last commit.")] = False,
     allow_changes: AllowChanges = False,
-    from_best: Annotated[
-        bool, typer.Option("--from-best", help="Go on from the best checkpoint; with --force where it is not the last.")
-    ] = False,
+    from_checkpoint: FromCheckpoint = None,
     port: Port = 0,
     ready_file: ReadyFile = None,
 ) -> None:
@@ -175,15 +173,14 @@ def _learner(
     config = read_config(config_path, context)
     become_ranks(config.learner.ranks)
     from learner import service
-    from rollmesh.best import best_of
+    from rollmesh.best import chosen_of
 
-    start = best_of(config.run.folder) if from_best else None
+    start = chosen_of(config.run.folder, from_checkpoint) if from_checkpoint is not None else None
     _end(
         service.run(
             config,
             mesh,
             takeover=takeover,
-            force=force,
             allow_changes=allow_changes,
             start_from=start,
             port=port,

@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 
 import yaml
 
-from learner.checkpoint.names import CHECKPOINTS_NAME, newest
+from learner.checkpoint.names import CHECKPOINTS_NAME, newest, version_of
 from learner.run_record import nothing_trained
 from mesh.config.models import BufferSection, Config
 from mesh.errors import ConfigError, DataError
@@ -32,12 +32,13 @@ class Continuation:
 
     Attributes:
         folder: of the run.
-        step: of its newest checkpoint; 0 without one.
+        step: of its checkpoint; 0 without one.
         trained: the last step that was trained.
         changes: of the configuration, see `changes`.
         former_steps: that may train groups which were sampled and scored before the changes; 0 where they are alike.
         starts_over: nothing was trained, and what the run is of has changed: what it holds is of no use any more.
         finished: why nothing is left to do; empty where something is.
+        start_from: name of the checkpoint that was asked for; empty where it is the newest one.
     """
 
     folder: Path
@@ -47,15 +48,19 @@ class Continuation:
     former_steps: int
     starts_over: bool = False
     finished: str = ""
+    start_from: str = ""
 
     @classmethod
-    def of(cls, config: Config, edited: Sequence[str] = (), *, of_another: bool = False) -> Continuation | None:
+    def of(
+        cls, config: Config, edited: Sequence[str] = (), *, of_another: bool = False, start_from: Path | None = None
+    ) -> Continuation | None:
         """None where no learner has taken a run over in its folder yet.
 
         Args:
             config: of the present attempt.
             edited: files of rewards and held-out data with another content than before.
             of_another: model or data are others than before.
+            start_from: checkpoint to continue from; None: the newest one.
 
         Raises:
             ConfigError: it would begin with an empty Redis, since what the last launch has kept would not be read.
@@ -68,7 +73,7 @@ class Continuation:
         changes = [*_lowered_durability(before["buffer"]["durability"], config.buffer)]
         changes += changed(before, config.model_dump(mode="json"))
         changes += [f"{path} (edited)" for path in edited]
-        checkpoint = newest(folder / CHECKPOINTS_NAME)
+        checkpoint = newest(folder / CHECKPOINTS_NAME) if start_from is None else version_of(start_from.name)
         trained = max((int(record["step"]) for record in run_records(folder) if is_training(record)), default=0)
         scored = bool(edited) or any(change.startswith(_SCORED_BY) for change in changes)
         other = of_another or scored or any(change.startswith(_OF) for change in changes)
@@ -79,7 +84,8 @@ class Continuation:
             tuple(changes),
             former_steps=config.buffer.max_staleness + 1 if scored else 0,
             starts_over=other and nothing_trained(folder),
-            finished=why_finished(config, changes),
+            finished=why_finished(config, changes) if start_from is None else "",
+            start_from=start_from.name if start_from is not None else "",
         )
 
     def lines(self, *, named: bool) -> list[str]:
@@ -88,8 +94,11 @@ class Continuation:
         Args:
             named: the run has a name of its own.
         """
-        again = f"; {self.trained - self.step} later steps are trained again" if self.trained > self.step else ""
-        where = ", its newest checkpoint" if self.step else ": it has no checkpoint"
+        later = self.trained - self.step
+        what = "undone" if self.start_from else "trained again"
+        again = f"; {later} later steps are {what}" if later > 0 else ""
+        where = f", checkpoint {self.start_from}" if self.start_from else ", its newest checkpoint"
+        where = where if self.step or self.start_from else ": it has no checkpoint"
         lines = [f"continues from step {self.step}{where}{again}"]
         if not named:
             lines.append("run.name is not set: --run.name=NAME begins another run, --fresh starts this one over")

@@ -18,6 +18,7 @@ from learner.run_record import RunRecord
 from mesh.config.models import Config
 from mesh.errors import ConfigError, RollmeshError
 from protos import buffer_pb2
+from rollmesh.best import chosen_of
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.continuing import Continuation
 from rollmesh.launcher.devices import device_plan
@@ -43,11 +44,13 @@ _LOOK_EVERY_S = 1.0
 _FAILED_LOOKED_AT = 20
 
 
-def run_locally(config: Config, *, fresh: bool = False, allow_changes: bool = False) -> int:
+def run_locally(
+    config: Config, *, fresh: bool = False, allow_changes: bool = False, from_checkpoint: str | None = None
+) -> int:
     """Runs the mesh with a view for the terminal; returns the command's exit status.
 
     Args:
-        fresh, allow_changes: see `LocalRun`.
+        fresh, allow_changes, from_checkpoint: see `LocalRun`.
 
     Raises:
         RollmeshError: what ended the run early.
@@ -57,7 +60,9 @@ def run_locally(config: Config, *, fresh: bool = False, allow_changes: bool = Fa
     try:
         view.event("checks data, algorithm and reward functions")
         notices = check_code(config, fresh=fresh)
-        run = LocalRun(config, view, fresh=fresh, allow_changes=allow_changes, notices=notices)
+        run = LocalRun(
+            config, view, fresh=fresh, allow_changes=allow_changes, from_checkpoint=from_checkpoint, notices=notices
+        )
         asyncio.run(run.run(handle_signals=True))
     finally:
         view.close()
@@ -74,6 +79,7 @@ class LocalRun:
         view: shown events and metrics.
         fresh: start the run over; the folder that it has is kept under another name.
         allow_changes: continue it with another model or other data (`learner.run_record`).
+        from_checkpoint: continue it from this checkpoint (`rollmesh.best.chosen_of`); None: from the last one.
         notices: what the user should know of the configuration, told at the start.
 
     Attributes:
@@ -87,12 +93,14 @@ class LocalRun:
         *,
         fresh: bool = False,
         allow_changes: bool = False,
+        from_checkpoint: str | None = None,
         notices: Sequence[str] = (),
     ) -> None:
         self._config = config = with_own_secrets(config)
         self._notices = notices
         self._fresh = fresh
         self._allow_changes = allow_changes
+        self._start = chosen_of(config.run.folder, from_checkpoint) if from_checkpoint is not None else None
         self._view = view
         self._events = Events(view, config.run.folder)
         self._folder = config.run.folder
@@ -156,7 +164,9 @@ class LocalRun:
             self._events.tell(devices.describe())
             for notice in (*self._notices, *folders.told_of_others(self._folder)):
                 self._events.tell(notice)
-            catalogue = ServiceCatalogue(config, config_path, plan, devices, allow_changes=self._allow_changes)
+            catalogue = ServiceCatalogue(
+                config, config_path, plan, devices, allow_changes=self._allow_changes, start_from=self._start
+            )
             started = time.time()
             with self._owning_process() if handle_signals else contextlib.nullcontext():
                 watching = [
@@ -192,10 +202,12 @@ class LocalRun:
         """Where the former folder of a run that starts over is now.
 
         Raises:
-            ConfigError: its groups are in a Redis of the user's, and would be there still.
+            ConfigError: its groups are in a Redis of the user's, and would be there still; or it is to continue.
         """
+        if self._fresh and self._start is not None:
+            raise ConfigError("--fresh: the run would have no checkpoint to continue from", hint="give either")
         groups_stay = self._config.buffer.redis is not None
-        if not self._fresh and (groups_stay or not self._starts_over(record)):
+        if not self._fresh and (groups_stay or self._start is not None or not self._starts_over(record)):
             return None
         if groups_stay:
             raise ConfigError(
@@ -215,7 +227,7 @@ class LocalRun:
             ConfigError: what is there cannot be continued so.
         """
         record.check(allow_changes=self._allow_changes)
-        before = Continuation.of(self._config, record.edited())
+        before = Continuation.of(self._config, record.edited(), start_from=self._start)
         self._events.tell(f"run {self._config.run.name}: {'continues' if before else 'starts'} in {self._folder}")
         if kept is not None:
             why = (

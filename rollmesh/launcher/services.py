@@ -8,6 +8,7 @@ from pathlib import Path
 from mesh.config.models import Config
 from mesh.threads import ThreadPlan, available_cores, plan_threads, thread_environment
 from rollmesh.launcher.devices import DevicePlan
+from rollmesh.launcher.folder import launch_stamp
 from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
 from rollmesh.launcher.process import ServiceSpec, ready_file
 
@@ -93,10 +94,18 @@ class ServiceCatalogue:
         plan: compute threads.
         devices: of learner and generators.
         allow_changes: the run may continue with another model or other data.
+        start_from: checkpoint from which the learner continues, until it has taken the run over; None: the last one.
     """
 
     def __init__(
-        self, config: Config, config_path: Path, plan: ThreadPlan, devices: DevicePlan, *, allow_changes: bool
+        self,
+        config: Config,
+        config_path: Path,
+        plan: ThreadPlan,
+        devices: DevicePlan,
+        *,
+        allow_changes: bool,
+        start_from: Path | None = None,
     ) -> None:
         self._config = config
         self._config_path = str(config_path)
@@ -104,6 +113,8 @@ class ServiceCatalogue:
         self._plan = plan
         self._devices = devices
         self._allow_changes = allow_changes
+        self._start_from = start_from
+        self._launched = launch_stamp(self._folder)
 
     def buffer(self) -> list[ServiceSpec]:
         def command(_restart: bool, address: str | None) -> Sequence[str]:
@@ -167,7 +178,8 @@ class ServiceCatalogue:
             # With a Redis of its own, what held this run before was this machine's and is gone: the lock says so.
             takeover = ("--takeover",) if restart or self._config.buffer.redis is None else ()
             changes = ("--allow-changes",) if self._allow_changes else ()
-            return (*runner, "learner", self._config_path, "--mesh", mesh, *takeover, *changes, *self._ready(LEARNER))
+            options = (*takeover, *changes, *self._from_checkpoint(), *self._ready(LEARNER))
+            return (*runner, "learner", self._config_path, "--mesh", mesh, *options)
 
         return ServiceSpec(
             LEARNER,
@@ -178,6 +190,12 @@ class ServiceCatalogue:
             completes_run=True,
             parts=tuple(f"{LEARNER}-{rank}" for rank in range(1, self._config.learner.ranks)),
         )
+
+    def _from_checkpoint(self) -> tuple[str, ...]:
+        """Once a learner has gone back to it, its successors continue from what was trained since."""
+        if self._start_from is None or launch_stamp(self._folder) != self._launched:
+            return ()
+        return ("--from-checkpoint", self._start_from.name)
 
     def _ready(self, name: str) -> tuple[str, str]:
         return ("--ready-file", str(ready_file(self._folder, name)))

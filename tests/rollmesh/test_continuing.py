@@ -14,11 +14,14 @@ from learner.measured_by import measured_by
 from learner.run_record import RunRecord
 from mesh.config import Config, load_config
 from mesh.errors import ConfigError, DataError, RollmeshError
+from mesh.threads import ThreadPlan
 from rollmesh.launcher import folder, local
 from rollmesh.launcher.changes import changed
 from rollmesh.launcher.continuing import Continuation
+from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.errors import RunBusyError
 from rollmesh.launcher.own_secrets import with_own_secrets
+from rollmesh.launcher.services import ServiceCatalogue
 from rollmesh.launcher.view import SilentView
 from rollmesh.report.summary import FinalState, write_summary
 from rollmesh.run_files import read_config, read_launch
@@ -69,6 +72,38 @@ def test_it_says_from_which_step_and_what_has_changed(tmp_path: Path) -> None:
     same = Continuation.of(config)
     assert same is not None
     assert same.lines(named=True) == [first]
+
+
+def test_going_back_says_so_and_is_never_finished(tmp_path: Path) -> None:
+    config = make(tmp_path)
+    train(config, 25, "i0001-v00000020")
+    train(config, 25, "i0001-v00000010")
+    start = config.run.folder / "checkpoints" / "i0001-v00000010"
+    found = Continuation.of(config, start_from=start)
+    assert found is not None
+    assert found.finished == ""
+    assert found.lines(named=True) == ["continues from step 10, checkpoint i0001-v00000010; 15 later steps are undone"]
+    with pytest.raises(DataError, match="has no checkpoint 'i0001-v00000015'"):
+        local.LocalRun(config, SilentView(), from_checkpoint="i0001-v00000015")
+    both = local.LocalRun(config, SilentView(), from_checkpoint="i0001-v00000010", fresh=True)
+    with pytest.raises(ConfigError, match="--fresh"):
+        asyncio.run(both.run(handle_signals=False))
+
+
+def test_a_learner_goes_back_once(tmp_path: Path) -> None:
+    """Started again, it continues from what it has trained since."""
+    config = make(tmp_path)
+    train(config, 25, "i0001-v00000010")
+    start = config.run.folder / "checkpoints" / "i0001-v00000010"
+    plan = ThreadPlan(1, 1, 1)
+    catalogue = ServiceCatalogue(config, tmp_path / "c.yaml", plan, DevicePlan(), allow_changes=False, start_from=start)
+    [learner] = [spec for spec in catalogue.others("host:1") if spec.name == "learner"]
+    for restart in (False, True):
+        command = learner.command(restart, None)
+        assert command[command.index("--from-checkpoint") + 1] == start.name, "it has not taken the run over yet"
+    taken_over = folder.launch_stamp(config.run.folder) + 1
+    os.utime(config.run.folder / folder.CONFIG, ns=(taken_over, taken_over))
+    assert "--from-checkpoint" not in learner.command(True, None)
 
 
 def test_other_rewards_are_no_matter_of_the_groups_that_were_scored_before(tmp_path: Path) -> None:

@@ -157,7 +157,10 @@ def test_a_metric_that_the_round_does_not_have_is_said(tmp_path: Path, caplog: p
     assert protected(tmp_path) == frozenset()
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"writer": 1')
+@pytest.mark.parametrize(
+    "text", ['{"writer": 1', "[]", "null", "[" * 100_000, '{"writer": "x"}', '{"writer": 1, "best": {"value": "x"}}']
+)
+def test_a_file_that_cannot_be_read_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(text)
     with pytest.raises(DataError, match=FILE):
         best_checkpoint(tmp_path)

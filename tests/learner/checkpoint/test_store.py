@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from learner.checkpoint.store import CheckpointStore, load_checkpoint
+from learner.checkpoint.store import CheckpointStore, DamagedCheckpointError, load_checkpoint
 from mesh.errors import ConfigError, DataError
 from mesh.versions import PolicyVersion
 
@@ -57,6 +58,15 @@ def test_damaged_files_are_not_loaded(tmp_path):
         load_checkpoint(engines, path)
     (path / "critic" / "part").unlink()
     with pytest.raises(DataError, match="critic/part: No such file"):
+        load_checkpoint(engines, path)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", '{"state.json": 5}', "[" * 100_000, "{}", '{"part": "0"}', ""])
+def test_digests_that_say_nothing_are_damage(text: str, tmp_path: Path) -> None:
+    engines = {"actor": Engine()}
+    path = CheckpointStore(tmp_path).save(engines, PolicyVersion(1, 1), {})
+    (path / "digests.json").write_text(text)
+    with pytest.raises(DamagedCheckpointError, match=r"i0001-v00000001: digests\.json is .*damaged"):
         load_checkpoint(engines, path)
 
 

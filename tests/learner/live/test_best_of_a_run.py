@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -13,13 +14,16 @@ from learner.checkpoint.best import best_checkpoint
 from learner.checkpoint.store import CheckpointStore
 from learner.consumption import read_log
 from learner.eval_log import EvalLog
+from mesh.errors import DataError
 from rollmesh.best import best_of
 from rollmesh.cli.app import app
 from tests.learner.live.test_runs import wait_for_line
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner
 
 
-def test_the_best_version_is_kept_listed_exported_and_gone_on_from(tmp_path: Path) -> None:
+def test_the_best_version_is_kept_listed_exported_and_gone_on_from(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     overrides = {
         "learner.steps": 100_000,
         "checkpoint.keep": 2,
@@ -60,9 +64,20 @@ def test_the_best_version_is_kept_listed_exported_and_gone_on_from(tmp_path: Pat
         assert [len(row["responses"]) for row in rows] == [2, 2, 2]
         assert all(response["reward"] is not None for row in rows for response in row["responses"])
 
+        # Named before anything is trained, with the way back.
+        root = run / "checkpoints"
+        before, last = [path for _, path in CheckpointStore(root).list()][-2:]
+        for broken, said in ((root / "best.json", "best.json"), (last / "digests.json", before.name)):
+            whole = broken.read_bytes()
+            broken.write_text("[]")
+            capfd.readouterr()
+            assert run_learner(config, mesh) == DataError.exit_code
+            assert said in capfd.readouterr().err
+            broken.write_bytes(whole)
+
         shorter = config.learner.model_copy(update={"steps": best.version + 2})
         config = config.model_copy(update={"learner": shorter})
-        assert run_learner(config, mesh, start_from=best_of(run), force=True) == 0
+        assert run_learner(config, mesh, start_from=best_of(run)) == 0
     again = [use for use in read_log(log) if use.incarnation == 2]
     assert [use.train_version for use in again] == [best.version, best.version + 1]
     assert again[0].resumed_at == best.version
