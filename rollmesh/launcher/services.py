@@ -8,7 +8,7 @@ from pathlib import Path
 from mesh.config.models import Config
 from mesh.threads import ThreadPlan, available_cores, plan_threads, thread_environment
 from rollmesh.launcher.devices import DevicePlan
-from rollmesh.launcher.folder import launch_stamp
+from rollmesh.launcher.folder import takeover_stamp
 from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
 from rollmesh.launcher.process import ServiceSpec, ready_file
 
@@ -114,7 +114,7 @@ class ServiceCatalogue:
         self._devices = devices
         self._allow_changes = allow_changes
         self._start_from = start_from
-        self._launched = launch_stamp(self._folder)
+        self._launched = takeover_stamp(self._folder)
 
     def buffer(self) -> list[ServiceSpec]:
         def command(_restart: bool, address: str | None) -> Sequence[str]:
@@ -193,7 +193,7 @@ class ServiceCatalogue:
 
     def _from_checkpoint(self) -> tuple[str, ...]:
         """Once a learner has gone back to it, its successors continue from what was trained since."""
-        if self._start_from is None or launch_stamp(self._folder) != self._launched:
+        if self._start_from is None or takeover_stamp(self._folder) != self._launched:
             return ()
         return ("--from-checkpoint", self._start_from.name)
 

@@ -13,6 +13,7 @@ from learner.consumption import ConsumptionLog, Use, UsedGroup
 from learner.reassertion import Reasserter, assert_history, left_behind
 from learner.state import LearnerState
 from mesh.errors import DataError, FencedError
+from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from tests.buffer.conftest import redis_url  # noqa: F401  a fixture
 from tests.buffer.mesh_fixture import Generator, Learner, Mesh, make_config
@@ -59,6 +60,8 @@ def test_what_is_left_is_the_surviving_lineage_and_its_newest_checkpoint(tmp_pat
     assert (left.incarnation, dict(left.takeovers)) == (2, {1: 0, 2: 1})
     assert (left.version, left.committed, left.checkpoint) == (2, 1, str(kept.resolve()))
     assert [use.groups[0].group_id for use in left.uses] == ["train-1", "train-2"]
+    found = {(1, 1): True, (1, 2): False, (2, 2): True}
+    assert {name: left.survives(PolicyVersion(*name)) for name in found} == found
 
 
 def test_a_learner_that_used_nothing_is_known_by_its_checkpoint(tmp_path: Path) -> None:

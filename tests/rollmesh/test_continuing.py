@@ -101,7 +101,7 @@ def test_a_learner_goes_back_once(tmp_path: Path) -> None:
     for restart in (False, True):
         command = learner.command(restart, None)
         assert command[command.index("--from-checkpoint") + 1] == start.name, "it has not taken the run over yet"
-    taken_over = folder.launch_stamp(config.run.folder) + 1
+    taken_over = folder.takeover_stamp(config.run.folder) + 1
     os.utime(config.run.folder / folder.CONFIG, ns=(taken_over, taken_over))
     assert "--from-checkpoint" not in learner.command(True, None)
 
