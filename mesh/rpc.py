@@ -12,7 +12,6 @@ import ipaddress
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -33,6 +32,7 @@ from mesh.access.credentials import (
     read_secret,
 )
 from mesh.access.permissions import HEALTH, check_member, check_role, contract_of, names_member
+from mesh.access.tls import channel_credentials, server_credentials
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError, RollmeshError, UnauthenticatedError, UnreachableError
 from mesh.retries import Retries
@@ -150,29 +150,12 @@ def open_channel(
     ]
     target = address.removeprefix("grpc://")
     credentials = _credentials(security, identity)
-    if security.tls_ca is not None or security.tls_cert is not None:
-        tls = grpc.ssl_channel_credentials(
-            root_certificates=_pem(security.tls_ca, "tls_ca"),
-            private_key=_pem(security.tls_key, "tls_key"),
-            certificate_chain=_pem(security.tls_cert, "tls_cert"),
-        )
+    tls = channel_credentials(security)
+    if tls is not None:
         channel = grpc.aio.secure_channel(target, tls, options=options)
     else:
         channel = grpc.aio.insecure_channel(target, options=options)
     return Claiming(channel, credentials) if credentials else channel
-
-
-def _pem(path: Path | None, name: str) -> bytes | None:
-    if path is None:
-        return None
-    return _read_pem(path, name)
-
-
-def _read_pem(path: Path, name: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"security.{name} {path}: {error.strerror}") from error
 
 
 def to_rollmesh_error(error: grpc.RpcError, what: str) -> RollmeshError:
@@ -427,19 +410,14 @@ def bind(server: grpc.aio.Server, host: str, port: int, security: SecuritySectio
     """Binds `host:port` (0 picks a free port) and returns the port.
 
     Raises:
-        ConfigError: a non-loopback address without a token.
+        ConfigError: a non-loopback address without a token, or files of TLS that cannot be used.
         PortInUseError: the port is taken.
     """
     check_exposure(host, security)
+    tls = server_credentials(security)
     target = f"{host}:{port}"
     try:
-        if security.tls_cert is not None and security.tls_key is not None:
-            pair = (_read_pem(security.tls_key, "tls_key"), _read_pem(security.tls_cert, "tls_cert"))
-            ca = _pem(security.tls_client_ca, "tls_client_ca")
-            credentials = grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
-            bound = server.add_secure_port(target, credentials)
-        else:
-            bound = server.add_insecure_port(target)
+        bound = server.add_secure_port(target, tls) if tls is not None else server.add_insecure_port(target)
     except RuntimeError as error:
         raise PortInUseError(
             f"cannot bind {target}: {error}", hint="choose another port, 0 for any free one"

@@ -20,8 +20,8 @@ import grpc
 
 from mesh.access.claiming import Claiming
 from mesh.access.credentials import Identity, SharedKey, read_secret
+from mesh.access.tls import channel_credentials
 from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError
 from mesh.rpc import open_channel
 from protos import reward_pb2, reward_pb2_grpc
 from reward_service.circuit import Circuit
@@ -180,22 +180,13 @@ def connector(
         if not address.startswith("grpcs://"):
             channel = grpc.aio.insecure_channel(target, options=options)
         else:
-            tls = grpc.ssl_channel_credentials(_authority(security))
+            tls = channel_credentials(SecuritySection(tls_ca=security.tls_ca)) or grpc.ssl_channel_credentials()
             channel = grpc.aio.secure_channel(target, tls, options=options)
         if path is None:
             return channel
         return Claiming(channel, SharedKey(read_secret(path, f"reward.key_files.{address}")))
 
     return connect
-
-
-def _authority(security: SecuritySection) -> bytes | None:
-    if security.tls_ca is None:
-        return None
-    try:
-        return security.tls_ca.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"security.tls_ca {security.tls_ca}: {error.strerror}") from error
 
 
 def mesh_connector(security: SecuritySection, identity: Identity | None = None, *, max_message_mb: int = 64) -> Connect:

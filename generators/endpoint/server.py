@@ -31,6 +31,7 @@ from generators.endpoint.sessions import Session, Sessions
 from generators.endpoint.wording import END_OF_STREAM, Wording, event
 from generators.endpoint.workers import Workers
 from mesh.access.credentials import read_secret
+from mesh.access.tls import server_context
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError, RollmeshError
 from mesh.rpc import is_loopback
@@ -112,7 +113,7 @@ class EndpointServer:
         if not public:
             return
         key = self._key(host)
-        tls = _tls(self._security)
+        tls = server_context(self._security)
         bound = await self._listen(self._app(key, self._public_way), host, port, tls)
         name = advertised_address(host, bound, _host_of(advertise))
         self._names = frozenset({name.rpartition(":")[0].lower(), socket.gethostname().lower()})
@@ -367,21 +368,6 @@ def _refusal(error: ApiError) -> web.Response:
     if error.retry_after_s is not None:
         headers = {"Retry-After": str(error.retry_after_s)}
     return web.json_response(error.body(), status=error.status, headers=headers)
-
-
-def _tls(security: SecuritySection) -> ssl.SSLContext | None:
-    """As the mesh's gRPC: where clients' certificates have an authority, they have to show one."""
-    if security.tls_cert is None or security.tls_key is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(security.tls_cert, security.tls_key)
-        if security.tls_client_ca is not None:
-            context.load_verify_locations(security.tls_client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"security.tls_cert {security.tls_cert} cannot be used: {error}") from error
-    return context
 
 
 def _host_of(advertise: str | None) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -25,6 +24,7 @@ from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_write
 from tests.buffer.packed import set_rule
 from tests.buffer.redis_cluster import single_and_cluster
 from tests.buffer.test_flow import balanced
+from tests.certificates import Authority
 from tests.secrets_here import write_secret
 
 V0 = PolicyVersion(1, 0)
@@ -279,10 +279,7 @@ async def _all_ready(channel: MeshChannel) -> None:
 
 def protection(folder: Path, *hosts: str) -> dict[str, str]:
     """The security section of services with one certificate, made here, for some addresses."""
-    key, cert, token = folder / "key.pem", folder / "cert.pem", folder / "token"
-    names = ",".join(f"IP:{host}" for host in hosts)
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    subject = ["-subj", "/CN=fronts", "-addext", f"subjectAltName={names}", "-days", "2"]
-    subprocess.run([*command, *subject, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    write_secret(token)
-    return {"tls_key": str(key), "tls_cert": str(cert), "tls_ca": str(cert), "token_file": str(token)}
+    authority = Authority(folder)
+    cert, key = authority.certify("fronts", *hosts)
+    token = write_secret(folder / "token")
+    return {"tls_key": str(key), "tls_cert": str(cert), "tls_ca": str(authority.pem), "token_file": str(token)}

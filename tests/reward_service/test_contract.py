@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from reward_service.client import LocalScorer, RewardClient, RewardScorer
 from reward_service.endpoint import connector, mesh_connector
 from reward_service.engine import ScoringEngine
 from reward_service.server import RewardServer
+from tests.certificates import Authority
 from tests.secrets_here import write_secret
 
 
@@ -143,17 +143,11 @@ def test_the_third_partys_environment_knows_nothing_of_ours(foreign_python: Any)
 
 
 async def test_tls(tmp_path: Path, make_item: Any) -> None:
-    if (openssl := shutil.which("openssl")) is None:
-        pytest.skip("needs the openssl command to make a certificate")
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True, timeout=20,
-    )  # fmt: skip
+    authority = Authority(tmp_path)
+    certificate, key = authority.certify("service")
     server = RewardServer(ScoringEngine(["exact_match"]), security=SecuritySection(tls_key=key, tls_cert=certificate))
     address = f"grpcs://localhost:{await server.start('localhost')}"
-    trusting = RewardClient([address], connect=connector(SecuritySection(tls_ca=certificate)))
+    trusting = RewardClient([address], connect=connector(SecuritySection(tls_ca=authority.pem)))
     assert (await trusting.score([make_item()], timeout_s=10))[0].scored.total == 1.0
     await trusting.close()
     doubting = RewardClient([address])  # trusts the public authorities alone

@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import ipaddress
 import json
-import subprocess
+import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -29,6 +29,7 @@ from generators.engines.base import GenerationRequest, GenerationResult, Sampled
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError
 from mesh.versions import VersionRuns
+from tests.certificates import Authority
 from tests.generators.endpoint.world import TOOL, Serving, another_server, soon
 from tests.secrets_here import TOKEN, write_secret
 
@@ -266,22 +267,29 @@ async def _within(what: Callable[[], T]) -> T:
 
 
 def test_tls_is_that_of_the_mesh(serving: Serving, tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
-         "-keyout", key, "-out", cert, "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    ours, foreign = Authority(tmp_path, "ours"), Authority(tmp_path, "foreign")
+    cert, key = ours.certify("service")
     with served_by(serving, SecuritySection(tls_cert=cert, tls_key=key)) as url:
         assert url.startswith("https://")
         with pytest.raises((urllib.error.URLError, ConnectionError)):
             urllib.request.urlopen(url.replace("https", "http") + "/v1/models", timeout=5)
-        with httpx.Client(verify=str(cert)) as http:
+        with httpx.Client(verify=_context(ours)) as http:
             client = OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http)
             assert client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=1).choices
-    # With a certificate authority clients have to show who they are, as everywhere in the mesh.
-    mutual = SecuritySection(tls_cert=cert, tls_key=key, tls_client_ca=cert)
-    with served_by(serving, mutual) as url, httpx.Client(verify=str(cert)) as http:
-        client = OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http, max_retries=0)
-        with pytest.raises(openai.APIConnectionError):
-            client.models.list()
+    # Where clients' certificates have an authority, clients have to show who they are, as everywhere in the mesh.
+    mutual = SecuritySection(tls_cert=cert, tls_key=key, tls_client_ca=ours.pem)
+    with served_by(serving, mutual) as url:
+        # Not the timeout: who is refused is told.
+        refused = (httpx.NetworkError, httpx.ProtocolError)
+        for shown in (None, foreign.certify("stranger")):
+            with httpx.Client(verify=_context(ours, shown), timeout=30) as http, pytest.raises(refused):
+                http.get(f"{url}/v1/models")
+        with httpx.Client(verify=_context(ours, ours.certify("client")), timeout=30) as http:
+            assert http.get(f"{url}/v1/models").status_code == 200
+
+
+def _context(trusted: Authority, shown: tuple[Path, Path] | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=trusted.pem)
+    if shown is not None:
+        context.load_cert_chain(*shown)
+    return context

@@ -1,0 +1,76 @@
+"""TLS of the mesh's services and their callers.
+
+Invariants: files that cannot be used are refused by name before anything is bound or called, which gRPC itself tells
+its log alone; where clients' certificates have an authority, every service asks for one, over gRPC and HTTP alike.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import grpc
+
+from mesh.config.models import SecuritySection
+from mesh.errors import ConfigError
+
+
+def server_context(security: SecuritySection) -> ssl.SSLContext | None:
+    """What a service's HTTP is served with; None: without TLS.
+
+    Raises:
+        ConfigError: a file that cannot be read, or used.
+    """
+    if security.tls_cert is None or security.tls_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _show(context, security.tls_cert, security.tls_key)
+    if security.tls_client_ca is not None:
+        _trust(context, security.tls_client_ca, "tls_client_ca")
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def server_credentials(security: SecuritySection) -> grpc.ServerCredentials | None:
+    """What a service's gRPC is served with; see `server_context`."""
+    if security.tls_cert is None or security.tls_key is None:
+        return None
+    server_context(security)
+    pair, ca = (security.tls_key.read_bytes(), security.tls_cert.read_bytes()), _pem(security.tls_client_ca)
+    return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+
+
+def channel_credentials(security: SecuritySection) -> grpc.ChannelCredentials | None:
+    """What services are called with; None: without TLS.
+
+    Raises:
+        ConfigError: a file that cannot be read, or used.
+    """
+    if security.tls_ca is None and security.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if security.tls_ca is not None:
+        _trust(context, security.tls_ca, "tls_ca")
+    if security.tls_cert is not None and security.tls_key is not None:
+        _show(context, security.tls_cert, security.tls_key)
+    return grpc.ssl_channel_credentials(_pem(security.tls_ca), _pem(security.tls_key), _pem(security.tls_cert))
+
+
+def _show(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    try:
+        # With a password, so that for a key that needs one nobody is asked at the terminal.
+        context.load_cert_chain(cert, key, password="")
+    except OSError as error:
+        what = f"security.tls_cert {cert} and security.tls_key {key}"
+        raise ConfigError(f"{what} cannot be used: {error}", hint="PEM files, the key without a password") from error
+
+
+def _trust(context: ssl.SSLContext, path: Path, name: str) -> None:
+    try:
+        context.load_verify_locations(path)
+    except OSError as error:
+        raise ConfigError(f"security.{name} {path} cannot be used: {error}", hint="a PEM file") from error
+
+
+def _pem(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes()

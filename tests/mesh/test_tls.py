@@ -1,0 +1,104 @@
+"""Who does not speak TLS, or shows no certificate where one is asked for, gets no answer, and waits for none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from pydantic import ValidationError
+
+from mesh import rpc
+from mesh.config.models import SecuritySection
+from mesh.errors import ConfigError
+from mesh.service import add_health_and_reflection
+from tests.certificates import Authority
+
+_DEADLINE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Authority]:
+    """Ours, and another."""
+    folder = tmp_path_factory.mktemp("certificates")
+    return Authority(folder, "ours"), Authority(folder, "foreign")
+
+
+@pytest.fixture
+async def address(authorities: tuple[Authority, Authority]) -> AsyncIterator[str]:
+    """Of a service that asks for certificates of our authority."""
+    ours, _ = authorities
+    cert, key = ours.certify("service")
+    security = SecuritySection(tls_cert=cert, tls_key=key, tls_client_ca=ours.pem)
+    server = rpc.new_server(security)
+    add_health_and_reflection(server, [])
+    port = rpc.bind(server, "127.0.0.1", 0, security)
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def _status(address: str, security: SecuritySection) -> grpc.StatusCode:
+    async with rpc.open_channel(address, security) as channel:
+        try:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_DEADLINE_S)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+async def test_strangers_are_refused_at_once(address: str, authorities: tuple[Authority, Authority]) -> None:
+    ours, foreign = authorities
+    (cert, key), (foreign_cert, foreign_key) = ours.certify("client"), foreign.certify("stranger")
+    strangers = {
+        "plain text": SecuritySection(),
+        "no certificate": SecuritySection(tls_ca=ours.pem),
+        "another authority's": SecuritySection(tls_ca=ours.pem, tls_cert=foreign_cert, tls_key=foreign_key),
+        "trusts another authority": SecuritySection(tls_ca=foreign.pem, tls_cert=cert, tls_key=key),
+    }
+    # Not the deadline: who is refused is told.
+    refused = dict.fromkeys(strangers, grpc.StatusCode.UNAVAILABLE)
+    assert {who: await _status(address, security) for who, security in strangers.items()} == refused
+    friend = SecuritySection(tls_ca=ours.pem, tls_cert=cert, tls_key=key)
+    assert await _status(address, friend) is grpc.StatusCode.OK
+
+
+def test_half_of_what_tls_needs_is_refused(authorities: tuple[Authority, Authority]) -> None:
+    ours, _ = authorities
+    cert, key = ours.certify("half")
+    for half in ({"tls_cert": cert}, {"tls_key": key}, {"tls_client_ca": ours.pem}):
+        with pytest.raises(ValidationError, match="tls_cert"):
+            SecuritySection(**half)
+
+
+async def test_files_that_cannot_be_used_are_named(authorities: tuple[Authority, Authority], tmp_path: Path) -> None:
+    ours, foreign = authorities
+    (cert, key), (_, foreign_key) = ours.certify("service"), foreign.certify("stranger")
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("no certificate\n")
+    locked = tmp_path / "locked.key"
+    password = BestAvailableEncryption(b"a password")
+    locked.write_bytes(
+        load_pem_private_key(key.read_bytes(), None).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, password)
+    )
+    for wrong in (
+        {"tls_cert": cert, "tls_key": locked},
+        {"tls_cert": nonsense, "tls_key": key},
+        {"tls_cert": cert, "tls_key": nonsense},
+        {"tls_cert": cert, "tls_key": foreign_key},
+        {"tls_cert": cert, "tls_key": key, "tls_client_ca": nonsense},
+    ):
+        security = SecuritySection(**wrong)
+        with pytest.raises(ConfigError, match=r"security\.tls_"):
+            rpc.bind(rpc.new_server(security), "127.0.0.1", 0, security)
+    for wrong in ({"tls_ca": nonsense}, {"tls_cert": cert, "tls_key": foreign_key}):
+        with pytest.raises(ConfigError, match=r"security\.tls_"):
+            rpc.open_channel("127.0.0.1:9", SecuritySection(**wrong))
