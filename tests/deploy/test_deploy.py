@@ -35,6 +35,7 @@ DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 # As Compose reads it where no variable is set.
 COMPOSE = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE)["services"]
+SECRETS: dict[str, Any] = yaml.safe_load(COMPOSE)["secrets"]
 ROLLMESH = [name for name, service in SERVICES.items() if "command" in service and name not in ("redis", "prepare")]
 
 
@@ -102,16 +103,45 @@ def test_everyone_uses_the_address_of_the_buffer() -> None:
             assert f"buffer:{port}" in SERVICES[name]["command"]
 
 
-def test_beyond_loopback_only_with_the_token() -> None:
+def test_each_service_has_a_grant_of_its_own_role_and_none_has_the_token() -> None:
     for name in ROLLMESH:
-        assert SERVICES[name]["secrets"] == ["mesh_token", *(["redis_password"] if name == "buffer" else [])]
+        own, *others = SERVICES[name]["secrets"]
+        assert own == {"source": f"{name.replace('-', '_')}_grant", "target": "grant"}
+        assert others == (["observer_grant", "redis_password"] if name == "buffer" else [])
         if SERVICES[name]["command"][0] == "generator":
-            assert "/run/secrets/mesh_token" in SERVICES[name]["command"]
+            assert "/run/secrets/grant" in SERVICES[name]["command"]
             continue
         config = _config(name)
         assert not is_loopback(config.network.host)
-        assert str(config.security.token_file) == "/run/secrets/mesh_token"
+        assert str(config.security.token_file) == "/run/secrets/grant"
         assert not config.security.allow_insecure
+    assert "secrets" not in SERVICES["prepare"]
+
+
+def test_readme_makes_the_secrets_that_services_are_given(tmp_path: Path) -> None:
+    """Its own lines, in a shell: files that a container can read, in a folder that others cannot enter."""
+    text = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    block = re.findall(r"```sh\n(.*?)cd \.\./\.\.\n", text, re.DOTALL)[0]
+    # One interpreter for all commands: each would import the command line again.
+    script = block.replace("rollmesh token", "rollmesh_token")
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    calls = tmp_path / "calls"
+    (bin_folder / "rollmesh_token").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    (bin_folder / "rollmesh_token").chmod(0o755)
+    (tmp_path / "deploy").mkdir()
+    path = {"PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-ec", f"umask 077\n{script}"], cwd=tmp_path, env=os.environ | path, check=True)
+    folder = tmp_path / "deploy" / "secrets"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    for secret in SECRETS.values():
+        file = folder / Path(secret["file"]).name
+        assert file.stat().st_mode & 0o777 == 0o644
+    made = [line.split() for line in calls.read_text().splitlines()]
+    for arguments in made:
+        _check(["token", *arguments])
+    commands = [SERVICES[name]["command"][0] for name in ROLLMESH]
+    assert sorted(words[1] for words in made if words[0] == "grant") == sorted([*commands, "observer"])
 
 
 def test_generators_mount_nothing_and_only_the_buffer_sees_redis() -> None:
