@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from mesh.config.models import SecuritySection
+from mesh.config.redis_url import parse_redis_url
 from mesh.errors import UnreachableError
 from mesh.rpc import open_channel
 from mesh.versions import PolicyVersion
@@ -19,6 +20,7 @@ from tests.buffer.front_processes import Fronts, together
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write, refs
 from tests.buffer.test_crashes import train_for
 from tests.buffer.test_flow import balanced
+from tests.secrets_here import files_with, processes_with
 
 V0 = PolicyVersion(1, 0)
 
@@ -47,6 +49,9 @@ async def test_a_front_killed_a_front_that_hangs_and_a_front_that_comes_later(me
     killed, hung = await fronts.start(2)
     mesh_address = together(killed, hung)
     learner, generator = await mesh.learner(mesh_address), await mesh.generator(mesh_address)
+    password = str(parse_redis_url(mesh.redis_url).password)
+    assert password not in generator.agent.config_json
+    assert processes_with([password], killed.process.pid, hung.process.pid) == []
     await learner.seed(1, 200)
     run = asyncio.create_task(train_for(learner, generator, 0, 29))
     await until(learner, 5)
@@ -62,6 +67,7 @@ async def test_a_front_killed_a_front_that_hangs_and_a_front_that_comes_later(me
     await until(learner, 20)
     hung.send(signal.SIGCONT)
     await audit(learner, await run, 30)
+    assert files_with([password], mesh.folder) == ["redis.password"]
 
 
 async def test_a_front_that_wakes_up_takes_nothing_in_the_name_of_those_who_left_it(mesh: Mesh, fronts: Fronts) -> None:

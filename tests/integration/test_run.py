@@ -17,9 +17,12 @@ from tests.command import Command
 from tests.integration.intruders import audit_intruders
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment
-from tests.secrets_here import write_secret
+from tests.secrets_here import TOKEN, files_with, processes_with, write_secret
 from tests.sockets import Listener, assert_on_loopback, listeners
 from tests.strangers import audit_privacy
+
+# As users have them where they start a run.
+SECRET_VARIABLES = {"HF_TOKEN": "hf_of-the-user-of-a-run", "WANDB_API_KEY": "d5" * 20}
 
 
 @pytest.mark.slow
@@ -27,18 +30,21 @@ from tests.strangers import audit_privacy
 def test_a_run_writes_what_it_promises(
     start_mesh: Callable[..., MeshRun], demo_data: Path, rollmesh: Command, tmp_path: Path
 ) -> None:
-    """With a token: no one without it hears anything, and no one on another machine can ask. The engine fails at
-    one prompt, and nothing else does."""
+    """With a token: no one without it hears anything, and no one on another machine can ask. No secret gets out. The
+    engine fails at one prompt, and nothing else does."""
     token = write_secret(tmp_path / "token")
     behind = f"--security.token_file={token}"
     run = start_mesh(
         "--learner.steps=40",
         "--logging.samples_per_step=2",
         "--eval.every_steps=20",
+        "--logging.tensorboard=true",
         behind,
-        env=environment(demo_data),
+        env={**environment(demo_data), **SECRET_VARIABLES},
     )
     run.wait_step(3)
+    secrets = (TOKEN, (run.folder / "endpoint.key").read_text().strip(), *SECRET_VARIABLES.values())
+    assert processes_with(secrets, run.process.pid) == []
     audit_privacy(run.folder, run.process.pid)
     audit_intruders(run.address(), token)
     # Of five services, each with its metrics.
@@ -60,7 +66,9 @@ def test_a_run_writes_what_it_promises(
         address = re.search(r"metrics at (http://[\d.:]+/metrics)", log)
         assert address, log
         with urllib.request.urlopen(address[1], timeout=10) as answer:
-            assert figure in answer.read().decode()
+            page = answer.read().decode()
+        assert figure in page
+        assert not any(secret in page for secret in secrets)
     assert run.finish() == 0, run.tail()
     audit(run)
     summary = run.summary()
@@ -75,6 +83,8 @@ def test_a_run_writes_what_it_promises(
     assert "reward" in samples.stdout
     assert rollmesh("report", str(run.folder)).returncode == 0
     assert (run.folder / "report.html").read_text().count("<svg") >= 4
+    assert files_with(secrets, run.folder) == ["endpoint.key"]
+    assert not any(secret in line for line in (*run.lines, status.stdout, samples.stdout) for secret in secrets)
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps if "critic/score/mean" in row] == list(range(1, 41))
     exported = rollmesh("export", str(run.folder), str(run.folder / "hf"))

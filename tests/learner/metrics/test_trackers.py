@@ -12,6 +12,7 @@ import pytest
 from learner.metrics import MetricsWriter, Record, open_trackers
 from learner.metrics.trackers import ConsoleTracker, JsonlTracker
 from mesh.config import Config, load_config
+from tests.secrets_here import files_with
 
 STEP = {
     "critic/score/mean": 0.5,
@@ -106,11 +107,16 @@ def test_tensorboard_holds_the_curves(tmp_path: Path) -> None:
 
 
 def test_wandb_offline_keeps_everything_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the secrets that it finds in its environment."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_API_KEY", key := "d5" * 20)
+    monkeypatch.setenv("HF_TOKEN", token := "hf_of-the-user-of-a-run")
     writer = MetricsWriter(open_trackers(config(tmp_path, wandb=True)))
     writer.log(1, STEP)
     writer.log(1, {"eval/reward": 0.5})
     writer.close()
     (kept,) = (tmp_path / "r" / "wandb").glob("offline-run-*/run-*.wandb")
     assert b"critic/score/mean" in kept.read_bytes()
+    assert files_with(["r"], tmp_path), "it looks into them"
+    assert files_with([key, token], tmp_path) == []
