@@ -45,7 +45,7 @@ async def _audit(front: str, security: SecuritySection) -> None:
             for each, status in zip(mine, found, strict=True)
             if status is not each.refused_as
         ]
-        assert not wrong
+        assert not wrong, wrong
     assert await _members(front, security) == before
 
 
