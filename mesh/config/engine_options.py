@@ -121,14 +121,16 @@ def checked(refused: Mapping[str, str], options: dict[str, Any]) -> dict[str, An
 
     Args:
         refused: `VLLM` or `SGLANG`.
-        options: by name, as written.
+        options: by name, as written; servers take the beginning of a name for the name.
 
     Raises:
         ValueError: names each with its reason.
     """
-    wrong = [
-        f"{name}: {refused[plain]}" for name in options if (plain := name.lstrip("-").replace("-", "_")) in refused
-    ]
+    wrong = [f"{name}: {why}" for name in options if (why := _why(refused, name.lstrip("-").replace("-", "_")))]
     if wrong:
         raise ValueError("; ".join(wrong))
     return options
+
+
+def _why(refused: Mapping[str, str], name: str) -> str | None:
+    return refused.get(name) or next((why for full, why in refused.items() if full.startswith(name)), None)

@@ -108,6 +108,7 @@ def test_no_option_contradicts_what_a_server_is_started_with(device: str, tmp_pa
         ("nnodes", "one host"),
         ("json-model-override-args", "another than the one that is trained"),
         ("quantization", "another than the one that is trained"),
+        ("quantiz", "another than the one that is trained"),
         ("preferred_sampling_params", "another distribution"),
         ("config", "give its arguments here"),
     ):
