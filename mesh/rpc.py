@@ -61,6 +61,10 @@ _LOCAL_FAILURE = "Internal error from Core"
 # Seconds of silence after which a peer is asked for a sign of life; it has 0.8 times as long to give one. A peer that
 # hangs or is cut off is thus noticed well within a lease term.
 KEEPALIVE_S = 5.0
+# Seconds after which a service closes a connection that has not begun to speak HTTP/2, and TLS where that is asked for.
+HANDSHAKE_S = 10.0
+# Calls that a connection may have at once; others wait at their caller. A member has some tens of streams and calls.
+MOST_CALLS = 1024
 
 
 def _error_classes() -> dict[str, type[RollmeshError]]:
@@ -242,10 +246,10 @@ class _Guard(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
-        if handler is None:
-            return None
+        if handler is None or details.method.startswith(HEALTH):
+            return handler
         decode, check = self._decoders.get(details.method), _unchecked
-        if self._credentials is not None and not details.method.startswith(HEALTH):
+        if self._credentials is not None:
             try:
                 caller = self._caller(self._credentials, details)
                 check_role(caller, details.method)
@@ -385,7 +389,12 @@ def new_server(
         decoders: by method, what parses its requests in place of the generated code: into something whose `message`
             is the request. They raise `DecodeError`.
     """
-    options = [*_options(max_message_mb), ("grpc.so_reuseport", 0)]
+    options = [
+        *_options(max_message_mb),
+        ("grpc.so_reuseport", 0),
+        ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
+        ("grpc.max_concurrent_streams", MOST_CALLS),
+    ]
     return grpc.aio.server(interceptors=[_Guard(key or _credentials(security, identity), decoders)], options=options)
 
 

@@ -1,6 +1,7 @@
 """Errors keep their type across the wire; tokens, binds and retries do what they promise."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mesh import rpc
 from mesh.config.models import SecuritySection
@@ -20,6 +22,7 @@ from mesh.errors import (
     UnreachableError,
     VersionGoneError,
 )
+from mesh.service import add_health_and_reflection
 from protos import buffer_pb2, buffer_pb2_grpc, reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
 from tests.secrets_here import write_secret
 
@@ -46,6 +49,7 @@ async def _serve(error: Exception | None, security: SecuritySection = OPEN) -> t
     server = rpc.new_server(security)
     reward_pb2_grpc.add_RewardServicer_to_server(Failing(error), server)
     weights_pb2_grpc.add_WeightsServicer_to_server(Watching(), server)
+    add_health_and_reflection(server, [])
     port = rpc.bind(server, "127.0.0.1", 0, security)
     await server.start()
     return server, f"127.0.0.1:{port}"
@@ -189,3 +193,48 @@ async def test_a_stream_that_ends_while_it_is_written_is_fenced_or_may_be_opened
                 assert rpc.is_transient(error) or "taken over" in str(error.details())
     await server.stop(0)
     assert seen <= {FencedError, UnreachableError}
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"PRI * HTTP/2.0\r\n\r\n", b"GET / HTTP/1.1\r\n"], ids=["nothing", "half", "http"]
+)
+async def test_connections_that_say_nothing_are_closed(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "HANDSHAKE_S", 0.5)
+    server, address = await _serve(None)
+    host, _, port = address.partition(":")
+    opened = [await asyncio.open_connection(host, int(port)) for _ in range(130)]
+    for _, writer in opened:
+        writer.write(said)
+    assert (await _info(address)).name == "ok"
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(_closed(reader) for reader, _ in opened))
+    for _, writer in opened:
+        writer.close()
+    assert (await _info(address)).name == "ok"
+    await server.stop(0)
+
+
+async def _closed(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(ConnectionError):
+        while await reader.read(1 << 10):
+            pass
+
+
+async def test_a_connection_has_so_many_calls_at_once_and_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "MOST_CALLS", 4)
+    server, address = await _serve(None)
+    async with rpc.open_channel(address, OPEN) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        # The first call waits for the connection, and the server's limit comes with that.
+        await health.Check(health_pb2.HealthCheckRequest(), timeout=30)
+        watches = [health.Watch(health_pb2.HealthCheckRequest(), timeout=30) for _ in range(5)]
+        for watch in watches[:4]:
+            await watch.read()
+        waiting = asyncio.ensure_future(watches[4].read())
+        assert not (await asyncio.wait({waiting}, timeout=0.2))[0]
+        watches[0].cancel()
+        async with asyncio.timeout(30):
+            await waiting
+        for watch in watches:
+            watch.cancel()
+    await server.stop(0)
