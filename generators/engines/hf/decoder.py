@@ -31,6 +31,7 @@ from generators.engines.hf.cache import SlotCache
 from generators.engines.hf.loading import LoadedModel
 from generators.engines.hf.masks import MaskBuilder
 from generators.engines.hf.prefill import HARMLESS, Prefiller, Prefix, PrefixBatch
+from generators.engines.hf.proof import named, prove
 from generators.engines.hf.recording import DirectForward, ForwardPass, record
 from generators.engines.hf.sampling import draw, next_uniform, state_after
 from generators.engines.hf.scheduling import Prompt, Waiting, interrupted
@@ -221,9 +222,10 @@ class Decoder:
         """Settles how decode steps run the model, and what they may keep; called once, with its first weights.
 
         Raises:
-            EngineSettingsError: the longest sequence has no room.
+            EngineSettingsError: the longest sequence has no room; the model is not computed right, see `prove`.
         """
-        per_token, context = self._prefiller.bytes_per_token, rounded(self._loaded.context)
+        with named(self._model):
+            per_token, context = self._prefiller.bytes_per_token, rounded(self._loaded.context)
         allowed = self._kv_bytes
         if allowed is None:
             weights = sum(weight.nbytes for weight in self._model.parameters())
@@ -238,6 +240,8 @@ class Decoder:
             )
         self._budget = self._allowed = replace(self._budget, tokens=min(tokens, self._budget.tokens))
         self._forward_pass = record(self._loaded, self._masks, self._prefiller)
+        with named(self._model):
+            prove(self._loaded, self._forward_pass)
 
     def served(self, version: PolicyVersion) -> None:
         """Notes that the model's weights are now those of `version`."""

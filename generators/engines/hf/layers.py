@@ -1,11 +1,15 @@
-"""Which models the `hf` engine serves, as their configuration says: attention to all tokens before, or to a window.
+"""Which models the `hf` engine serves, as configuration and class say: attention to all tokens before, or to a window.
 
-Layers that carry a state from token to token (linear attention, convolutions, state spaces) need a cache of their own,
-which this engine does not have. No model is loaded here: a run is refused before it starts.
+A window counts where the model's class cuts attention off at it: others carry the number and see everything. What
+cannot be read here shows in `proof`, under the first weights. Layers that carry a state from token to token (linear
+attention, convolutions, state spaces) need a cache of their own, which this engine does not have. No model is loaded
+here: a run is refused before it starts.
 """
 
 from __future__ import annotations
 
+import inspect
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ from mesh.errors import DataError
 
 _CAUSAL: Any = MODEL_FOR_CAUSAL_LM_MAPPING
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-_ELSEWHERE = "set rollout.engine to vllm or sglang, as far as they know the model"
+ELSEWHERE = "set rollout.engine to vllm or sglang, as far as they know the model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +67,20 @@ def layout_of(config: PreTrainedConfig, folder: Path) -> Layout:
     text = config.get_text_config()
     if type(config) not in _CAUSAL and type(text) not in _CAUSAL:
         raise DataError(f"{folder}/config.json: {config.model_type} is not a causal language model")
+    model = _class_of(text if type(text) in _CAUSAL else config)
     window = getattr(text, "sliding_window", None)
     if getattr(text, "use_sliding_window", True) is False:
         window = None
     declared: Any = getattr(text, "layer_types", None)
     kind = "sliding_attention" if window else "full_attention"
     layer_types = tuple(declared) if declared else (_undeclared(text) or kind,) * int(text.num_hidden_layers)
+    if not _slides(model):
+        layer_types = tuple("full_attention" if kind == "sliding_attention" else kind for kind in layer_types)
     if unknown := set(layer_types) - _LAYER_TYPES:
         raise DataError(
             f"{folder} ({config.model_type}) has layers of the kind {', '.join(sorted(unknown))}, and rollout.engine: "
             "hf serves full and sliding-window attention alone",
-            hint=_ELSEWHERE,
+            hint=ELSEWHERE,
         )
     sliding = "sliding_attention" in layer_types
     if sliding and not window:
@@ -83,11 +90,37 @@ def layout_of(config: PreTrainedConfig, folder: Path) -> Layout:
         raise DataError(
             f"{folder}/config.json ({config.model_type}) does not say how long a sequence may be: it has no "
             "max_position_embeddings, which rollout.engine: hf needs",
-            hint=f"add it; where the model has no such limit, {_ELSEWHERE}",
+            hint=f"add it; where the model has no such limit, {ELSEWHERE}",
         )
+    if why := _why_not(text, model):
+        raise DataError(f"{folder} ({config.model_type}) cannot be served by rollout.engine: hf: {why}", hint=ELSEWHERE)
     return Layout(layer_types, int(window) if sliding and window else None, longest)
+
+
+def _class_of(config: PreTrainedConfig) -> Any:
+    found = _CAUSAL[type(config)]
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _slides(model: Any) -> bool:
+    """Whether a class of models cuts attention off at a window: its module has transformers' mask for it at hand."""
+    return hasattr(sys.modules[model.__module__], "create_sliding_window_causal_mask")
 
 
 def _undeclared(text: PreTrainedConfig) -> str:
     """The kind of layers that the class of a model tells, where the configuration names none; empty for attention."""
-    return "recurrence" if type(text) in _CAUSAL and _CAUSAL[type(text)]._is_stateful else ""
+    return "recurrence" if type(text) in _CAUSAL and _class_of(text)._is_stateful else ""
+
+
+def _why_not(text: PreTrainedConfig, model: Any) -> str:
+    """What keeps sequences of different lengths from being decoded side by side; empty: nothing that can be seen."""
+    if hasattr(text, "is_decoder") and hasattr(text, "add_cross_attention") and not text.is_decoder:
+        return "it is an encoder, whose tokens see those after them"
+    taken = inspect.signature(model.forward).parameters
+    if missing := {"position_ids", "past_key_values"} - set(taken):
+        return f"{model.__name__} takes no {' and no '.join(sorted(missing))}"
+    if getattr(text, "alibi", False):
+        return "its attention is biased by distance (alibi), for one sequence at a time"
+    if "local" in getattr(text, "attention_layers", ()):
+        return "its local attention is for sequences of one length"
+    return ""
