@@ -70,7 +70,7 @@ def test_a_recording_with_fixed_sizes_is_refused(tmp_path: Path, monkeypatch: py
     original = Qwen3MLP.forward
 
     def scaled_by_rows(self: Qwen3MLP, x: torch.Tensor) -> torch.Tensor:
-        return original(self, x) * float(int(x.shape[0]))
+        return original(self, x) * float(int(x.shape[0])) / x.shape[0]
 
     monkeypatch.setattr(Qwen3MLP, "forward", scaled_by_rows)
     assert isinstance(forward_pass(tmp_path, "qwen3"), DirectForward)
