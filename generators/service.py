@@ -15,6 +15,7 @@ import pydantic
 from generators.control import SERVICE_NAME, GeneratorControl
 from generators.generator import Generator
 from generators.weights.relay import Relay
+from mesh.access.code import CodeRule, check_code
 from mesh.access.credentials import Identity, Role
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import ConfigError
@@ -47,6 +48,7 @@ def run(
     member_id: str | None,
     threads: int | None,
     security: SecuritySection,
+    code: CodeRule,
     ready_file: Path | None,
 ) -> int:
     """Generates until asked to end or the run is over.
@@ -58,6 +60,7 @@ def run(
         member_id: name in the mesh; none: a new one.
         threads: compute threads; none: as the run's configuration says.
         security: token and TLS of the mesh.
+        code: what the mesh may have executed here.
         ready_file: written once the service answers.
 
     Returns:
@@ -76,6 +79,7 @@ def run(
             identity=identity,
             threads=threads,
             security=security,
+            code=code,
             ready_file=ready_file,
         )
 
@@ -92,12 +96,14 @@ async def serve(
     identity: Identity,
     threads: int | None,
     security: SecuritySection,
+    code: CodeRule,
     ready_file: Path | None,
 ) -> int:
     """The coroutine behind `run`.
 
     Raises:
-        RollmeshError: the port is taken, the mesh stays away, the model cannot be built, the engine fails.
+        RollmeshError: the port is taken, the mesh stays away or wants code executed that is not allowed, the model
+            cannot be built, the engine fails.
     """
     server = new_server(security, identity)
     bound = bind(server, host, port, security)
@@ -110,6 +116,7 @@ async def serve(
         if not await shutdown.before(agent.start()):
             return 0
         config = _configuration(agent, security)
+        check_code(config, code)
         logging.getLogger().setLevel(config.logging.level.upper())
         # Where nobody else can reach this process there is nobody to relay to.
         relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)

@@ -23,7 +23,7 @@ import grpc
 from mesh.access.credentials import Identity
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError
-from mesh.rpc import KEEPALIVE_S, is_transient_code, open_channel
+from mesh.rpc import KEEPALIVE_S, is_loopback, is_transient_code, open_channel
 
 # Seconds for which a front that failed a call is passed over.
 _SUSPECT_S = 5.0
@@ -41,6 +41,15 @@ def addresses_of(mesh: str) -> list[str]:
         if ":" not in address:
             raise ConfigError(f"mesh address {mesh!r}: {address!r} is not host:port", hint="as in --mesh a:1,b:2")
     return list(dict.fromkeys(found))
+
+
+def is_local(mesh: str) -> bool:
+    """Whether all addresses of a mesh are of this machine's loopback.
+
+    Raises:
+        ConfigError: as `addresses_of`.
+    """
+    return all(is_loopback(address.rpartition(":")[0]) for address in addresses_of(mesh))
 
 
 def open_mesh(

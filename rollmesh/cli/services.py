@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from mesh.access.code import AllowCode, rule_of
 from mesh.ranks import become_ranks
 from mesh.threads import thread_environment
 from rollmesh.cli.options import (
@@ -122,6 +123,18 @@ def _generator(
     tls_client_ca: TlsClientCa = None,
     endpoint_key_file: EndpointKeyFile = None,
     allow_insecure: Annotated[bool, typer.Option("--allow-insecure", help="Bind beyond loopback unprotected.")] = False,
+    allow_code: Annotated[
+        AllowCode | None,
+        typer.Option(
+            "--allow-code",
+            help="Code of the configuration that it executes: agents, reward functions, interpreters, engine arguments "
+            "that may name some. If left out: any for a mesh on loopback, else what --code names.",
+        ),
+    ] = None,
+    code: Annotated[
+        list[str] | None,
+        typer.Option("--code", metavar="NAME", help="Code that is allowed, as the configuration names it; repeatable."),
+    ] = None,
     ready_file: ReadyFile = None,
 ) -> None:
     """Serve a generator. It needs the mesh address alone: model, tokenizer and settings come over the mesh.
@@ -133,6 +146,7 @@ def _generator(
         # Read by the numerical libraries when they are loaded, which happens below.
         os.environ.update(thread_environment(threads))
     from generators import service
+    from mesh.fronts import is_local
 
     security = security_of(
         token_file=token_file,
@@ -152,6 +166,7 @@ def _generator(
             member_id=member_id,
             threads=threads,
             security=security,
+            code=rule_of(allow_code, code or (), is_local=is_local(mesh)),
             ready_file=ready_file,
         )
     )

@@ -160,7 +160,8 @@ class ServiceCatalogue:
         def command(_restart: bool, _address: str | None) -> Sequence[str]:
             return (
                 *(*command_of(rollout.python), "generator", "--mesh", mesh, "--host", self._config.network.host),
-                *("--threads", str(self._plan.generator), *self._advertise()),
+                # The configuration is this user's own.
+                *("--threads", str(self._plan.generator), "--allow-code", "any", *self._advertise()),
                 *(*self._security(), *self._ready(name)),
             )
 

@@ -16,6 +16,8 @@ from generators.engines.base import EngineError
 from generators.engines.hf.decoder import Step
 from generators.engines.hf.stepper import Stepper
 from generators.service import serve
+from mesh.access.code import AllowCode, CodeRule
+from mesh.access.credentials import Identity, Role
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, UnreachableError
 from mesh.service import Shutdown
@@ -23,7 +25,7 @@ from mesh.trajectory import Trajectory, decode
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2, generator_pb2, membership_pb2, trajectory_pb2
 from reward_service.service import serve as serve_rewards
-from tests.generators.world import DEADLINE_S, TOKENIZER, eventually, greedy_response, log_probs, mesh
+from tests.generators.world import ANY_CODE, DEADLINE_S, TOKENIZER, eventually, greedy_response, log_probs, mesh
 from tests.joining import NOWHERE, when_it_waits
 
 
@@ -46,9 +48,10 @@ async def test_it_can_be_ended_while_it_waits_for_the_mesh() -> None:
             host="127.0.0.1",
             port=0,
             advertise=None,
-            member_id="gen",
+            identity=Identity(Role.GENERATOR, "gen"),
             threads=None,
             security=SecuritySection(),
+            code=ANY_CODE,
             ready_file=None,
         )
     assert status == 0
@@ -68,6 +71,20 @@ async def test_what_cannot_be_put_together_leaves_no_engine(tmp_path: Path) -> N
         with pytest.raises(ConfigError, match="need a chat template"):
             await task
         assert "hf-engine" not in {thread.name for thread in set(threading.enumerate()) - before}
+
+
+async def test_code_that_is_not_allowed_here_is_refused_and_not_even_imported(tmp_path: Path) -> None:
+    """The mesh says what runs; the generator's command line says whether it may."""
+    trace = tmp_path / "imported"
+    tool = tmp_path / "tool.py"
+    tool.write_text(f"open({str(trace)!r}, 'w').close()\n")
+    async with mesh(tmp_path, rollout__agent__tools=[f"{tool}:look"]) as world:
+        for code in (CodeRule(AllowCode.NONE), CodeRule(AllowCode.LISTED, frozenset({"other.py:look"}))):
+            task, _ = world.generator(code=code)
+            with pytest.raises(ConfigError, match=f"rollout.agent.tools: {tool}:look") as error:
+                await task
+            assert f"--code {tool}:look" in error.value.hint
+        assert not trace.exists()
 
 
 async def test_groups_are_generated_scored_and_stored(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from buffer.client import Arrivals, BufferClient, SampleStream
 from buffer.service import BufferService
 from generators.service import serve
 from learner.weights import WeightPublisher, WeightsService, read_model_bundle
+from mesh.access.code import AllowCode, CodeRule
 from mesh.access.credentials import Identity, Role, new_identity
 from mesh.config import Config, load_config
 from mesh.config.models import SecuritySection
@@ -46,6 +47,7 @@ from protos import (
 
 ROOT = Path(__file__).parents[2]
 SECURITY = SecuritySection()
+ANY_CODE = CodeRule(AllowCode.ANY)
 DEADLINE_S = 90.0
 
 
@@ -298,7 +300,9 @@ class World:
         self.stack.push_async_callback(learner.stop)
         return learner
 
-    def generator(self, member_id: str | None = None) -> tuple[asyncio.Task[int], Shutdown]:
+    def generator(
+        self, member_id: str | None = None, *, code: CodeRule = ANY_CODE
+    ) -> tuple[asyncio.Task[int], Shutdown]:
         """A generator inside this process."""
         shutdown = Shutdown()
         task = asyncio.create_task(
@@ -311,6 +315,7 @@ class World:
                 identity=Identity(Role.GENERATOR, member_id) if member_id else new_identity(Role.GENERATOR),
                 threads=1,
                 security=SECURITY,
+                code=code,
                 ready_file=None,
             )
         )

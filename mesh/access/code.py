@@ -1,0 +1,174 @@
+"""What a mesh may have a generator execute, or read of its host: decided where the generator runs, not by the mesh.
+
+Whoever answers at the mesh's address says what a generator does. Most of that is data. What is code, or leads to some,
+is listed here by configuration key, and a generator joins only where all of it has been allowed on its command line.
+
+Invariants: nothing of a refused configuration is loaded, started or read; engine arguments are data only where that is
+known: a text or a structure may name a class or a file, so that new arguments of an engine count as code.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from mesh.config.models import Config
+from mesh.errors import ConfigError
+
+
+class AllowCode(StrEnum):
+    """Which code a generator takes from its mesh."""
+
+    NONE = "none"
+    LISTED = "listed"
+    ANY = "any"
+
+
+@dataclass(frozen=True)
+class CodeRule:
+    """What is allowed; `listed` counts with `AllowCode.LISTED` alone."""
+
+    allow: AllowCode
+    listed: frozenset[str] = frozenset()
+
+    def permits(self, name: str) -> bool:
+        """Whether code of this name may be executed."""
+        return self.allow is AllowCode.ANY or (self.allow is AllowCode.LISTED and name in self.listed)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One thing that a configuration asks for."""
+
+    # Configuration key.
+    key: str
+    # As `--code` allows it.
+    name: str
+
+
+def rule_of(allow: AllowCode | None, listed: Collection[str], *, is_local: bool) -> CodeRule:
+    """The rule that a command line means.
+
+    Args:
+        allow: as given; none: any for a mesh of this machine, else what is listed.
+        listed: names of code.
+        is_local: the mesh's address is one of this machine.
+
+    Raises:
+        ConfigError: code is listed under a rule that does not look at the list.
+    """
+    if listed and allow in (AllowCode.NONE, AllowCode.ANY):
+        raise ConfigError(f"--code {next(iter(listed))!r} says nothing beside --allow-code {allow}", hint="leave one")
+    if allow is None:
+        allow = AllowCode.LISTED if listed else AllowCode.ANY if is_local else AllowCode.NONE
+    return CodeRule(allow, frozenset(listed))
+
+
+def check_code(config: Config, rule: CodeRule) -> None:
+    """Refuses a configuration that asks for more than is allowed.
+
+    Raises:
+        ConfigError: names what it asks for, with its key.
+    """
+    refused = [asked for asked in asked_of(config) if not rule.permits(asked.name)]
+    if not refused:
+        return
+    options = " ".join(f"--code {shlex.quote(asked.name)}" for asked in refused)
+    raise ConfigError(
+        "the mesh wants this generator to execute or read what is not allowed here: "
+        + "; ".join(f"{asked.key}: {asked.name}" for asked in refused),
+        hint=f"if you trust it: rollmesh generator --allow-code listed {options}; or --allow-code any",
+    )
+
+
+def asked_of(config: Config) -> list[Asked]:
+    """All that a configuration asks a generator to execute, or to read of its host."""
+    rollout, reward = config.rollout, config.reward
+    agent = rollout.agent
+    found = [
+        *_named("rollout.agent.program", agent.program),
+        *_named("rollout.agent.environment", agent.environment),
+        *_named("rollout.agent.command", shlex.join(agent.command)),
+        *_named("rollout.agent.tools", *agent.tools),
+        # What of the host's environment the command is handed.
+        *_named("rollout.agent.pass_env", *agent.pass_env),
+        # Read here, and sent to the endpoint that the mesh names.
+        *_named("reward.key_files", *map(str, reward.key_files.values())),
+    ]
+    if reward.in_process:
+        found += _named("reward.functions", *filter(_is_path, reward.functions))
+        for functions in reward.by_data_source.values():
+            found += _named("reward.by_data_source", *filter(_is_path, functions))
+    if rollout.engine == "vllm":
+        found += _named("rollout.vllm.options", *_code_options(rollout.vllm.options, _VLLM_WORDS))
+    if rollout.engine == "sglang":
+        python = rollout.sglang.python
+        found += _named("rollout.sglang.python", None if python is None else str(python))
+        found += _named("rollout.sglang.options", *_code_options(rollout.sglang.options, _SGLANG_WORDS))
+    return found
+
+
+def _named(key: str, *names: str | None) -> Iterable[Asked]:
+    return [Asked(key, name) for name in names if name]
+
+
+def _is_path(function: str) -> bool:
+    """Whether a reward function is neither a built-in one nor an endpoint."""
+    return ":" in function and not function.startswith("grpc://")
+
+
+# Arguments that take one of a few words.
+_VLLM_WORDS = frozenset(
+    {
+        "attention_backend",
+        "kv_cache_dtype",
+        "linear_backend",
+        "mamba_cache_dtype",
+        "mamba_cache_mode",
+        "mamba_ssm_cache_dtype",
+        "mm_encoder_tp_mode",
+        "moe_backend",
+        "performance_mode",
+        "quantization",
+        "scheduling_policy",
+    }
+)
+_SGLANG_WORDS = frozenset(
+    {
+        "attention_backend",
+        "decode_attention_backend",
+        "fp8_gemm_runner_backend",
+        "grammar_backend",
+        "kv_cache_dtype",
+        "log_level",
+        "mamba_ssm_dtype",
+        "moe_a2a_backend",
+        "moe_runner_backend",
+        "prefill_attention_backend",
+        "quantization",
+        "sampling_backend",
+        "schedule_policy",
+    }
+)
+# Switches that let code in: of a model's folder, or of requests.
+_LETS_CODE_IN = frozenset({"trust_remote_code", "enable_custom_logit_processor"})
+
+
+def _code_options(options: Mapping[str, Any], words: Collection[str]) -> Iterator[str]:
+    """Those of an engine's arguments that may be code, each as `name=value`, the value as JSON."""
+    for written, value in options.items():
+        name = written.lstrip("-").replace("-", "_")
+        is_word = isinstance(value, str) and name in words
+        if (value and name in _LETS_CODE_IN) or not (is_word or _is_plain(value)):
+            yield f"{name}={json.dumps(value, default=str)}"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is made of numbers and switches alone, and so can name nothing."""
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float)
