@@ -133,7 +133,6 @@ _VLLM_WORDS = frozenset(
         "mm_encoder_tp_mode",
         "moe_backend",
         "performance_mode",
-        "quantization",
         "scheduling_policy",
     }
 )
@@ -149,7 +148,6 @@ _SGLANG_WORDS = frozenset(
         "moe_a2a_backend",
         "moe_runner_backend",
         "prefill_attention_backend",
-        "quantization",
         "sampling_backend",
         "schedule_policy",
     }

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 import generators.service
 import learner.service
 from buffer.service import BufferService
+from mesh.access.code import AllowCode, CodeRule
 from mesh.access.credentials import Identity, Role
 from mesh.config import Config, load_config
 from mesh.config.models import SecuritySection
@@ -199,6 +200,7 @@ class Mesh:
                 identity=Identity(Role.GENERATOR, "generator"),
                 threads=1,
                 security=SecuritySection(),
+                code=CodeRule(AllowCode.ANY),
                 ready_file=None,
             )
         )

@@ -99,7 +99,7 @@ def test_numbers_switches_and_known_words_of_engines_are_no_code() -> None:
         {"trust_remote_code": "true"},
         {"enable_custom_logit_processor": True},
         {"scheduler_cls": "mine.Scheduler"},
-        {"logits_processors": ["mine:Processor"]},
+        {"reasoning_parser_plugin": "/tmp/parser.py"},
         {"compilation_config": {"backend": "mine.compile"}},
         {"log_config_file": "/tmp/log.json"},
         {"tokenizer": "somebody/else"},
@@ -140,8 +140,8 @@ def test_the_rule_of_a_command_line() -> None:
     assert rule_of(None, [], is_local=True).allow is AllowCode.ANY
     assert rule_of(None, [], is_local=False).allow is AllowCode.NONE
     assert rule_of(AllowCode.ANY, [], is_local=False).allow is AllowCode.ANY
-    for is_local in (True, False):
-        assert rule_of(None, ["a:f"], is_local=is_local) == CodeRule(AllowCode.LISTED, frozenset({"a:f"}))
+    for here in (True, False):
+        assert rule_of(None, ["a:f"], is_local=here) == CodeRule(AllowCode.LISTED, frozenset({"a:f"}))
     with pytest.raises(ConfigError, match=re.escape("--code 'a:f' says nothing beside --allow-code any")):
         rule_of(AllowCode.ANY, ["a:f"], is_local=True)
 
