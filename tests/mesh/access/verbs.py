@@ -12,6 +12,7 @@ from google.protobuf import message_factory
 
 from mesh.access.credentials import Credentials, Identity, MeshKey, Role, parse_secret
 from mesh.access.permissions import VERBS, contract_of, names_member
+from mesh.rpc import is_transient
 from protos import buffer_pb2, generator_pb2, learner_pb2, membership_pb2, reward_pb2, weights_pb2
 
 FILES = (buffer_pb2, generator_pb2, learner_pb2, membership_pb2, reward_pb2, weights_pb2)
@@ -54,6 +55,9 @@ class Verb:
             else:
                 await call
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INTERNAL and is_transient(error):
+                # What is written while the service ends the stream hides the status that it ended with.
+                return await self.call(channel, claim, request)
             return error.code()
         return grpc.StatusCode.OK
 
