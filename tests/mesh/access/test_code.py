@@ -85,7 +85,7 @@ def test_interpreters_and_engine_arguments_count_for_the_engine_that_runs() -> N
 
 
 def test_numbers_switches_and_known_words_of_engines_are_no_code() -> None:
-    plain = {"block_size": 16, "watermark": 0.5, "enable_dbo": True, "cudagraph_capture_sizes": [1, 2, 4]}
+    plain = {"block_size": 16, "cpu_offload_gb": 0.5, "enable_dbo": True, "cudagraph_capture_sizes": [1, 2, 4]}
     assert engine("vllm", {**plain, "kv_cache_dtype": "fp8", "trust_remote_code": False}) == {}
     assert engine("sglang", {"chunked_prefill_size": 512, "attention-backend": "triton"}) == {}
 
