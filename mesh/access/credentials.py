@@ -263,7 +263,7 @@ class Secret:
         if grant.role is not identity.role:
             raise ConfigError(
                 f"{self.source}: a grant for {grant.role}, and this is {identity.role}",
-                hint=f"rollmesh token {identity.role} makes one",
+                hint=f"rollmesh token grant {identity.role} makes one",
             )
         if identity.member_id and not grant.covers(identity.member_id):
             raise ConfigError(f"{self.source}: a grant for members {grant.name}.*, not for {identity.member_id!r}")

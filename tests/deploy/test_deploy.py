@@ -274,3 +274,15 @@ def test_readme_names_only_commands_that_exist() -> None:
     assert found
     for line in found:
         _check(line.split())
+
+
+def test_security_page_shows_commands_and_settings_that_exist() -> None:
+    text = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^rollmesh ((?:[^#\n])+)", text, re.MULTILINE)
+    assert len(commands) == 4
+    for line in commands:
+        _check(line.split())
+    [settings] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    Config.model_validate(
+        load_config(REPOSITORY / "examples" / "demo" / "demo.yaml").model_dump() | yaml.safe_load(settings)
+    )
