@@ -121,7 +121,7 @@ def checked(refused: Mapping[str, str], options: dict[str, Any]) -> dict[str, An
 
     Args:
         refused: `VLLM` or `SGLANG`.
-        options: by name, as written; servers take the beginning of a name for the name.
+        options: by name, as written.
 
     Raises:
         ValueError: names each with its reason.
@@ -133,4 +133,7 @@ def checked(refused: Mapping[str, str], options: dict[str, Any]) -> dict[str, An
 
 
 def _why(refused: Mapping[str, str], name: str) -> str | None:
-    return refused.get(name) or next((why for full, why in refused.items() if full.startswith(name)), None)
+    if refused is SGLANG:
+        # Its server takes the beginning of a name for the name.
+        return refused.get(name) or next((why for full, why in refused.items() if full.startswith(name)), None)
+    return refused.get(name)

@@ -32,6 +32,7 @@ class Membership:
     """Stands in for the agent: says who the learner is."""
 
     def __init__(self) -> None:
+        self.member_id = "receiver"
         self.learner: membership_pb2.Member | None = None
         self.policy: PolicyVersion | None = None
         self._listeners: list[Callable[[], None]] = []
