@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import AsyncIterable, Mapping, Sequence
+from pathlib import Path
 
 import grpc
 
 from generators.learner_link import LearnerLink, closed_under_call
+from mesh.bundle import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, is_bundled
 from mesh.errors import DataError, UnreachableError
 from mesh.rpc import is_transient, to_rollmesh_error
 from protos import weights_pb2
@@ -38,9 +39,7 @@ async def fetch_model_bundle(link: LearnerLink, folder: Path, *, timeout_s: floa
         connection = await link.connection()
         call = connection.weights.GetModelBundle(weights_pb2.GetModelBundleRequest(), timeout=timeout_s)
         try:
-            files: dict[str, list[bytes]] = {}
-            async for part in call:
-                files.setdefault(part.name, []).append(part.content)
+            files = await read_parts(call)
         except grpc.aio.AioRpcError as error:
             typed = to_rollmesh_error(error, f"model files from the learner at {connection.address}")
             if not is_transient(error):
@@ -58,8 +57,31 @@ async def fetch_model_bundle(link: LearnerLink, folder: Path, *, timeout_s: floa
         return
 
 
+async def read_parts(parts: AsyncIterable[weights_pb2.ModelFile]) -> dict[str, list[bytes]]:
+    """A bundle's files, each as its parts in order; nothing that no bundle may hold is kept in memory.
+
+    Raises:
+        DataError: a file that belongs to no bundle, or too many or too large ones.
+    """
+    files: dict[str, list[bytes]] = {}
+    sizes: dict[str, int] = {}
+    async for part in parts:
+        if not is_bundled(part.name):
+            raise DataError(
+                f"the learner's model bundle has a file that is none of a model's configuration: {part.name!r}"
+            )
+        files.setdefault(part.name, []).append(part.content)
+        sizes[part.name] = sizes.get(part.name, 0) + len(part.content)
+        if len(files) > MAX_FILES or sizes[part.name] > MAX_FILE_BYTES or sum(sizes.values()) > MAX_BYTES:
+            raise DataError(
+                f"the learner's model bundle is too large at {part.name!r}: at most {MAX_FILES} files of "
+                f"{MAX_FILE_BYTES >> 20} MiB, {MAX_BYTES >> 20} MiB together"
+            )
+    return files
+
+
 def write_model_files(files: Mapping[str, Sequence[bytes]], folder: Path) -> None:
-    """Writes a bundle's files, each from its parts in order, into a folder.
+    """Writes the files of `read_parts` into a folder.
 
     Raises:
         DataError: the bundle is not usable.
@@ -67,10 +89,7 @@ def write_model_files(files: Mapping[str, Sequence[bytes]], folder: Path) -> Non
     if "config.json" not in files:
         raise DataError("the learner's model bundle has no config.json")
     for name, parts in files.items():
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts:
-            raise DataError(f"the learner's model bundle names a file outside its folder: {name!r}")
-        target = folder / path
+        target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(b"".join(parts))
     log.info("model files: %s", ", ".join(sorted(files)))

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mesh.bundle import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, is_bundled
 from mesh.errors import DataError
-
-_SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".tiktoken"})
-# Indices of weight shards name files that do not travel.
-_WEIGHT_INDEX = ".index.json"
-_MAX_FILE_BYTES = 256 << 20
 
 
 def read_model_bundle(folder: Path) -> dict[str, bytes]:
@@ -22,13 +18,15 @@ def read_model_bundle(folder: Path) -> dict[str, bytes]:
         raise DataError(f"{folder} has no config.json", hint="model.path must be a Hugging Face model folder")
     bundle = {}
     for path in sorted(folder.rglob("*")):
-        if not path.is_file() or path.suffix not in _SUFFIXES or path.name.endswith(_WEIGHT_INDEX):
-            continue
         name = path.relative_to(folder).as_posix()
-        # Besides the files on top, transformers keeps named chat templates in this folder.
-        if "/" in name and not name.startswith("additional_chat_templates/"):
+        if not path.is_file() or not is_bundled(name):
             continue
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise DataError(f"{path} has over {_MAX_FILE_BYTES >> 20} MiB, too much for a configuration file")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise DataError(f"{path} has over {MAX_FILE_BYTES >> 20} MiB, too much for a configuration file")
         bundle[name] = path.read_bytes()
+    if len(bundle) > MAX_FILES or sum(map(len, bundle.values())) > MAX_BYTES:
+        raise DataError(
+            f"{folder} has over {MAX_FILES} configuration files, or over {MAX_BYTES >> 20} MiB of them",
+            hint="leave the files of the model alone in model.path",
+        )
     return bundle

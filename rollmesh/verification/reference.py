@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import torch
 
-from generators.bundle import write_model_files
+from generators.bundle import read_parts, write_model_files
 from generators.engines.hf.loading import LoadedModel, load_model
 from mesh.config.models import SecuritySection
 from mesh.errors import DataError, WeightsError
@@ -54,11 +54,9 @@ class PublishedModel:
         Raises:
             RollmeshError: the learner does not answer, or has no model that can be built here.
         """
-        files: dict[str, list[bytes]] = {}
         try:
             request = weights_pb2.GetModelBundleRequest()
-            async for part in self.weights.GetModelBundle(request, timeout=_BUNDLE_TIMEOUT_S):
-                files.setdefault(part.name, []).append(part.content)
+            files = await read_parts(self.weights.GetModelBundle(request, timeout=_BUNDLE_TIMEOUT_S))
         except grpc.aio.AioRpcError as error:
             raise to_rollmesh_error(error, f"model files from the learner at {self._address}") from error
         with tempfile.TemporaryDirectory(prefix="rollmesh-model-") as folder:
