@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from typing import Any, Protocol, Self
 from generators.agents.user_calls import OverdueError, UserCalls
 from generators.agents.values import as_number, as_text, told
 from mesh.errors import ConfigError, RollmeshError
+from mesh.processes import start_process
 from mesh.user_code import load_callable
 
 # What a command gets of the generator's environment: where and as whom it runs, and in which language.
@@ -198,9 +200,9 @@ class CommandProgram:
         found = {"OPENAI_BASE_URL": way.base_url, "OPENAI_API_KEY": way.api_key, "OPENAI_MODEL": way.model}
         async with _Tail() as printed, _Tail() as said:
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    stdin=asyncio.subprocess.PIPE,
+                process = await start_process(
+                    self._command,
+                    stdin=subprocess.PIPE,
                     stdout=printed.end,
                     stderr=said.end,
                     env={**self._environment, **found},

@@ -8,6 +8,7 @@ or half removed goes once it is fenced, which it is when its successor starts.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import shutil
@@ -50,7 +51,11 @@ def sweep(root: Path, incarnation: int) -> None:
         match = _UNFINISHED.match(path.name)
         if match and int(match[1]) < incarnation:
             _log.info("removing %s, which a learner before this one left unfinished", path)
-            shutil.rmtree(path, ignore_errors=True)
+            # At once: who still writes there finds nothing, and knows that it has been taken over.
+            doomed = path.with_name(path.name.replace(".partial-", ".removed-"))
+            with contextlib.suppress(OSError):
+                path.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:

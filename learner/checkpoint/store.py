@@ -21,7 +21,7 @@ from learner.checkpoint.fits import check_roles
 from learner.checkpoint.names import listed, name_of
 from learner.checkpoint.together import together
 from learner.engines.base import Engine
-from mesh.errors import ConfigError, DataError
+from mesh.errors import ConfigError, DataError, FencedError
 from mesh.versions import PolicyVersion
 
 ACTOR = "actor"
@@ -72,6 +72,7 @@ class CheckpointStore:
 
         Raises:
             DataError: the disk refuses, on whichever rank.
+            FencedError: another learner has removed what was written: it has taken the run over.
         """
         final = self.path(version)
         unfinished = self._root / f".partial-{final.name}"
@@ -82,14 +83,22 @@ class CheckpointStore:
             return final
         parts = list(_parts(engines, unfinished))
         stamp: dict[str, object] = {"incarnation": version.incarnation, "version": version.version}
+        made = False
         try:
             together(actor, partial(_make, *(folder for _, _, folder in parts)) if first else _nothing)
             together(actor, partial(os.stat, unfinished))
+            made = True
             for role, engine, folder in parts:
                 together(actor, partial(engine.save_checkpoint, folder, extra | stamp if role == ACTOR else stamp))
             write_digests(actor, unfinished)
             together(actor, partial(_finish, unfinished, final) if first else _nothing)
         except OSError as error:
+            # Who takes a run over sweeps what is unfinished; no one else does.
+            if made and self._root.is_dir() and not unfinished.exists():
+                raise FencedError(
+                    f"{final.name} was removed while it was written: another learner has taken this run over",
+                    hint="stop this process; the newer incarnation continues the run",
+                ) from error
             if first:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise DataError(f"cannot write checkpoint {final}: {error}", hint="free space, or set run.dir") from error

@@ -23,6 +23,7 @@ from generators.engines.base import EngineError
 from generators.engines.driven.logs import tail
 from mesh.liveness.sight import look_at_families
 from mesh.liveness.verdict import Sight
+from mesh.processes import Child, start_process
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class ServerProcess:
     def __init__(self) -> None:
         self.scratch = Path(tempfile.mkdtemp(prefix="rollmesh-sglang-"))
         self.log_file = self.scratch / "server.log"
-        self._keeper: asyncio.subprocess.Process | None = None
+        self._keeper: Child | None = None
         self._watch: asyncio.Task[str] | None = None
         self._stopping = False
 
@@ -63,11 +64,8 @@ class ServerProcess:
         temporary.mkdir()
         with self.log_file.open("wb") as output:
             try:
-                self._keeper = await asyncio.create_subprocess_exec(
-                    command[0],
-                    str(_KEEPER),
-                    str(self.scratch),
-                    *command,
+                self._keeper = await start_process(
+                    [command[0], str(_KEEPER), str(self.scratch), *command],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=output,
@@ -104,8 +102,7 @@ class ServerProcess:
                 await asyncio.wait_for(self._keeper.wait(), _STOP_S)
             except TimeoutError:
                 log.warning("the SGLang server does not end; killing its keeper")
-                with contextlib.suppress(ProcessLookupError):
-                    self._keeper.kill()
+                self._keeper.kill()
                 await self._keeper.wait()
         if self._watch is not None:
             await asyncio.wait({self._watch})

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from learner.checkpoint.retention import sweep
 from learner.checkpoint.store import CheckpointStore, DamagedCheckpointError, load_checkpoint
-from mesh.errors import ConfigError, DataError
+from mesh.errors import ConfigError, DataError, FencedError
 from mesh.versions import PolicyVersion
 
 
@@ -47,6 +48,16 @@ def test_a_failed_save_leaves_nothing_behind_that_looks_complete(tmp_path):
     path = store.save({"actor": engine}, PolicyVersion(1, 1), {"cursor": 3})
     assert json.loads((path / "state.json").read_text()) == {"cursor": 3, "incarnation": 1, "version": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["i0001-v00000001"]
+
+
+def test_who_is_swept_while_it_saves_has_been_taken_over(tmp_path):
+    class Swept(Engine):
+        def save_checkpoint(self, folder, extra) -> None:
+            sweep(tmp_path, 2)
+            super().save_checkpoint(folder, extra)
+
+    with pytest.raises(FencedError, match="removed while it was written"):
+        CheckpointStore(tmp_path).save({"actor": Swept()}, PolicyVersion(1, 1), {})
 
 
 def test_damaged_files_are_not_loaded(tmp_path):

@@ -153,7 +153,7 @@ def start_learner(config: Config, mesh: str, folder: Path, name: str = "learner"
     code = (
         f"{config_code(config)}from pathlib import Path\nfrom mesh.ranks import become_ranks\n"
         "become_ranks(config.learner.ranks)\nfrom learner.service import run\n"
-        f"raise SystemExit(run(config, {mesh!r}, takeover={takeover}, force=False, "
+        f"raise SystemExit(run(config, {mesh!r}, takeover={takeover}, "
         f"ready_file=Path({str(folder / name)!r} + '.ready')))"
     )
     return Process(name, code, folder)

@@ -1,0 +1,102 @@
+"""Child processes of programs with threads.
+
+uvloop's own way to start one runs Python between fork and exec: handlers after a fork, and the end of what other
+threads keep for themselves. Where that belongs to a library in C, the child crashes before it is the command.
+`subprocess` runs nothing there.
+
+Invariant: nothing of this program runs in a child; it has its standard streams alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+
+class Child:
+    """A process that was started; in one event loop.
+
+    Attributes:
+        stdin, stdout: its pipes, where they were asked for.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        stdin: asyncio.StreamWriter | None,
+        stdout: asyncio.StreamReader | None,
+    ) -> None:
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        self.stdin = stdin
+        self.stdout = stdout
+        # One thread each: asyncio's few threads must stay free for work that ends.
+        threading.Thread(target=self._watch, name=f"waits for process {process.pid}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Its exit status; of one that a signal has ended, the signal's number, negative."""
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        """Ends it at once; one that has ended stays as it is."""
+        self._process.kill()
+
+    def _watch(self) -> None:
+        status = self._process.wait()
+        # The loop may be over before the process.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._settle, status)
+
+    def _settle(self, status: int) -> None:
+        if not self._ended.done():
+            self._ended.set_result(status)
+
+
+async def start_process(
+    command: Sequence[str],
+    *,
+    stdin: int | None = None,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+    env: Mapping[str, str] | None = None,
+    start_new_session: bool = False,
+) -> Child:
+    """Starts a command; arguments as those of `subprocess.Popen`.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    process = subprocess.Popen(  # noqa: ASYNC220  # it returns once the kernel has the command
+        list(command),
+        bufsize=0,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env=env,
+        start_new_session=start_new_session,
+    )
+    writer = await _writer(process.stdin) if process.stdin is not None else None
+    reader = await _reader(process.stdout) if process.stdout is not None else None
+    return Child(process, writer, reader)
+
+
+async def _writer(pipe: IO[bytes]) -> asyncio.StreamWriter:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    transport, protocol = await loop.connect_write_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def _reader(pipe: IO[bytes]) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader
