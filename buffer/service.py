@@ -37,6 +37,7 @@ from mesh.service import (
     Shutdown,
     add_health_and_reflection,
     advertised_address,
+    end_task,
     run_service,
     set_serving,
     write_ready_file,
@@ -229,12 +230,7 @@ class BufferService:
     def _background(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(job, name=getattr(job, "__name__", "upkeep"))
         task.add_done_callback(self._ended)
-
-        async def cancel() -> None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-        self._exit.push_async_callback(cancel)
+        self._exit.push_async_callback(end_task, task)
 
     def _ended(self, job: asyncio.Task[None]) -> None:
         """A front without its upkeep would let others wait for ever: it ends, and says why."""

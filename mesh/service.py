@@ -116,6 +116,17 @@ def advertised_address(host: str, port: int, advertise: str | None) -> str:
     return f"{host}:{port}"
 
 
+async def end_task(task: asyncio.Task[Any], again_s: float = 1.0) -> None:
+    """Cancels a task and waits for its end; again and again, for a library may take a cancellation for its own.
+
+    Args:
+        again_s: seconds that it gets each time.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=again_s)
+
+
 class AsyncBridge:
     """An event loop in a thread of its own, for programs whose main thread computes.
 

@@ -1,6 +1,7 @@
 """The service harness: signals, exit codes, the ready file, the bridge to an event loop in a thread."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mesh.errors import UnreachableError
-from mesh.service import AsyncBridge, advertised_address, write_ready_file
+from mesh.service import AsyncBridge, advertised_address, end_task, write_ready_file
 
 
 def _program(tmp_path: Path, body: str) -> list[str]:
@@ -83,3 +84,15 @@ def test_the_bridge_returns_results_errors_and_deadlines() -> None:
     with pytest.raises(UnreachableError, match="no result"):
         bridge.call(asyncio.sleep(60), 0.05)
     bridge.close()
+
+
+async def test_a_task_that_takes_a_cancellation_for_its_own_is_cancelled_again() -> None:
+    async def stubborn() -> None:
+        for _ in range(3):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(end_task(task, again_s=0.01), 30)
+    assert task.done()
