@@ -100,7 +100,7 @@ def test_what_cannot_be_served_is_refused_and_changes_nothing(served: Engine) ->
         replace(asked("broken"), images=(b"no image",)), asked("long", 1, prompt=[*[3] * room, IMAGE])
     )
     assert "cannot be read" in broken.refusal
-    assert "context" in long.refusal
+    assert "no room is left for a response" in long.refusal
     [result] = served.run(asked("full", 1, prompt=[*[3] * (room - 3), IMAGE]))
     assert result.finish_reason in ("length", "stop")
     assert len(result.response_ids) <= 3
