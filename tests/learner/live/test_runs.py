@@ -18,8 +18,9 @@ import grpc
 import numpy as np
 import pytest
 
-import generators.packing
-from buffer.client import BufferClient
+from buffer.client import BufferClient, Outgoing
+from generators.held import HeldGroup
+from generators.packing import member_write
 from learner.checkpoint.names import listed
 from learner.consumption import Use, read_log, surviving
 from learner.engines.fsdp2.engine import Fsdp2Engine
@@ -29,7 +30,7 @@ from mesh.config import Config
 from mesh.config.models import SecuritySection
 from mesh.errors import DivergedError, FencedError, StarvedError, TakeoverRefusedError, UnreachableError
 from mesh.rpc import open_channel
-from mesh.trajectory import Trajectory, encode
+from mesh.trajectory import decode, encode
 from protos import buffer_pb2, learner_pb2, learner_pb2_grpc
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
 
@@ -328,14 +329,15 @@ def test_gradients_that_stay_infinite_end_the_run_and_cost_no_data(
 @pytest.mark.slow
 def test_two_ranks_train_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two models of it: the policy and an online reward model; and a response that neither can read."""
-    packed = itertools.count()
+    written = itertools.count()
 
-    def unknown_tokens_at_first(trajectory: Trajectory, **how: Any) -> bytes:
-        if next(packed) == 0:
-            trajectory = replace(trajectory, response_ids=np.full_like(trajectory.response_ids, 1 << 20))
-        return encode(trajectory, **how)
+    def unknown_tokens_at_first(group: HeldGroup, meta: Any, payload: bytes, **how: Any) -> Outgoing:
+        if group.group_id.startswith("train-") and next(written) == 0:
+            trajectory = decode(payload)
+            payload = encode(replace(trajectory, response_ids=np.full_like(trajectory.response_ids, 1 << 20)))
+        return member_write(group, meta, payload, **how)
 
-    monkeypatch.setattr(generators.packing, "encode", unknown_tokens_at_first)
+    monkeypatch.setattr("generators.delivery.member_write", unknown_tokens_at_first)
     changes = {
         "algorithm.name": "prime",
         "algorithm.filter": {"accuracy_low": None},
