@@ -26,6 +26,7 @@ from buffer.members import read_members
 from buffer.policy.rules import TABLES
 from buffer.redis_access import RedisAccess
 from mesh.errors import StoreError
+from mesh.text import with_part
 from protos import buffer_pb2 as pb
 from protos import membership_pb2
 
@@ -226,9 +227,7 @@ def reference() -> str:
 
 def with_reference(page: str) -> str:
     """A page with the table between its marks."""
-    head, begin, rest = page.partition(_BEGIN)
-    _, end, tail = rest.partition(_END)
-    return f"{head}{begin}\n{reference()}{end}{tail}"
+    return with_part(page, _BEGIN, _END, reference())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Who may do what in the embedded Redis.
 
-Invariants: whoever reaches the socket may do what a front does and no more: nothing that changes the server, writes
+Invariants: who reaches the socket may do what a front does and no more: nothing that changes the server, writes
 files elsewhere, loads code or ends it; all else needs a password that its owner alone has, and that stands in no file,
 no environment and no process list.
 """
@@ -32,7 +32,7 @@ def users(password: str) -> str:
     # All keys: there is nothing but a run's, and a pattern would be matched with each key of each command.
     front = " ".join(f"+{command}" for command in FRONT_COMMANDS)
     return (
-        # Whoever logs in, these are not there. `enable-module-command` and the like are of Redis 7.
+        # For all who log in, these are not there. `enable-module-command` and the like are of Redis 7.
         'rename-command MODULE ""\nrename-command DEBUG ""\n'
         f"user default on nopass ~* &* -@all {front}\nuser {ADMIN} on #{digest} ~* &* +@all\n"
     )

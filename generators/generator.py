@@ -85,7 +85,7 @@ class Generator:
         self._stage = "waits for a learner"
         self._drain_s = _DRAIN_S
         self._failure: asyncio.Future[None] = self._loop.create_future()
-        # Whoever is cancelled while it waits for the future cancels that.
+        # Who is cancelled while it waits for the future cancels that.
         self._failed_with: RollmeshError | None = None
         self._parts: Parts | None = None
         self._files: tempfile.TemporaryDirectory[str]

@@ -167,7 +167,7 @@ class Leader:
 
     def _resume(self, start_from: Path | None, taken_over: Callable[[], None], *, takeover: bool) -> bool:
         """Continues the run from its last checkpoint; True where it is complete."""
-        # Whoever names a checkpoint undoes what was committed since. Commits per step run ahead of the checkpoints by
+        # Who names a checkpoint undoes what was committed since. Commits per step run ahead of the checkpoints by
         # design. Either way what lies between is at most once.
         force = start_from is not None or self._config.buffer.commit == "step"
         left = left_behind(self._config.run.folder)

@@ -63,7 +63,7 @@ def run(
         mesh: host:port of the buffer.
         takeover: go on although another learner's lease has not ended; that learner is fenced.
         allow_changes: continue a run of another model or of other data (see `learner.run_record`).
-        start_from: checkpoint of this run to go on from, which undoes the steps since; None: the last one.
+        start_from: checkpoint of this run to continue from, which undoes the steps since; None: the last one.
         port: to bind on rank 0, from which generators fetch the weights; 0 picks a free one.
         ready_file: written by rank 0 when the learner answers; rank r writes `NAME-r` next to it when it answers the
             health check.

@@ -64,7 +64,7 @@ def open_mesh(
 
     Args:
         mesh: `host:port` of one front or more, with commas between them.
-        identity: in whose name calls are made; none: as whoever the token file makes the caller.
+        identity: in whose name calls are made; none: as the token file makes the caller.
         keepalive_s: seconds of silence after which a connection is asked for a sign of life.
     """
     return MeshChannel(

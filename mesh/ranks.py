@@ -2,7 +2,7 @@
 
 Invariants:
 - they meet in a file that their user alone can read, and talk over the loopback interface: nothing listens elsewhere,
-  and nothing is unpickled from whoever connects (both is otherwise with torchrun's stores);
+  and nothing is unpickled from those who connect (both is otherwise with torchrun's stores);
 - a rank that fails ends all: who is killed by a signal at once, else the others get a moment to say what they know;
 - the program ends as its first rank that says more than "a crash", which may be the echo of another's end: by its exit
   status, or by its signal;
@@ -50,7 +50,7 @@ def become_ranks(ranks: int) -> None:
     setup_logging("ranks")
     status = asyncio.run(_run([sys.executable, *sys.orig_argv[1:]], ranks))
     if status < 0:
-        # Whoever waits is told of the signal itself.
+        # Who waits is told of the signal itself.
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)

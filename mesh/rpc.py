@@ -142,7 +142,7 @@ def open_channel(
     """A channel to `host:port` (or `grpc://host:port`) that reconnects by itself within a second or two.
 
     Args:
-        identity: in whose name calls are made; none: as whoever the token file makes the caller.
+        identity: in whose name calls are made; none: as the token file makes the caller.
     """
     options = [
         *_options(max_message_mb, keepalive_s),
@@ -412,7 +412,10 @@ def check_exposure(host: str, security: SecuritySection) -> None:
             hint="set security.token_file (rollmesh token new), or security.allow_insecure: true",
         )
     if security.tls_cert is None:
-        log.warning("%s is served without TLS: whoever is on the network reads along, and can repeat calls", host)
+        log.warning(
+            "%s is served without TLS: who is on the network reads along, and can call as those it hears",
+            host,
+        )
 
 
 def bind(server: grpc.aio.Server, host: str, port: int, security: SecuritySection) -> int:

@@ -1,4 +1,4 @@
-"""Texts of others, bounded where they enter: reasons, errors, names."""
+"""Texts of others, bounded where they enter (reasons, errors, names), and pages with parts that are generated."""
 
 from __future__ import annotations
 
@@ -15,3 +15,10 @@ def bounded(text: str, limit: int) -> str:
         mark = f" ... ({len(text)} characters)"
         text = text[: max(0, limit - len(mark))] + mark
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def with_part(page: str, begin: str, end: str, part: str) -> str:
+    """A page in which `part` stands between two marks, in place of what stood there."""
+    head, _, rest = page.partition(begin)
+    _, _, tail = rest.partition(end)
+    return f"{head}{begin}\n{part}{end}{tail}"

@@ -193,7 +193,7 @@ def mesh_connector(security: SecuritySection, identity: Identity | None = None, 
     """Opens channels to reward services that are members of the mesh, with its credentials and TLS.
 
     Args:
-        identity: in whose name they are asked; none: as whoever the token file makes the caller.
+        identity: in whose name they are asked; none: as the token file makes the caller.
     """
     return lambda address: open_channel(target_of(address), security, identity, max_message_mb=max_message_mb)
 

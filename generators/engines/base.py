@@ -44,7 +44,7 @@ EngineState = Literal["running", "paused", "asleep"]
 
 
 class EngineError(RollmeshError):
-    """The inference engine cannot go on, or has been stopped.
+    """The inference engine cannot continue, or has been stopped.
 
     Attributes:
         culprit: id of the request that was tried alone (`GenerationRequest.alone`) when it ended; empty where none was.

@@ -43,7 +43,7 @@ def check_roles(folder: Path, roles: Iterable[str]) -> None:
 
     Args:
         folder: of the checkpoint.
-        roles: that are trained beside the actor.
+        roles: that are trained next to the actor.
 
     Raises:
         DataError: names them.
@@ -62,7 +62,7 @@ def algorithm_state(folder: Path, extra: Mapping[str, Any], algorithm: Algorithm
 
     Args:
         folder: of the checkpoint.
-        extra: what was stored beside the weights.
+        extra: what was stored with the weights.
         algorithm: that is to take it over.
 
     Raises:

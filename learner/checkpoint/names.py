@@ -10,7 +10,7 @@ from mesh.versions import PolicyVersion
 CHECKPOINTS_NAME = "checkpoints"
 """Folder of the checkpoints in a run's."""
 STATE_NAME = "state.json"
-"""What every engine writes into each, beside its tensors."""
+"""What every engine writes into each, next to its tensors."""
 _NAME = re.compile(r"^i(\d{4,})-v(\d{8,})$")
 
 

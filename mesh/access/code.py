@@ -1,6 +1,6 @@
 """What a mesh may have a generator execute, or read of its host: decided where the generator runs, not by the mesh.
 
-Whoever answers at the mesh's address says what a generator does. Most of that is data. What is code, or leads to some,
+Who answers at the mesh's address says what a generator does. Most of that is data. What is code, or leads to some,
 is listed here by configuration key, and a generator joins only where all of it has been allowed on its command line.
 
 Invariants: nothing of a refused configuration is loaded, started or read; engine arguments are data only where that is

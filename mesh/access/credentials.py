@@ -253,7 +253,7 @@ class Secret:
     source: str
 
     def credentials(self, identity: Identity | None = None) -> Credentials:
-        """What a process of this role and member works with; none: as whoever the file makes it, an operator at best.
+        """What a process of this role and member works with; none: as the file makes it, an operator at best.
 
         Raises:
             ConfigError: a grant of another role or member, or one that is over.
@@ -327,7 +327,7 @@ def read_secret(path: Path, key: str) -> str:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{key} {path}: {getattr(error, 'strerror', None) or error}") from error
-    if mode & (stat.S_IROTH | stat.S_IWOTH) and not str(path).startswith(_CONTAINER_SECRETS):
+    if mode & (stat.S_IROTH | stat.S_IWOTH) and not any(map(path.is_relative_to, _CONTAINER_SECRETS)):
         raise ConfigError(f"{key} {path}: every user of this host may read it", hint=f"chmod 600 {path}")
     if not text:
         raise ConfigError(f"{key} {path} is empty")

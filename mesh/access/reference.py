@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mesh.access.credentials import Role
 from mesh.access.permissions import VERBS
+from mesh.text import with_part
 
 _BEGIN, _END = "<!-- verbs: written by `make docs` -->", "<!-- end of verbs -->"
 
@@ -22,9 +23,7 @@ def reference() -> str:
 
 def with_reference(page: str) -> str:
     """A page with the table between its marks."""
-    head, begin, rest = page.partition(_BEGIN)
-    _, end, tail = rest.partition(_END)
-    return f"{head}{begin}\n{reference()}{end}{tail}"
+    return with_part(page, _BEGIN, _END, reference())
 
 
 if __name__ == "__main__":

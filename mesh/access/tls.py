@@ -58,7 +58,7 @@ def channel_credentials(security: SecuritySection) -> grpc.ChannelCredentials | 
 
 def _show(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     try:
-        # With a password, so that for a key that needs one nobody is asked at the terminal.
+        # With a password, so that for a key that needs one no one is asked at the terminal.
         context.load_cert_chain(cert, key, password="")
     except OSError as error:
         what = f"security.tls_cert {cert} and security.tls_key {key}"

@@ -1,6 +1,6 @@
 """The TCP stores in which the members of a broadcast meet.
 
-Invariant: a store listens on the address it is told, on no other; torch's own would listen on all, and whoever reaches
+Invariant: a store listens on the address it is told, on no other; torch's own would listen on all, and who reaches
 it may write into it: it knows neither tokens nor TLS.
 """
 

@@ -262,7 +262,7 @@ class Dispatcher:
         response = running.response
         if response is None or response.finish is not None:
             return
-        # Whoever asked is told in the end, and has one line for all members of a group.
+        # Who asked is told in the end, and has one line for all members of a group.
         log.debug("the engine does not answer request %s: %s", response.request.request_id, error)
         response.job_id = None
         response.failures += 1

@@ -103,7 +103,7 @@ def _class_of(config: PreTrainedConfig) -> Any:
 
 
 def _slides(model: Any) -> bool:
-    """Whether a class of models cuts attention off at a window: its module has transformers' mask for it at hand."""
+    """Whether a class of models cuts attention off at a window: its module has transformers' mask for it."""
     return hasattr(sys.modules[model.__module__], "create_sliding_window_causal_mask")
 
 

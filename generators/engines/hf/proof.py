@@ -95,7 +95,7 @@ def named(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _truth(model: PreTrainedModel, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Log-probs, float32 [sequences, steps + 1, vocabulary], behind the prompt and each token that is decoded."""
+    """Log-probs, float32 [sequences, steps + 1, vocabulary], after the prompt and each token that is decoded."""
     former = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:

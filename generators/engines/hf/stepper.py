@@ -147,7 +147,7 @@ class Stepper:
         """It stands at the head of the line; it goes in again, or it is refused with all that share its prompt."""
         name = culprit.request.request_id
         refused = isinstance(error, PayloadError) or self._caution.blame(name)
-        # Whoever asked is told in the end, and has one line for all members of a group.
+        # Who asked is told in the end, and has one line for all members of a group.
         log.debug("request %s fails%s: %s", name, "" if refused else ", it is tried again", error)
         if not refused:
             return []

@@ -153,7 +153,7 @@ def model_folder(folder: Path, scratch: Path) -> Path:
 
 
 def check(section: SglangSection, *, allow_insecure: bool) -> None:
-    """Refuses settings that contradict each other, and a broadcast to another machine that nobody has allowed.
+    """Refuses settings that contradict each other, and a broadcast to another machine that no one has allowed.
 
     Raises:
         ConfigError: names them.

@@ -2,7 +2,7 @@
 
 Registers our back end of the weight transfer by name; its module is imported where a worker asks for it. Keeps what the
 workers say to one another on this machine. And ties the life of vLLM's processes to that of the generator: one that is
-killed outright must not leave an engine behind.
+killed outright must not leave an engine running.
 """
 
 from __future__ import annotations

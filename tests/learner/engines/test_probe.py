@@ -40,7 +40,7 @@ def tiny(tmp_path_factory):
 def test_sequences_that_would_leak_into_one_another_get_rows_of_their_own(tiny, architecture, caplog):
     engine = make_engine(tiny(architecture))
     assert engine.packing is Packing.ROWS
-    # As if nobody knew of the layers next to attention: the probe finds out.
+    # As if no one knew of the layers next to attention: the probe finds out.
     engine._use(Packing.SHARED)
     with caplog.at_level(logging.WARNING):
         engine.probe()
