@@ -22,7 +22,9 @@ import redis
 
 from benchmarks.buffer import front, roles
 from benchmarks.buffer.plan import Plan
+from mesh.config.models import SecuritySection
 from mesh.errors import RollmeshError
+from rollmesh.launcher.own_secrets import TOKEN, make_secrets
 
 _READY_S = 60.0
 _FILL_S = 900.0
@@ -68,6 +70,7 @@ def settings(plan: Plan, folder: Path) -> dict[str, Any]:
         "model": {"path": "none"},
         "data": {"train": "none"},
         "run": {"dir": str(folder), "name": "benchmark"},
+        "security": security(plan, folder).model_dump(mode="json"),
         "rollout": {"n": plan.group},
         "learner": {"batch": {"groups": plan.groups_per_step}},
         "buffer": {
@@ -78,6 +81,11 @@ def settings(plan: Plan, folder: Path) -> dict[str, Any]:
             "durability": plan.durability,
         },
     }
+
+
+def security(plan: Plan, folder: Path) -> SecuritySection:
+    """With the token that `folder` holds, where the plan wants one."""
+    return SecuritySection(token_file=folder / TOKEN) if plan.checked else SecuritySection()
 
 
 class Mesh:
@@ -114,17 +122,20 @@ class Mesh:
         return self
 
     def _start_all(self) -> None:
+        if self._plan.checked:
+            make_secrets(self._folder)
         ready = self._folder / "ready.json"
         service = self._context.Process(
             target=front.serve, args=(settings(self._plan, self._folder), ready, self._profile)
         )
         service.start()
         self._front = service
-        self._address = _wait_ready(ready, service)
+        self.address = _wait_ready(ready, service)
         self._claims = self._context.Value("q", 0)
-        self._learner, learner = self._start(roles.learner, self._address, self._plan, self._claims)
+        access = security(self._plan, self._folder)
+        self._learner, learner = self._start(roles.learner, self.address, access, self._plan, self._claims)
         self._writers = [
-            self._start(roles.writer, self._address, self._plan, number) for number in range(self._plan.writers)
+            self._start(roles.writer, self.address, access, self._plan, number) for number in range(self._plan.writers)
         ]
         incarnation = _hear(self._learner)
         for conn, _ in self._writers:

@@ -21,6 +21,7 @@ class Plan:
         ahead: batches that are seeded ahead of the claim (bounds what the buffer holds).
         commit_every: claims per commit.
         fill: the learner begins only when all that is seeded ahead is ready, so that the table stays that full.
+        checked: the mesh has a token: every call proves its caller.
     """
 
     tokens: int
@@ -34,6 +35,7 @@ class Plan:
     ahead: int = 6
     commit_every: int = 4
     fill: bool = False
+    checked: bool = False
 
     @property
     def groups_per_step(self) -> int:

@@ -20,6 +20,7 @@ import uvloop
 from benchmarks.buffer.arrays import DISTINCT, make_arrays
 from benchmarks.buffer.plan import Plan
 from buffer.client import Arrived, BufferClient, Lease, Outgoing, Writer
+from mesh.access.credentials import Identity, Role
 from mesh.config.models import SecuritySection
 from mesh.heap import keep_freed_memory, settle_heap
 from mesh.membership import MembershipAgent
@@ -40,8 +41,11 @@ _SEEDED_AT_ONCE = 2000
 _REQUESTED = 3
 
 
-async def _join(address: str, role: membership_pb2.Role, name: str) -> tuple[BufferClient, MembershipAgent]:
-    channel = open_channel(address, SecuritySection())
+async def _join(
+    address: str, security: SecuritySection, role: membership_pb2.Role, name: str
+) -> tuple[BufferClient, MembershipAgent]:
+    caller = Role.LEARNER if role == membership_pb2.ROLE_LEARNER else Role.GENERATOR
+    channel = open_channel(address, security, Identity(caller, name))
     agent = MembershipAgent(channel, role, member_id=name, address="127.0.0.1:1", host_id="benchmark")
     await agent.start()
     return BufferClient(channel, timeout_s=_TIMEOUT_S, retry_s=30.0), agent
@@ -143,13 +147,13 @@ class _Producer:
             task.add_done_callback(self._tasks.discard)
 
 
-def writer(conn: Connection, address: str, plan: Plan, number: int) -> None:
+def writer(conn: Connection, address: str, security: SecuritySection, plan: Plan, number: int) -> None:
     """A generator process; the parent sends the incarnation to start, and anything to end."""
 
     keep_freed_memory()  # as generators do
 
     async def main() -> None:
-        client, agent = await _join(address, membership_pb2.ROLE_GENERATOR, f"writer-{number}")
+        client, agent = await _join(address, security, membership_pb2.ROLE_GENERATOR, f"writer-{number}")
         settle_heap()
         conn.send("up")
         producer = _Producer(plan, client, agent, await _told(conn))
@@ -259,13 +263,13 @@ class _Consumer:
         await self._client.commit(TABLE, self._incarnation, self.version, "benchmark")
 
 
-def learner(conn: Connection, address: str, plan: Plan, claims: Any) -> None:
+def learner(conn: Connection, address: str, security: SecuritySection, plan: Plan, claims: Any) -> None:
     """The learner process: sends its incarnation, begins and ends when told, sends its figures; `claims` counts."""
 
     keep_freed_memory()  # as learners do
 
     async def main() -> None:
-        client, agent = await _join(address, membership_pb2.ROLE_LEARNER, "trainer")
+        client, agent = await _join(address, security, membership_pb2.ROLE_LEARNER, "trainer")
         settle_heap()
         resumed = await client.resume(TABLE, agent.member_id, 0)
         agent.set_status(incarnation=resumed.incarnation)
