@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from buffer.client import BufferClient
 from generators.admission import fair_share
 from generators.agents import AgentRunner, build_runner
-from generators.agents.program import ProgramRunner
+from generators.agents.program import ProgramRunner, open_runner
 from generators.control import ManualRequests, Probes
 from generators.delivery import Delivery
 from generators.drafts import Drafts
@@ -110,8 +110,9 @@ class Parts:
             self.endpoint = Endpoint(config, engine, text, security=security, registry=registry)
         self._programs: ProgramRunner | None = None
         if self.endpoint is not None and rollout.agent.kind == "program":
-            responder = self._programs = self.endpoint.agents(
+            responder = self._programs = open_runner(
                 rollout.agent,
+                self.endpoint,
                 on_results=lambda ended: self.rollout.on_results(ended),
                 hold_swap=lambda: self.receiver.hold_swap(),
             )

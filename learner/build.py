@@ -24,6 +24,7 @@ from mesh.config.models import Config, ModelSection, OptimizerSection, RoleSecti
 from mesh.config.section import DeviceName
 from mesh.devices import DeviceType, choose_device
 from mesh.errors import ConfigError
+from mesh.threads import available_cores, plan_threads
 
 _log = logging.getLogger(__name__)
 _MODEL_TYPES: tuple[ModelType, ...] = ("language_model", "value_model")
@@ -186,3 +187,15 @@ def build_worker(
         token_budget=batch.tokens_per_micro_batch,
         seed=config.run.seed,
     )
+
+
+def set_learner_threads(config: Config) -> None:
+    """The launcher decides through the environment; a learner started by hand decides here."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        plan = plan_threads(
+            available_cores(),
+            ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            replicas=config.rollout.replicas,
+            learner=config.resources.learner_threads,
+        )
+        torch.set_num_threads(plan.learner)

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Protocol
 
 from buffer.client import BufferClient
-from learner.groups import SampledGroup, left_out
+from learner.groups import SampledGroup
 from learner.plan import PlannedMember
 from mesh import trajectory
 from mesh.errors import DataError, PayloadError
@@ -44,19 +44,6 @@ class HeldPayloads:
 
     def get(self, members: Sequence[PlannedMember]) -> Sequence[Found]:
         return [self._held[member.group_id, member.member] for member in members]
-
-
-async def fetch_left_out(client: BufferClient, table: str, leased: buffer_pb2.LeasedGroup) -> dict[int, bytes]:
-    """Payloads, by member, that are too large to come with the lease.
-
-    Raises:
-        DataError: the group has ended meanwhile.
-        UnreachableError: the buffer stayed away.
-    """
-    members = left_out(leased)
-    refs = [buffer_pb2.MemberRef(group_id=leased.group_id, member=member) for member in members]
-    fetched = [data async for data in client.fetch(table, refs)]
-    return dict(zip(members, fetched, strict=True))
 
 
 class FetchedPayloads:

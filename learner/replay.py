@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from learner.algorithms.base import Algorithm
-from learner.build import build_algorithm, build_engines, build_worker
+from learner.build import build_algorithm, build_engines, build_worker, set_learner_threads
 from learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
 from learner.checkpoint.store import CheckpointStore
 from learner.claims import Candidate
@@ -38,7 +38,6 @@ from learner.recording import FOLDER, Recording, open_groups
 from learner.rollout_batch import ACTOR
 from learner.samples import SampleLog
 from learner.screening import screen
-from learner.service import set_learner_threads
 from learner.state import LearnerState
 from learner.team import Link, Team, follow
 from learner.weights.pushes import PushStatistics

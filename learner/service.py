@@ -14,10 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
-import torch
 
 from buffer.client import BufferClient
-from learner.build import build_algorithm, build_engines, build_worker
+from learner.build import build_algorithm, build_engines, build_worker, set_learner_threads
 from learner.checkpoint.names import CHECKPOINTS_NAME
 from learner.controls import Controls
 from learner.leader import Leader
@@ -41,7 +40,6 @@ from mesh.service import (
     write_ready_file,
 )
 from mesh.telemetry import setup_logging
-from mesh.threads import available_cores, plan_threads
 
 _log = logging.getLogger(__name__)
 
@@ -145,18 +143,6 @@ def _run(
         elif link is not None:
             follow(worker, link)
         worker.close()
-
-
-def set_learner_threads(config: Config) -> None:
-    """The launcher decides through the environment; a learner started by hand decides here."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        plan = plan_threads(
-            available_cores(),
-            ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            replicas=config.rollout.replicas,
-            learner=config.resources.learner_threads,
-        )
-        torch.set_num_threads(plan.learner)
 
 
 def _answer_health(config: Config, bridge: AsyncBridge, closers: ExitStack, ready_file: Path) -> None:

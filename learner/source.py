@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from buffer.client import Arrived, BufferClient, Lease
 from learner.groups import SampledGroup, open_group
-from learner.payloads import fetch_left_out
+from learner.unsent_payloads import fetch_left_out
 from mesh.errors import DataError, FencedError, PayloadError, RollmeshError, ended_by
 from protos import buffer_pb2
 

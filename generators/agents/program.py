@@ -28,6 +28,7 @@ from generators.agents.program_calls import AgentError, CommandProgram, Function
 from generators.agents.results import empty_result
 from generators.endpoint.completions import Completions
 from generators.endpoint.record import Record, Turn, branches, transcript
+from generators.endpoint.service import Endpoint
 from generators.endpoint.sessions import Rules, Session, Sessions
 from generators.engines.base import (
     EngineStatus,
@@ -343,3 +344,33 @@ def task_of(request: MemberRequest) -> dict[str, Any]:
         "extra_info": json.loads(task.extra_info_json) if task.extra_info_json else {},
         "member": request.member,
     }
+
+
+def open_runner(
+    section: AgentSection,
+    endpoint: Endpoint,
+    *,
+    on_results: Callable[[list[GenerationResult]], None],
+    hold_swap: Callable[[], None],
+) -> ProgramRunner:
+    """The runner of agents that find the model at an endpoint.
+
+    Args:
+        section: of kind `program`.
+        endpoint: of the generator.
+        on_results, hold_swap: see `ProgramRunner`.
+
+    Raises:
+        ConfigError: there is no such function, program or variable.
+    """
+    return ProgramRunner(
+        endpoint.engine,
+        endpoint.completions,
+        endpoint.sessions,
+        program_of(section, endpoint.most),
+        base_url=lambda: endpoint.server.agents_url,
+        model=endpoint.model,
+        timeout_s=section.episode_timeout_s,
+        on_results=on_results,
+        hold_swap=hold_swap,
+    )

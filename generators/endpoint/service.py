@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from generators.agents.program import ProgramRunner, program_of
 from generators.endpoint.completions import Completions
 from generators.endpoint.engine_calls import EngineCalls
 from generators.endpoint.figures import EndpointFigures
@@ -17,7 +16,6 @@ from generators.endpoint.template import TokenizerLanguage
 from generators.engines.base import GenerationResult, InferenceEngine, TokenEvent
 from generators.text import TextCodec
 from mesh.config.models import Config, SecuritySection
-from mesh.config.rollout import AgentSection
 
 # In slots of the engine: answers that are sampled at once for clients outside of training, and agents that run at once.
 _AHEAD = 4
@@ -35,6 +33,8 @@ class Endpoint:
 
     Attributes:
         model: name under which the model is served: the run's.
+        engine: samples.
+        most: answers that are sampled at once for clients outside of training, and agents that run at once.
         completions, sessions: for agents.
         server: over HTTP.
     """
@@ -50,8 +50,8 @@ class Endpoint:
     ) -> None:
         rollout = config.rollout
         self._section = rollout.endpoint
-        self._engine = engine
-        self._slots = rollout.slots
+        self.engine = engine
+        self.most = _AHEAD * rollout.slots
         self._calls = EngineCalls(engine)
         self.model = config.run.name
         self.sessions = Sessions(rollout.endpoint, time.monotonic)
@@ -61,9 +61,7 @@ class Endpoint:
             parser=rollout.agent.parser,
             template_kwargs=config.data.chat_template_kwargs,
         )
-        self.completions = Completions(
-            engine, self._calls, language, context=rollout.context_tokens, most=_AHEAD * rollout.slots
-        )
+        self.completions = Completions(engine, self._calls, language, context=rollout.context_tokens, most=self.most)
         self.server = EndpointServer(
             self.completions,
             self.sessions,
@@ -71,34 +69,6 @@ class Endpoint:
             model=self.model,
             security=security,
             created=int(time.time()),
-        )
-
-    def agents(
-        self,
-        section: AgentSection,
-        *,
-        on_results: Callable[[list[GenerationResult]], None],
-        hold_swap: Callable[[], None],
-    ) -> ProgramRunner:
-        """The runner of agents that find the model here.
-
-        Args:
-            section: of kind `program`.
-            on_results, hold_swap: see `ProgramRunner`.
-
-        Raises:
-            ConfigError: there is no such function.
-        """
-        return ProgramRunner(
-            self._engine,
-            self.completions,
-            self.sessions,
-            program_of(section, _AHEAD * self._slots),
-            base_url=lambda: self.server.agents_url,
-            model=self.model,
-            timeout_s=section.episode_timeout_s,
-            on_results=on_results,
-            hold_swap=hold_swap,
         )
 
     async def start(self, host: str, advertise: str | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from learner.data.dataset import Row, parse_row
+from learner.data.rows import Row, parse_row
 from mesh.errors import DataError
 
 

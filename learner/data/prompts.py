@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from learner.data.dataset import Row
 from learner.data.images import MARK, load_images, parted
+from learner.data.rows import Row
 from mesh.errors import DataError, PayloadError
 from mesh.images import ImageProcessor
 from mesh.tools import agent_schemas

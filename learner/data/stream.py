@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from learner.data.dataset import RowSource
 from learner.data.order import DataOrder
 from learner.data.prompts import PromptEncoder, Refused, TaskShape
+from learner.data.rows import RowSource
 from mesh.errors import DataError
 from protos import trajectory_pb2
 

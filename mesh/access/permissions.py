@@ -6,6 +6,7 @@ a request that names a member (`member_id`) may come from that member alone, wha
 
 from __future__ import annotations
 
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -90,6 +91,7 @@ _ROLES = {
 }
 
 
+@cache
 def names_member(method: str) -> bool:
     """Whether requests of a verb say which member they come from."""
     service, _, name = method.removeprefix("/").partition("/")

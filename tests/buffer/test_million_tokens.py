@@ -12,8 +12,9 @@ import pytest
 
 from buffer.client import Outgoing
 from learner.groups import left_out, open_group
-from learner.payloads import FetchedPayloads, fetch_left_out
+from learner.payloads import FetchedPayloads
 from learner.plan import PlannedMember
+from learner.unsent_payloads import fetch_left_out
 from mesh.rpc import open_channel
 from mesh.trajectory import Codec, Trajectory, encode
 from mesh.versions import PolicyVersion, VersionRuns

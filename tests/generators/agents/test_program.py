@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from generators.agents.program import ProgramRunner, program_of
+from generators.agents.program import ProgramRunner, open_runner, program_of
 from generators.agents.program_calls import Way
 from generators.engines.base import GenerationResult, SampledTokens, SamplingParams
 from generators.responder import EpisodeResult, MemberRequest
@@ -52,7 +52,7 @@ class Runs:
         serving.run(lambda: self._make(AgentSection(**agent)))
 
     async def _make(self, section: AgentSection) -> None:
-        self.runner = self.serving.endpoint.agents(section, on_results=self._take, hold_swap=self._hold)
+        self.runner = open_runner(section, self.serving.endpoint, on_results=self._take, hold_swap=self._hold)
 
     def _take(self, results: list[GenerationResult]) -> None:
         for result in results:

@@ -12,8 +12,8 @@ import numpy as np
 from openai import AsyncOpenAI
 from rich.console import Console
 
-from learner.data.dataset import Row
 from learner.data.prompts import AgentPrompts, PromptEncoder, TaskShape
+from learner.data.rows import Row
 from mesh.trajectory import decode
 from protos import membership_pb2, trajectory_pb2
 from rollmesh.launcher.view import members
