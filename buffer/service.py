@@ -31,7 +31,7 @@ from mesh.config.models import SecuritySection
 from mesh.config.redis_url import without_login
 from mesh.errors import RollmeshError, StoreError, ended_by
 from mesh.heap import keep_freed_memory, settle_heap
-from mesh.metrics import metrics_server
+from mesh.metrics_server import metrics_server
 from mesh.rpc import bind, new_server
 from mesh.service import (
     Shutdown,
@@ -117,7 +117,9 @@ class BufferService:
         self._exit.push_async_callback(server.stop, _STOP_GRACE_S)
         readings = self.readings = figures.Readings(front, access)
         registry = figures.registry_of(readings)
-        self._exit.enter_context(metrics_server(registry, self._host, enabled=config.network.metrics))
+        network = config.network
+        metrics = metrics_server(registry, network.metrics_host, config.security, enabled=network.metrics)
+        await self._exit.enter_async_context(metrics)
         for job in (
             upkeep.sweep(front, access),
             upkeep.listen(front, access),

@@ -23,7 +23,7 @@ from mesh.fronts import open_mesh
 from mesh.heap import TENSOR_BYTES, keep_freed_memory
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent
-from mesh.metrics import metrics_server
+from mesh.metrics_server import metrics_server
 from mesh.rpc import bind, identity_of, is_loopback, new_server
 from mesh.service import (
     Shutdown,
@@ -45,6 +45,7 @@ def run(
     host: str,
     port: int,
     advertise: str | None,
+    metrics_host: str,
     member_id: str | None,
     threads: int | None,
     security: SecuritySection,
@@ -57,6 +58,7 @@ def run(
         mesh: host:port of the buffer.
         host, port: address to bind; port 0 picks a free one.
         advertise: host or host:port under which others reach this process, if not `host`.
+        metrics_host: address that metrics bind.
         member_id: name in the mesh; none: a new one.
         threads: compute threads; none: as the run's configuration says.
         security: token and TLS of the mesh.
@@ -76,6 +78,7 @@ def run(
             host=host,
             port=port,
             advertise=advertise,
+            metrics_host=metrics_host,
             identity=identity,
             threads=threads,
             security=security,
@@ -93,6 +96,7 @@ async def serve(
     host: str,
     port: int,
     advertise: str | None,
+    metrics_host: str,
     identity: Identity,
     threads: int | None,
     security: SecuritySection,
@@ -136,7 +140,8 @@ async def serve(
         health = add_health_and_reflection(server, [SERVICE_NAME])
         await server.start()
         await set_serving(health, [SERVICE_NAME])
-        with metrics_server(generator.metrics.registry, host, enabled=config.network.metrics):
+        metrics = metrics_server(generator.metrics.registry, metrics_host, security, enabled=config.network.metrics)
+        async with metrics:
             write_ready_file(ready_file, address)
             try:
                 await generator.run(shutdown)

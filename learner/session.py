@@ -35,7 +35,7 @@ from mesh.config import Config
 from mesh.fronts import open_mesh
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent
-from mesh.metrics import metrics_server
+from mesh.metrics_server import metrics_server
 from mesh.rpc import bind, identity_of, new_server
 from mesh.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 from protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
@@ -134,7 +134,8 @@ class Session:
         )
         registry = self.monitor.board.registry
         registry.register(PushCollector(self._publisher.pushes))
-        self._closers.enter_context(metrics_server(registry, network.host, enabled=network.metrics))
+        metrics = metrics_server(registry, network.metrics_host, security, enabled=network.metrics)
+        await self._closers.enter_async_context(metrics)
 
     async def take_over(self, version: int, *, takeover: bool, force: bool) -> tuple[int, int]:
         """Becomes the learner of the run from `version` on.

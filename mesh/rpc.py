@@ -31,7 +31,7 @@ from mesh.access.credentials import (
     parse_secret,
     read_secret,
 )
-from mesh.access.permissions import HEALTH, check_member, check_role, contract_of, names_member
+from mesh.access.permissions import HEALTH, HEALTH_CHECK, check_member, check_role, contract_of, names_member
 from mesh.access.tls import channel_credentials, server_credentials
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError, RollmeshError, UnauthenticatedError, UnreachableError
@@ -246,7 +246,7 @@ class _Guard(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
-        if handler is None or details.method.startswith(HEALTH):
+        if handler is None or details.method == HEALTH_CHECK:
             return handler
         decode, check = self._decoders.get(details.method), _unchecked
         if self._credentials is not None:
@@ -257,6 +257,9 @@ class _Guard(grpc.aio.ServerInterceptor):
                 return _refusing(handler, error)
             if names_member(details.method):
                 check = partial(check_member, caller, details.method, taken_apart=decode is not None)
+        if details.method.startswith(HEALTH):
+            # Its streams are written, not yielded, and it raises no errors of ours.
+            return handler
         return _translating(handler, decode or handler.request_deserializer, check)
 
     @staticmethod

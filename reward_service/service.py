@@ -16,7 +16,7 @@ from mesh.config.models import Config
 from mesh.fronts import open_mesh
 from mesh.heap import settle_heap
 from mesh.membership import MembershipAgent
-from mesh.metrics import metrics_server
+from mesh.metrics_server import metrics_server
 from mesh.rpc import identity_of
 from mesh.service import Shutdown, advertised_address, run_service, write_ready_file
 from mesh.threads import reward_workers
@@ -78,8 +78,10 @@ async def serve(
     bound = await server.start(host, port)
     settle_heap()
     address = advertised_address(host, bound, config.network.advertise)
+    network = config.network
+    metrics = metrics_server(server.metrics.registry, network.metrics_host, config.security, enabled=network.metrics)
     try:
-        with metrics_server(server.metrics.registry, host, enabled=config.network.metrics):
+        async with metrics:
             if mesh is None:
                 _say_ready(config, address, ready_file)
                 await shutdown.requested.wait()

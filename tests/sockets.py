@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -42,8 +44,15 @@ def listeners(root: int) -> list[Listener]:
     return found
 
 
-def assert_on_loopback(root: int, *, at_least: int = 1) -> None:
-    """No one on another machine reaches any of them; there are so many, or the question was asked too early."""
-    found = listeners(root)
-    assert len(found) >= at_least, found
+def ports(urls: Mapping[str, str]) -> set[int]:
+    """Of URLs by name."""
+    found = {urlsplit(url).port for url in urls.values()}
+    assert None not in found
+    return {port for port in found if port is not None}
+
+
+def assert_on_loopback(found: Collection[Listener], *, with_ports: Collection[int] = ()) -> None:
+    """No one on another machine reaches any of them; these are among them, or the question was asked too early."""
+    assert found
+    assert set(with_ports) <= {listener.port for listener in found}, found
     assert [listener for listener in found if not listener.on_loopback] == []

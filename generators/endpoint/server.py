@@ -10,7 +10,6 @@ threads: whatever one client sends, the generator keeps its leases and answers o
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import socket
@@ -30,11 +29,10 @@ from generators.endpoint.requests import ChatRequest, Form, TextRequest, parse
 from generators.endpoint.sessions import Session, Sessions
 from generators.endpoint.wording import END_OF_STREAM, Wording, event
 from generators.endpoint.workers import Workers
-from mesh.access.credentials import read_secret
 from mesh.access.tls import server_context
 from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError, PortInUseError, RollmeshError
-from mesh.rpc import is_loopback
+from mesh.errors import PortInUseError, RollmeshError
+from mesh.http_keys import http_key, is_bearer
 from mesh.service import advertised_address
 
 log = logging.getLogger(__name__)
@@ -112,25 +110,19 @@ class EndpointServer:
         self.agents_url = f"http://{_LOOPBACK}:{bound}"
         if not public:
             return
-        key = self._key(host)
+        key = http_key(
+            self._security.endpoint_key_file,
+            "security.endpoint_key_file",
+            host,
+            "the endpoint",
+            allow_insecure=self._security.allow_insecure,
+        )
         tls = server_context(self._security)
         bound = await self._listen(self._app(key, self._public_way), host, port, tls)
         name = advertised_address(host, bound, _host_of(advertise))
         self._names = frozenset({name.rpartition(":")[0].lower(), socket.gethostname().lower()})
         self.url = f"{'https' if tls else 'http'}://{name}"
         log.info("OpenAI-compatible endpoint at %s/v1, model %s", self.url, self._model)
-
-    def _key(self, host: str) -> str | None:
-        """What callers have to know; on this machine alone it may be nothing."""
-        path = self._security.endpoint_key_file
-        if path is not None:
-            return read_secret(path, "security.endpoint_key_file")
-        if not is_loopback(host) and not self._security.allow_insecure:
-            raise ConfigError(
-                f"refusing to serve the endpoint at {host}: others could use it without a key",
-                hint="set security.endpoint_key_file (rollmesh token new), or security.allow_insecure: true",
-            )
-        return None
 
     async def close(self) -> None:
         """Stops listening and ends what is being answered."""
@@ -205,8 +197,7 @@ class EndpointServer:
         expected = session.key if session is not None and session.key else key
         if not expected:
             check_caller(request.headers.get("Host", ""), request.headers.get("Origin"), self._names)
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if expected and not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected.encode()):
+        if expected and not is_bearer(request.headers.get("Authorization", ""), expected):
             raise ApiError(401, "missing or wrong API key (security.endpoint_key_file)", reason="invalid_api_key")
 
     # ------------------------------------------------------------------------------------------------ completions

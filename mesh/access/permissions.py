@@ -63,8 +63,10 @@ VERBS = MappingProxyType(
         "/rollmesh.v1.Weights/Pushes": _LOOKERS,
     }
 )
-# Health answers everyone: load balancers and supervisors have no credential. Reflection answers every role.
-HEALTH = "/grpc.health."
+# Everyone may ask for health: load balancers and supervisors have no credential. A stream of it is for every role, and
+# so is reflection.
+HEALTH = "/grpc.health.v1.Health/"
+HEALTH_CHECK = f"{HEALTH}Check"
 _REFLECTION = "/grpc.reflection."
 
 
@@ -79,7 +81,7 @@ def check_role(caller: Identity, method: str) -> None:
     Raises:
         PermissionDeniedError: the table does not name the caller's role.
     """
-    if caller.role not in VERBS.get(method, ALL if method.startswith(_REFLECTION) else frozenset()):
+    if caller.role not in VERBS.get(method, ALL if method.startswith((HEALTH, _REFLECTION)) else frozenset()):
         raise PermissionDeniedError(f"{caller.role} may not call {method}")
 
 

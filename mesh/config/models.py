@@ -415,6 +415,9 @@ class NetworkSection(Section):
     port: int = Field(0, ge=0, le=65535, description="Port of the buffer (the mesh address); 0 picks a free one.")
     advertise: str | None = Field(None, description="Host under which others reach this machine, if not `host`.")
     metrics: bool = Field(True, description="Serve Prometheus metrics over HTTP, one free port per service.")
+    metrics_host: str = Field(
+        "127.0.0.1", description="Address that metrics bind, whatever `host` is; off loopback they need a key."
+    )
     max_message_mb: PositiveInt = Field(64, description="Largest RPC message, in MiB.")
     rpc_timeout_s: PositiveFloat = Field(15.0, description="Deadline of a unary call, in seconds.")
     retry_s: PositiveFloat = Field(60.0, description="Seconds for which a service retries a lost peer before it exits.")
@@ -429,6 +432,11 @@ class SecuritySection(Section):
     endpoint_key_file: Path | None = Field(
         None,
         description="File with the API key of the generators' HTTP endpoints; none: `rollmesh run` makes one in the "
+        "run folder.",
+    )
+    metrics_key_file: Path | None = Field(
+        None,
+        description="File with the key (bearer token) of the services' metrics; none: `rollmesh run` makes one in the "
         "run folder.",
     )
     tls_cert: Path | None = Field(None, description="PEM certificate of the services; needs `tls_key`.")

@@ -51,6 +51,9 @@ TlsClientCa = Annotated[
 EndpointKeyFile = Annotated[
     Path | None, typer.Option("--endpoint-key-file", help="File with the API key of the HTTP endpoint.")
 ]
+MetricsKeyFile = Annotated[
+    Path | None, typer.Option("--metrics-key-file", help="File with the key of the metrics, a bearer token.")
+]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="PEM key of this service.")]
 
 

@@ -14,7 +14,7 @@ from mesh.config.models import Config
 from mesh.errors import ConfigError
 
 # Below the run folder.
-TOKEN, ENDPOINT_KEY = "token", "endpoint.key"
+TOKEN, ENDPOINT_KEY, METRICS_KEY = "token", "endpoint.key", "metrics.key"
 
 
 def with_own_secrets(config: Config) -> Config:
@@ -23,6 +23,7 @@ def with_own_secrets(config: Config) -> Config:
     own = {
         "token_file": security.token_file or folder / TOKEN,
         "endpoint_key_file": security.endpoint_key_file or folder / ENDPOINT_KEY,
+        "metrics_key_file": security.metrics_key_file or folder / METRICS_KEY,
     }
     return config.model_copy(update={"security": security.model_copy(update=own)})
 
@@ -33,7 +34,7 @@ def make_secrets(folder: Path) -> None:
     Raises:
         ConfigError: they cannot be written.
     """
-    for name in (TOKEN, ENDPOINT_KEY):
+    for name in (TOKEN, ENDPOINT_KEY, METRICS_KEY):
         path, scratch = folder / name, folder / f".{name}.{os.getpid()}"
         if path.exists():
             continue

@@ -155,11 +155,12 @@ class ServiceCatalogue:
 
     def _generator(self, mesh: str, index: int) -> ServiceSpec:
         name = f"{_GENERATOR}{index}"
-        rollout = self._config.rollout
+        rollout, network = self._config.rollout, self._config.network
 
         def command(_restart: bool, _address: str | None) -> Sequence[str]:
             return (
-                *(*command_of(rollout.python), "generator", "--mesh", mesh, "--host", self._config.network.host),
+                *(*command_of(rollout.python), "generator", "--mesh", mesh, "--host", network.host),
+                *("--metrics-host", network.metrics_host),
                 # The configuration is this user's own.
                 *("--threads", str(self._plan.generator), "--allow-code", "any", *self._advertise()),
                 *(*self._security(), *self._ready(name)),
@@ -215,6 +216,7 @@ class ServiceCatalogue:
             "--tls-key": security.tls_key,
             "--tls-client-ca": security.tls_client_ca,
             "--endpoint-key-file": security.endpoint_key_file,
+            "--metrics-key-file": security.metrics_key_file,
         }
         pairs = [(flag, str(path)) for flag, path in options.items() if path is not None]
         insecure = ("--allow-insecure",) if security.allow_insecure else ()

@@ -312,6 +312,7 @@ class World:
                 host="127.0.0.1",
                 port=0,
                 advertise=None,
+                metrics_host="127.0.0.1",
                 identity=Identity(Role.GENERATOR, member_id) if member_id else new_identity(Role.GENERATOR),
                 threads=1,
                 security=SECURITY,

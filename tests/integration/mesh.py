@@ -102,6 +102,14 @@ class MeshRun:
     def address(self) -> str:
         return str(json.loads((self.folder / "mesh.json").read_text())["address"])
 
+    def doors(self) -> dict[str, str]:
+        """URLs that the latest launch's services have told their logs, by `SERVICE metrics` and `SERVICE endpoint`."""
+        found = {}
+        for log in (self.folder / "logs").glob("*.log"):
+            for what, url in re.findall(r"\b(metrics|endpoint) at (https?://[\w.:/]+)", log.read_text()):
+                found[f"{log.stem} {what}"] = url
+        return found
+
     def kill9(self, service: str) -> None:
         os.kill(self.pid(service), signal.SIGKILL)
 

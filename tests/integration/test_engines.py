@@ -15,7 +15,7 @@ from mesh.liveness.ends import survivors
 from tests import engines_here
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment, interpreter
-from tests.sockets import assert_on_loopback
+from tests.sockets import assert_on_loopback, listeners, ports
 
 # An engine comes up in half a minute on a quiet machine, in minutes on a busy one.
 DEADLINE_S = 400.0
@@ -24,6 +24,8 @@ OPTIONS = {
     "vllm": lambda _: (f"--rollout.python={engines_here.python('vllm')}",),
     "sglang": lambda folder: (f"--rollout.sglang.python={interpreter(engines_here.python('sglang'), folder)}",),
 }
+# Whose sockets are read too.
+RANKS = {"vllm": 1, "sglang": 2}
 
 
 @pytest.mark.slow
@@ -40,6 +42,8 @@ def test_the_demonstration_learns(
         f"--rollout.engine={engine}",
         *OPTIONS[engine](tmp_path),
         "--rollout.replicas=1",
+        "--rollout.endpoint.enabled=true",
+        f"--learner.ranks={RANKS[engine]}",
         "--learner.optimizer.lr=6e-4",
         "--learner.optimizer.schedule=constant",
         "--learner.optimizer.warmup_steps=5",
@@ -52,7 +56,7 @@ def test_the_demonstration_learns(
     run.wait_step(1, DEADLINE_S)
     family = [process.pid for process in psutil.Process(run.pid("generator-0")).children(recursive=True)]
     assert family, "the engine has processes of its own"
-    assert_on_loopback(run.process.pid, at_least=8)
+    assert_on_loopback(listeners(run.process.pid), with_ports=ports(run.doors()))
     assert run.finish(DEADLINE_S) == 0, run.tail()
     # What only watches over shared memory ends by itself once the others have.
     assert survivors(family, 30.0) == set(), "a process of the engine outlived its generator"

@@ -4,11 +4,11 @@ import json
 import os
 import re
 import threading
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import rollmesh as product
@@ -18,11 +18,16 @@ from tests.integration.intruders import audit_intruders
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment
 from tests.secrets_here import TOKEN, files_with, processes_with, write_secret
-from tests.sockets import Listener, assert_on_loopback, listeners
+from tests.sockets import Listener, assert_on_loopback, listeners, ports
 from tests.strangers import audit_privacy
 
 # As users have them where they start a run.
 SECRET_VARIABLES = {"HF_TOKEN": "hf_of-the-user-of-a-run", "WANDB_API_KEY": "d5" * 20}
+# Where its services answer over HTTP; and the reward service, where there is one.
+_DOORS = {
+    *("buffer metrics", "learner metrics"),
+    *(f"generator-{index} {what}" for index in range(2) for what in ("metrics", "endpoint")),
+}
 
 
 @pytest.mark.slow
@@ -39,16 +44,19 @@ def test_a_run_writes_what_it_promises(
         "--logging.samples_per_step=2",
         "--eval.every_steps=20",
         "--logging.tensorboard=true",
+        "--rollout.endpoint.enabled=true",
         behind,
         env={**environment(demo_data), **SECRET_VARIABLES},
     )
     run.wait_step(3)
-    secrets = (TOKEN, (run.folder / "endpoint.key").read_text().strip(), *SECRET_VARIABLES.values())
+    keys = [(run.folder / name).read_text().strip() for name in ("endpoint.key", "metrics.key")]
+    secrets = (TOKEN, *keys, *SECRET_VARIABLES.values())
     assert processes_with(secrets, run.process.pid) == []
     audit_privacy(run.folder, run.process.pid)
     audit_intruders(run.address(), token)
-    # Of five services, each with its metrics.
-    assert_on_loopback(run.process.pid, at_least=10)
+    doors = run.doors()
+    assert doors.keys() == _DOORS | {"reward metrics"}
+    assert_on_loopback(listeners(run.process.pid), with_ports=ports(doors))
     refused = rollmesh("status", "--mesh", run.address())
     assert refused.returncode == 2, refused.stdout
     assert "token" in refused.stderr
@@ -62,11 +70,9 @@ def test_a_run_writes_what_it_promises(
         ("generator-0", "rollmesh_generator_tokens_generated"),
         ("reward", "rollmesh_reward"),
     ):
-        log = (run.folder / "logs" / f"{service}.log").read_text()
-        address = re.search(r"metrics at (http://[\d.:]+/metrics)", log)
-        assert address, log
-        with urllib.request.urlopen(address[1], timeout=10) as answer:
-            page = answer.read().decode()
+        url = doors[f"{service} metrics"]
+        assert httpx.get(url, timeout=10).status_code == 401
+        page = httpx.get(url, headers={"Authorization": f"Bearer {keys[1]}"}, timeout=10).text
         assert figure in page
         assert not any(secret in page for secret in secrets)
     assert run.finish() == 0, run.tail()
@@ -83,7 +89,7 @@ def test_a_run_writes_what_it_promises(
     assert "reward" in samples.stdout
     assert rollmesh("report", str(run.folder)).returncode == 0
     assert (run.folder / "report.html").read_text().count("<svg") >= 4
-    assert files_with(secrets, run.folder) == ["endpoint.key"]
+    assert sorted(files_with(secrets, run.folder)) == ["endpoint.key", "metrics.key"]
     assert not any(secret in line for line in (*run.lines, status.stdout, samples.stdout) for secret in secrets)
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps if "critic/score/mean" in row] == list(range(1, 41))
@@ -98,7 +104,8 @@ def test_a_run_writes_what_it_promises(
 
     def reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
         threads.add(threading.current_thread().name)
-        listening.extend(listeners(os.getpid()) if not listening else ())
+        if not listening:
+            listening.extend(listeners(os.getpid()))
         return float(len(solution_str) % 2)
 
     changes = [
@@ -108,8 +115,10 @@ def test_a_run_writes_what_it_promises(
     longer = product.train(config_path(run.folder), reward, overrides=changes, quiet=True)
     audit(run)
     assert threads
-    assert len(listening) >= 8, listening
-    assert [listener for listener in listening if not listener.on_loopback] == []
+    # Of the reward service it is the former launch that has told.
+    doors = {name: url for name, url in run.doors().items() if name != "reward metrics"}
+    assert doors.keys() == _DOORS | {"buffer-1 metrics", "buffer-2 metrics"}
+    assert_on_loopback(listening, with_ports=ports(doors))
     assert (longer.steps, longer.ended, longer.restarts) == (46, "finished", {})
     # No reward service was started: the function was called here.
     assert longer.peak_memory_mb.keys() == {"buffer", "buffer-1", "buffer-2", "generator-0", "generator-1", "learner"}

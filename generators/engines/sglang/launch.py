@@ -153,7 +153,7 @@ def model_folder(folder: Path, scratch: Path) -> Path:
 
 
 def check(section: SglangSection, *, allow_insecure: bool) -> None:
-    """Refuses settings that contradict each other, and a broadcast to another machine that no one has allowed.
+    """Refuses settings that contradict each other, and what others could reach unless it was allowed.
 
     Raises:
         ConfigError: names them.
@@ -162,6 +162,14 @@ def check(section: SglangSection, *, allow_insecure: bool) -> None:
         raise ConfigError(
             f"rollout.sglang.transfer {section.transfer}: SGLang takes it with data_parallel 1 only",
             hint="use disk, or more generators instead of data_parallel",
+        )
+    if section.data_parallel > 1 and section.address is None and not allow_insecure:
+        # See `meeting`.
+        raise ConfigError(
+            f"refusing rollout.sglang.data_parallel {section.data_parallel}: the processes of a copy meet in a store "
+            "that listens on all addresses, and knows neither token nor TLS",
+            hint="use more generators instead (rollout.replicas), or set security.allow_insecure: true where the "
+            "machine's ports are closed to others",
         )
     host = urlsplit(section.address or "").hostname
     if section.transfer == "distributed" and host and not is_loopback(host) and not allow_insecure:

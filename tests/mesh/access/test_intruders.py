@@ -94,16 +94,32 @@ async def test_who_may_call_gets_in(served: tuple[Everything, grpc.aio.Channel])
     assert everything.served == expected
 
 
-async def test_health_answers_everyone_and_reflection_every_role(served: tuple[Everything, grpc.aio.Channel]) -> None:
+async def test_health_answers_everyone_and_is_watched_by_every_role(
+    served: tuple[Everything, grpc.aio.Channel],
+) -> None:
     _, channel = served
-    health = health_pb2_grpc.HealthStub(channel)
-    assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=10)).status
+    health, asked = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
+    assert (await health.Check(asked, timeout=10)).status
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await health.Watch(asked, timeout=10).read()
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    watch = health.Watch(asked, timeout=10, metadata=_observer("grpc.health.v1.Health"))
+    assert (await watch.read()).status
+    watch.cancel()
+
+
+async def test_reflection_answers_every_role(served: tuple[Everything, grpc.aio.Channel]) -> None:
+    _, channel = served
     reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await reflection.ServerReflectionInfo(iter([asked]), timeout=10).read()
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    observer = parse_secret(TOKEN, "").credentials(Identity(Role.OBSERVER))
-    metadata = (("authorization", f"Bearer {observer.claim('grpc.reflection.v1alpha.ServerReflection')}"),)
+    metadata = _observer("grpc.reflection.v1alpha.ServerReflection")
     answer = await reflection.ServerReflectionInfo(iter([asked]), timeout=10, metadata=metadata).read()
     assert answer.list_services_response.service
+
+
+def _observer(contract: str) -> tuple[tuple[str, str]]:
+    claim = parse_secret(TOKEN, "").credentials(Identity(Role.OBSERVER)).claim(contract)
+    return (("authorization", f"Bearer {claim}"),)

@@ -83,6 +83,14 @@ def test_a_broadcast_to_another_machine_has_to_be_allowed() -> None:
     launch.check(SglangSection(transfer="distributed"), allow_insecure=False)
 
 
+def test_copies_that_meet_on_all_addresses_have_to_be_allowed() -> None:
+    section = SglangSection(data_parallel=2)
+    with pytest.raises(ConfigError, match=r"data_parallel 2: .*all addresses.*neither token nor TLS.*allow_insecure"):
+        launch.check(section, allow_insecure=False)
+    launch.check(section, allow_insecure=True)
+    launch.check(SglangSection(data_parallel=2, address="http://there:30000"), allow_insecure=False)
+
+
 @pytest.mark.parametrize("copies", [1, 2])
 def test_the_processes_of_a_server_meet_in_a_file(copies: int, tmp_path: Path) -> None:
     """But for several copies of the model, for which SGLang has one variable."""

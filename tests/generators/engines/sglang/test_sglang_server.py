@@ -23,7 +23,7 @@ from tests.generators.engines.collector import Collector
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.sglang.server import START_S, SglangHarness, SharedServer
 from tests.generators.engines.tiny import ContractModel
-from tests.sockets import assert_on_loopback
+from tests.sockets import assert_on_loopback, listeners
 
 pytestmark = [pytest.mark.engine("sglang"), pytest.mark.timeout(400)]
 
@@ -51,7 +51,7 @@ def test_every_transfer_brings_the_weights_and_no_cache_outlives_them(
             np.testing.assert_allclose(found.log_probs, harness.log_probs(weights, prompt), atol=1e-3)
         [through] = harness.collector.wait(["through"])
         assert through.versions.versions == (V1, V2)
-        assert_on_loopback(os.getpid())
+        assert_on_loopback(listeners(os.getpid()))
     finally:
         harness.close()
 

@@ -21,7 +21,7 @@ from generators.engines.base import EngineListener, EngineSettings, InferenceEng
 from mesh.config.rollout import VllmSection
 from tests.generators.engines import tiny
 from tests.generators.engines.harness import PROMPT, V1, V2, EngineHarness, Weights, request
-from tests.sockets import assert_on_loopback
+from tests.sockets import assert_on_loopback, listeners
 
 pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(900)]
 
@@ -147,7 +147,7 @@ def test_weights_reach_every_worker_amid_responses_and_nothing_is_left(name: str
         np.testing.assert_allclose(probed, served.log_probs(new, PROMPT), atol=served.tolerance)
         processes = engine_processes() - others
         assert len(processes) == CASES[name].processes
-        assert_on_loopback(os.getpid())
+        assert_on_loopback(listeners(os.getpid()))
         shared = shared_memory(processes)
         asked = [request(f"cut {index}", max_tokens=served.long, stream=True) for index in range(4)]
         served.engine.submit(asked)

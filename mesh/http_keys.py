@@ -1,0 +1,39 @@
+"""Keys of what a service answers over HTTP: a bearer token each, which opens nothing else of the mesh."""
+
+from __future__ import annotations
+
+import hmac
+from pathlib import Path
+
+from mesh.access.credentials import read_secret
+from mesh.errors import ConfigError
+from mesh.rpc import is_loopback
+
+
+def http_key(path: Path | None, setting: str, host: str, what: str, *, allow_insecure: bool) -> str | None:
+    """What callers have to know; on this machine alone it may be nothing.
+
+    Args:
+        path: file with the key.
+        setting: the configuration key that names the file.
+        host: address to bind.
+        what: is served, for the error.
+        allow_insecure: `security.allow_insecure`.
+
+    Raises:
+        ConfigError: a non-loopback address without a key; an unreadable key.
+    """
+    if path is not None:
+        return read_secret(path, setting)
+    if not is_loopback(host) and not allow_insecure:
+        raise ConfigError(
+            f"refusing to serve {what} at {host}: others could use it without a key",
+            hint=f"set {setting} (rollmesh token new), or security.allow_insecure: true",
+        )
+    return None
+
+
+def is_bearer(authorization: str, key: str) -> bool:
+    """Whether a request's header `Authorization` holds the key; takes as long whatever it holds."""
+    given = authorization.removeprefix("Bearer ")
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), key.encode())

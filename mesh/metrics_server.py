@@ -1,0 +1,131 @@
+"""The page on which a service tells its metrics to Prometheus, on a free port.
+
+Invariants: it is on loopback unless `network.metrics_host` says otherwise, and then it has a key; there is one path,
+which is only read. No client holds anything for long: a connection ends after some seconds, whatever it does, and of
+more than a few the oldest is closed. The page is written in a thread of its own, beside the service's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from mesh.access.tls import server_context
+from mesh.config.models import SecuritySection
+from mesh.errors import PortInUseError
+from mesh.http_keys import http_key, is_bearer
+
+log = logging.getLogger(__name__)
+PATH = "/metrics"
+# Seconds that a connection lasts at most, after a handshake of as many; and how many there are at once.
+CONNECTION_S = 10.0
+MOST_CONNECTIONS = 32
+_METHODS = ("GET", "HEAD")
+# Seconds that running answers get at the end.
+_CLOSE_S = 1.0
+
+
+@asynccontextmanager
+async def metrics_server(
+    registry: CollectorRegistry, host: str, security: SecuritySection, *, enabled: bool
+) -> AsyncIterator[str]:
+    """Serves a registry while the context lasts; gives the URL, which the log names too.
+
+    Args:
+        registry: its collectors are asked in a thread of their own.
+        host: address to bind (`network.metrics_host`).
+        security: key and TLS.
+        enabled: `network.metrics`; else nothing is served, and the URL is empty.
+
+    Raises:
+        ConfigError: a non-loopback address without a key; an unreadable key or certificate.
+        PortInUseError: the address cannot be bound.
+    """
+    if not enabled:
+        yield ""
+        return
+    key = http_key(
+        security.metrics_key_file,
+        "security.metrics_key_file",
+        host,
+        "metrics",
+        allow_insecure=security.allow_insecure,
+    )
+    tls = server_context(security)
+    secured: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": CONNECTION_S} if tls else {}
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(1, "metrics") as thread:
+        server = _Server(_Page(registry, key, thread).answer, access_log=None, lingering_time=0.0)
+        try:
+            listening = await loop.create_server(server, host.strip("[]"), 0, **secured)
+        except OSError as error:
+            raise PortInUseError(
+                f"cannot bind {host} for metrics: {error.strerror}", hint="set network.metrics_host"
+            ) from error
+        try:
+            port = listening.sockets[0].getsockname()[1]
+            url = f"{'https' if tls else 'http'}://{host}:{port}{PATH}"
+            log.info("metrics at %s", url)
+            yield url
+        finally:
+            listening.close()
+            await server.shutdown(_CLOSE_S)
+
+
+class _Page:
+    """Answers one request per connection."""
+
+    def __init__(self, registry: CollectorRegistry, key: str | None, thread: ThreadPoolExecutor) -> None:
+        self._registry = registry
+        self._key = key
+        self._thread = thread
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        response = self._refused(request) or await self._written(request)
+        response.force_close()
+        return response
+
+    def _refused(self, request: web.BaseRequest) -> web.Response | None:
+        if self._key is not None and not is_bearer(request.headers.get("Authorization", ""), self._key):
+            return web.Response(
+                status=401,
+                text="missing or wrong key (security.metrics_key_file)\n",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        if request.path != PATH:
+            return web.Response(status=404, text=f"there is {PATH} alone\n")
+        if request.method not in _METHODS:
+            return web.Response(status=405, headers={"Allow": ", ".join(_METHODS)})
+        return None
+
+    async def _written(self, request: web.BaseRequest) -> web.Response:
+        encode, kind = choose_encoder(request.headers.get("Accept", ""))
+        text = await asyncio.get_running_loop().run_in_executor(self._thread, encode, self._registry)
+        return web.Response(body=text, headers={"Content-Type": kind})
+
+
+class _Server(web.Server):
+    """Its connections end, and are not many."""
+
+    def __init__(self, answer: Any, **options: Any) -> None:
+        super().__init__(answer, handler_cancellation=True, **options)
+        self._ends: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._ends[handler] = asyncio.get_running_loop().call_later(CONNECTION_S, transport.abort)
+        for oldest in list(self._ends)[:-MOST_CONNECTIONS]:
+            if oldest.transport is not None:
+                oldest.transport.abort()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        self._ends.pop(handler).cancel()
+        super().connection_lost(handler, exc)
