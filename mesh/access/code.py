@@ -96,7 +96,7 @@ def asked_of(config: Config) -> list[Asked]:
         *_named("rollout.agent.tools", *agent.tools),
         # What of the host's environment the command is handed.
         *_named("rollout.agent.pass_env", *agent.pass_env),
-        # Read here, and sent to the endpoint that the mesh names.
+        # Read here, and sent to who the mesh names.
         *_named("reward.key_files", *map(str, reward.key_files.values())),
     ]
     if reward.in_process:
@@ -106,8 +106,9 @@ def asked_of(config: Config) -> list[Asked]:
     if rollout.engine == "vllm":
         found += _named("rollout.vllm.options", *_code_options(rollout.vllm.options, _VLLM_WORDS))
     if rollout.engine == "sglang":
-        python = rollout.sglang.python
-        found += _named("rollout.sglang.python", None if python is None else str(python))
+        for key in ("python", "key_file"):
+            path = getattr(rollout.sglang, key)
+            found += _named(f"rollout.sglang.{key}", None if path is None else str(path))
         found += _named("rollout.sglang.options", *_code_options(rollout.sglang.options, _SGLANG_WORDS))
     return found
 

@@ -111,6 +111,7 @@ SGLANG: Mapping[str, str] = {
     **dict.fromkeys(("preferred_sampling_params", "enable_watermark", "watermark_config"), _DRAWS),
     # A file of arguments.
     "config": "give its arguments here",
+    "tokenizer_worker_num": "such a server takes no key, and all users of its host could call it",
     **dict.fromkeys(("pp_size", "pp", "pipeline_parallel_size"), "use rollout.sglang.tensor_parallel"),
     **dict.fromkeys(("nnodes", "node_rank", "dist_init_addr", "nccl_init_addr"), _ONE_HOST),
 }

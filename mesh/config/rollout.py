@@ -56,6 +56,9 @@ class SglangSection(Section):
     address: str | None = Field(
         None, description="URL of a running server that serves this model; none: the generator starts and owns one."
     )
+    key_file: Path | None = Field(
+        None, description="File, on the generator's host, with the API key of the server at `address`."
+    )
     tensor_parallel: PositiveInt = Field(1, description="Devices over which each layer is divided (TP).")
     data_parallel: PositiveInt = Field(1, description="Copies of the model behind one server (DP).")
     expert_parallel: PositiveInt = Field(1, description="Devices over which experts are divided (EP).")

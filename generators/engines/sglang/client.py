@@ -40,12 +40,14 @@ class Client:
     Args:
         address: URL of the server.
         cause: waited for when a connection fails: why, where it is known that the server has died.
+        key: that the server asks for; empty: none.
     """
 
-    def __init__(self, address: str, cause: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, address: str, cause: Callable[[], Awaitable[str]], key: str = "") -> None:
         self.address = address.rstrip("/")
         self._cause = cause
         self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
             timeout=aiohttp.ClientTimeout(total=CALL_S, sock_connect=10.0),
         )

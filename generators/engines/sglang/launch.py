@@ -21,6 +21,8 @@ from mesh.errors import ConfigError, DataError
 from mesh.ranks import on_loopback
 from mesh.rpc import is_loopback
 
+# In a server's folder: arguments that are secret.
+KEY_FILE = "key.yaml"
 # SGLang keeps the last places of its context for itself; probes are as long as ours.
 SPARE_CONTEXT = 8
 # Tokens of one event: fewer make more work for the server's front and for us (with 1, a quarter of the processor time
@@ -82,6 +84,18 @@ def command(
     for name, value in arguments.items():
         line += _argument(name, value)
     return line
+
+
+def with_key(key: str, scratch: Path) -> list[str]:
+    """Arguments by which a server asks for a key; it stands in a file, for command lines are shown to all users.
+
+    Args:
+        key: hexadecimal digits.
+        scratch: folder that others cannot read.
+    """
+    path = scratch / KEY_FILE
+    path.write_text(json.dumps({"api-key": key}), encoding="utf-8")
+    return ["--config", str(path)]
 
 
 def environment(settings: EngineSettings) -> dict[str, str]:
@@ -176,6 +190,11 @@ def check(section: SglangSection, *, allow_insecure: bool) -> None:
         raise ConfigError(
             f"refusing to broadcast weights to {host}: a broadcast knows neither token nor TLS",
             hint="set rollout.sglang.transfer: disk, or security.allow_insecure: true on a network of your own",
+        )
+    if section.key_file is not None and section.address is None:
+        raise ConfigError(
+            "rollout.sglang.key_file is for a running server, and none is named",
+            hint="set rollout.sglang.address; a server that is started here gets a key of its own",
         )
     if section.address is not None and section.options:
         raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from generators.engines.driven.folder import ModelFacts
 from generators.engines.sglang import launch
 from generators.engines.sglang.client import Client
 from generators.engines.sglang.process import Progress, ServerProcess, free_port
+from mesh.access.credentials import read_secret
 from mesh.config.rollout import SglangSection
 from mesh.errors import ConfigError
 
@@ -69,13 +71,14 @@ class Server:
         """Starts or finds it, and waits until it answers.
 
         Raises:
-            ConfigError: it refuses its arguments.
+            ConfigError: it refuses its arguments, or its key cannot be read.
             EngineError: it has died, or the time is up.
         """
-        address = self._section.address
+        address, key_file = self._section.address, self._section.key_file
+        key = read_secret(key_file, "rollout.sglang.key_file") if key_file is not None else ""
         if address is None:
-            address = await self._launch()
-        self._client = Client(address, self._cause)
+            address, key = await self._launch()
+        self._client = Client(address, self._cause, key)
         await self._until_ready(self._client)
 
     def died(self, cause: str) -> None:
@@ -99,9 +102,10 @@ class Server:
         if self.process is not None:
             await self.process.stop()
 
-    async def _launch(self) -> str:
+    async def _launch(self) -> tuple[str, str]:
+        """Its URL, and the key that it asks for."""
         self.process = ServerProcess()
-        port = free_port()
+        port, key = free_port(), secrets.token_hex()
         command = launch.command(
             launch.model_folder(self._folder, self.process.scratch),
             self._settings,
@@ -110,11 +114,12 @@ class Server:
             context=self._facts.limits.context,
             vocabulary=self._facts.limits.vocabulary,
         )
+        command += launch.with_key(key, self.process.scratch)
         log.info("starting an SGLang server: %s", " ".join(command))
         variables = launch.environment(self._settings) | launch.meeting(self._section, self.process.scratch, port)
         await self.process.start(command, variables)
         self._watch = asyncio.create_task(self._watch_process(self.process))
-        return f"http://127.0.0.1:{port}"
+        return f"http://127.0.0.1:{port}", key
 
     async def _watch_process(self, process: ServerProcess) -> None:
         self.died(await process.until_dead())

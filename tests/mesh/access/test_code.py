@@ -69,6 +69,8 @@ def test_reward_functions_are_code_where_generators_score() -> None:
 def test_files_of_the_host_that_are_sent_away_are_asked_for() -> None:
     reward = {"endpoints": ["grpc://judge:1"], "key_files": {"grpc://judge:1": "/root/.cache/token"}}
     assert asked(reward=reward) == {"reward.key_files": ["/root/.cache/token"]}
+    server = {"address": "http://there:1", "key_file": "/root/.cache/token"}
+    assert asked(rollout={"engine": "sglang", "sglang": server}) == {"rollout.sglang.key_file": ["/root/.cache/token"]}
 
 
 def test_interpreters_and_engine_arguments_count_for_the_engine_that_runs() -> None:

@@ -21,7 +21,8 @@ def main(folder: Path, device: str, section: dict[str, Any]) -> None:
     engine.start()
     try:
         engine._gate.wait_until_up()
-        sys.stdout.write(f"{engine._backend._client.address}\n")  # type: ignore[attr-defined]  # its own backend
+        backend: Any = engine._backend
+        sys.stdout.write(f"{backend._client.address} {backend._server.process.scratch}\n")
         sys.stdout.flush()
         sys.stdin.read()
     finally:

@@ -13,10 +13,12 @@ import psutil
 
 from generators.engines import create_engine
 from generators.engines.base import EngineListener, EngineSettings, InferenceEngine, KvPolicy
+from generators.engines.sglang.launch import KEY_FILE
 from mesh.config.rollout import SglangSection
 from tests import engines_here
 from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel
+from tests.secrets_here import write_secret
 
 START_S = 300.0
 # A pause takes several hops: on a busy machine a response has to be long to be running still.
@@ -72,16 +74,19 @@ class SharedServer:
         self._asked = [str(folder), device, json.dumps(section)]
         self._owner: subprocess.Popen[str] | None = None
         self._address = ""
+        self.key_file = Path()
 
     @property
     def address(self) -> str:
-        """Its URL."""
+        """Its URL; afterwards `key_file` has the key that it asks for."""
         if self._owner is None:
             command = [sys.executable, "-m", "tests.generators.engines.sglang.owner", *self._asked]
             self._owner = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=_ROOT)
             assert self._owner.stdout is not None
-            self._address = self._owner.stdout.readline().strip()
+            self._address, _, scratch = self._owner.stdout.readline().strip().partition(" ")
             assert self._address, "the server did not come up; what its owner says is above"
+            secrets = json.loads((Path(scratch) / KEY_FILE).read_text())
+            self.key_file = write_secret(Path(scratch) / "key", secrets["api-key"])
         return self._address
 
     def processes(self) -> list[psutil.Process]:
@@ -119,7 +124,11 @@ class SglangHarness(ModelHarness):
     def __init__(
         self, model: ContractModel, server: SharedServer, kv: KvPolicy, transfer: str = "auto", device: str = "cpu"
     ) -> None:
-        section = SglangSection(address=server.address, transfer=transfer)  # type: ignore[arg-type] # a literal
+        section = SglangSection(
+            address=server.address,
+            key_file=server.key_file,
+            transfer=transfer,  # type: ignore[arg-type] # a literal
+        )
         self._settings = EngineSettings(slots=self.slots, kv=kv, device=device, sglang=section)
         super().__init__(model)
 

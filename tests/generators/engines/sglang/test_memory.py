@@ -83,6 +83,12 @@ def test_a_broadcast_to_another_machine_has_to_be_allowed() -> None:
     launch.check(SglangSection(transfer="distributed"), allow_insecure=False)
 
 
+def test_a_key_is_for_a_server_that_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"key_file.*address"):
+        launch.check(SglangSection(key_file=tmp_path), allow_insecure=False)
+    launch.check(SglangSection(key_file=tmp_path, address="http://there:30000"), allow_insecure=False)
+
+
 def test_copies_that_meet_on_all_addresses_have_to_be_allowed() -> None:
     section = SglangSection(data_parallel=2)
     with pytest.raises(ConfigError, match=r"data_parallel 2: .*all addresses.*neither token nor TLS.*allow_insecure"):
