@@ -21,7 +21,8 @@ from prometheus_client.exposition import choose_encoder
 from mesh.access.tls import server_context
 from mesh.config.models import SecuritySection
 from mesh.errors import PortInUseError
-from mesh.http_keys import http_key, is_bearer
+from mesh.http_server import http_key, is_bearer
+from mesh.http_server import log as http_log
 
 log = logging.getLogger(__name__)
 PATH = "/metrics"
@@ -63,7 +64,7 @@ async def metrics_server(
     secured: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": CONNECTION_S} if tls else {}
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(1, "metrics") as thread:
-        server = _Server(_Page(registry, key, thread).answer, access_log=None, lingering_time=0.0)
+        server = _Server(_Page(registry, key, thread).answer, logger=http_log, access_log=None, lingering_time=0.0)
         try:
             listening = await loop.create_server(server, host.strip("[]"), 0, **secured)
         except OSError as error:

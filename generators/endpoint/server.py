@@ -32,7 +32,8 @@ from generators.endpoint.workers import Workers
 from mesh.access.tls import server_context
 from mesh.config.models import SecuritySection
 from mesh.errors import PortInUseError, RollmeshError
-from mesh.http_keys import http_key, is_bearer
+from mesh.http_server import http_key, is_bearer
+from mesh.http_server import log as http_log
 from mesh.service import advertised_address
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,12 @@ class EndpointServer:
 
     async def _listen(self, app: web.Application, host: str, port: int, tls: ssl.SSLContext | None) -> int:
         runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S, auto_decompress=False
+            app,
+            handler_cancellation=True,
+            logger=http_log,
+            access_log=None,
+            shutdown_timeout=_CLOSE_S,
+            auto_decompress=False,
         )
         await runner.setup()
         self._runners.append(runner)

@@ -104,7 +104,7 @@ def test_numbers_switches_and_known_words_of_engines_are_no_code() -> None:
         {"reasoning_parser_plugin": "/tmp/parser.py"},
         {"compilation_config": {"backend": "mine.compile"}},
         {"log_config_file": "/tmp/log.json"},
-        {"tokenizer": "somebody/else"},
+        {"tokenizer_path": "somebody/else"},
         {"of_a_later_release": "mine.Class"},
         # A word of few where the argument takes one, and a structure all the same.
         {"kv_cache_dtype": {"class": "mine"}},

@@ -1,13 +1,29 @@
-"""Keys of what a service answers over HTTP: a bearer token each, which opens nothing else of the mesh."""
+"""What all that services answer over HTTP has in common: keys, and a log that strangers do not fill.
+
+Invariant: a key is a bearer token, which opens nothing else of the mesh.
+"""
 
 from __future__ import annotations
 
 import hmac
+import logging
 from pathlib import Path
+
+from aiohttp.http_exceptions import HttpProcessingError
 
 from mesh.access.credentials import read_secret
 from mesh.errors import ConfigError
 from mesh.rpc import is_loopback
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether it is no stranger's fault: a request that cannot be parsed is answered, and that is all."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+# For servers of aiohttp.
+log = logging.getLogger(__name__)
+log.addFilter(_is_ours)
 
 
 def http_key(path: Path | None, setting: str, host: str, what: str, *, allow_insecure: bool) -> str | None:
