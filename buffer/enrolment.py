@@ -2,7 +2,8 @@
 
 Invariants: all fronts that are alive go by the same rules (the first one's; a front that would bring others is
 refused, and says which); a front that the others took for dead asks to enter again before it is listed again, and
-ends where the run has been taken up under other rules meanwhile.
+ends where the run has been taken up under other rules meanwhile, or where its grant is over: no member would believe
+it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from buffer.context import FrontContext
 from buffer.redis_access import RedisAccess
+from mesh.access.token_file import Expiry
 from mesh.errors import RollmeshError, StoreError
 from mesh.hosts import host_id
 from protos import membership_pb2 as pb
@@ -33,6 +35,7 @@ class Enrolment:
         front_id: the front's member id.
         address: where clients reach it.
         bootstrap: enters the run's rules; raises where another front goes by different ones.
+        expiry: of the grant that the front proves itself with.
     """
 
     def __init__(
@@ -43,10 +46,12 @@ class Enrolment:
         front_id: str,
         address: str,
         bootstrap: Callable[[], Awaitable[None]],
+        expiry: Expiry,
     ) -> None:
         self._front = front
         self._access = access
         self._bootstrap = bootstrap
+        self._expiry = expiry
         self._member = pb.Member(
             member_id=front_id,
             role=pb.ROLE_BUFFER,
@@ -64,7 +69,7 @@ class Enrolment:
         self._generation = int(answer[1])
 
     async def stay(self) -> RollmeshError:
-        """Heartbeats until the run is served by other rules; returns the error that says so."""
+        """Heartbeats until the run is served by other rules or the grant is over; returns the error that says so."""
         trouble = self._front.trouble
         while True:
             await asyncio.sleep(self._front.member_ttl_ms / 1000 / _BEATS_PER_TERM)
@@ -80,7 +85,9 @@ class Enrolment:
 
     async def _beat(self) -> bool:
         """One heartbeat; whether the run still knows this front."""
-        beat = pb.HeartbeatRequest(member_id=self._member.member_id, generation=self._generation)
+        beat = pb.HeartbeatRequest(
+            member_id=self._member.member_id, generation=self._generation, gauges=self._expiry.gauges()
+        )
         answer = await self._access.verb(
             "heartbeat", "", beat.member_id, beat.generation, beat.SerializeToString(), 0, self._front.member_ttl_ms
         )

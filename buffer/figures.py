@@ -25,6 +25,7 @@ from buffer.ledger import describe
 from buffer.members import read_members
 from buffer.policy.rules import TABLES
 from buffer.redis_access import RedisAccess
+from mesh.access.token_file import GRANT_GAUGE
 from mesh.errors import StoreError
 from mesh.text import with_part
 from protos import buffer_pb2 as pb
@@ -96,6 +97,7 @@ METRICS = (
     _gauge("policy_incarnation", "The learner's incarnation"),
     _gauge("committed_version", "Uses below this version are durable"),
     _gauge("members", "Members by role", "role"),
+    _gauge("grant_seconds_left", "Time until the first grant of such a member ends, where one has an end", "role"),
     _gauge("redis_used_memory_bytes", "Memory of Redis"),
     _gauge("redis_max_memory_bytes", "Memory above which Redis refuses writes; 0: no limit"),
 )
@@ -109,12 +111,14 @@ class Readings:
         front, access: whom to ask.
         tables: figures by table.
         members: number by role.
+        grants: seconds until the first of their grants ends, by role.
     """
 
     front: FrontContext
     access: RedisAccess
     tables: dict[str, pb.DescribeResponse] = field(default_factory=dict)
     members: dict[str, int] = field(default_factory=dict)
+    grants: dict[str, float] = field(default_factory=dict)
 
     async def read(self) -> None:
         """Reads everything anew.
@@ -127,6 +131,11 @@ class Readings:
         everyone, _ = await read_members(self.front, self.access)
         roles = [membership_pb2.Role.Name(member.role).removeprefix("ROLE_").lower() for member in everyone]
         self.members = {role: roles.count(role) for role in ("learner", "generator", "reward", "buffer")}
+        self.grants = {}
+        for role, member in zip(roles, everyone, strict=True):
+            if GRANT_GAUGE in member.gauges:
+                left_s = member.gauges[GRANT_GAUGE]
+                self.grants[role] = min(left_s, self.grants.get(role, left_s))
 
 
 class TableCollector(Collector):
@@ -180,6 +189,7 @@ def samples_of(readings: Readings) -> dict[str, dict[tuple[str, ...], float]]:
         found["redis_used_memory_bytes"][()] = train.redis_used_bytes
         found["redis_max_memory_bytes"][()] = train.redis_max_bytes
     found["members"] = {(role,): count for role, count in readings.members.items()}
+    found["grant_seconds_left"] = {(role,): left_s for role, left_s in readings.grants.items()}
     return found
 
 

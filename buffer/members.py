@@ -13,6 +13,8 @@ from buffer.keys import Keys
 from buffer.limits import MAX_RUN_MEMBERS
 from buffer.policy.rules import TABLES
 from buffer.redis_access import RedisAccess
+from mesh.access.credentials import Credentials
+from mesh.access.proof import check_challenge, proven
 from mesh.errors import ConfigError, PayloadError, StoreError
 from mesh.versions import checked_version
 from protos import membership_pb2 as pb
@@ -87,11 +89,13 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
     Args:
         front: what the front shares.
         access: Redis.
+        credentials: of the front; None where the mesh has no token.
     """
 
-    def __init__(self, front: FrontContext, access: RedisAccess) -> None:
+    def __init__(self, front: FrontContext, access: RedisAccess, credentials: Credentials | None) -> None:
         self._front = front
         self._access = access
+        self._credentials = credentials
 
     async def Join(self, request: pb.JoinRequest, _context: Any) -> pb.JoinResponse:
         """See membership.proto."""
@@ -103,6 +107,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
         check_id("member_id", request.member_id)
         check_text("address", request.address)
         check_text("host_id", request.host_id)
+        check_challenge(request.challenge)
         call = checked_number("call", request.call)
         if request.role not in (pb.ROLE_LEARNER, pb.ROLE_GENERATOR, pb.ROLE_REWARD):
             raise PayloadError("role", f"expected learner, generator or reward, got {request.role}")
@@ -122,7 +127,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
                 f"the run has {MAX_RUN_MEMBERS} members, and takes no more",
                 hint="members that fell silent are forgotten within a lease term; does something join again and again?",
             )
-        return pb.JoinResponse(
+        response = pb.JoinResponse(
             generation=answer[1],
             run_config_json=self._front.config_json,
             heartbeat_interval_ms=max(50, self._front.member_ttl_ms // _BEATS_PER_TERM),
@@ -130,11 +135,13 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             run_name=self._front.run_name,
             fronts=await read_fronts(self._access, self._front.store.keys),
         )
+        return proven(self._credentials, request, response)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, _context: Any) -> pb.HeartbeatResponse:
         """See membership.proto."""
         check_policy("serving", request.serving)
         check_status(request)
+        check_challenge(request.challenge)
         checked_version("incarnation", request.incarnation)
         answer = await self._access.verb(
             "heartbeat", "", request.member_id, request.generation, request.SerializeToString(),
@@ -148,7 +155,7 @@ class MembershipServicer(membership_pb2_grpc.MembershipServicer):
             response.learner.CopyFrom(_merged(learner, status))
         if incarnation:
             response.policy.CopyFrom(trajectory.PolicyVersion(incarnation=incarnation, version=version))
-        return response
+        return proven(self._credentials, request, response)
 
     async def Leave(self, request: pb.LeaveRequest, _context: Any) -> pb.LeaveResponse:
         """See membership.proto."""

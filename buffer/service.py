@@ -26,6 +26,7 @@ from buffer.scoring import load_score
 from buffer.side_store import SideStore
 from buffer.store import Store
 from mesh.access.credentials import Identity, Role, new_identity
+from mesh.access.token_file import Expiry, credentials_of
 from mesh.config import Config
 from mesh.config.models import SecuritySection
 from mesh.config.redis_url import without_login
@@ -105,11 +106,11 @@ class BufferService:
         self._failure = asyncio.get_running_loop().create_future()
         url = config.buffer.redis or await self._embedded()
         front, access = await self._front(url)
-        server = new_server(
-            config.security, Identity(Role.BUFFER), max_message_mb=config.network.max_message_mb, decoders=DECODERS
-        )
+        identity = Identity(Role.BUFFER)
+        credentials = credentials_of(config.security, identity)
+        server = new_server(config.security, identity, max_message_mb=config.network.max_message_mb, decoders=DECODERS)
         buffer_pb2_grpc.add_BufferServicer_to_server(BufferServicer(front, access), server)
-        membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(front, access), server)
+        membership_pb2_grpc.add_MembershipServicer_to_server(MembershipServicer(front, access, credentials), server)
         health = add_health_and_reflection(server, SERVICES)
         port = bind(server, self._host, self._port, config.security)
         await server.start()
@@ -132,16 +133,18 @@ class BufferService:
             self._background(job)
         await set_serving(health, SERVICES)
         self.address = advertised_address(self._host, port, config.network.advertise)
-        await self._enrol(front, access)
+        await self._enrol(front, access, Expiry(credentials))
         log.info("buffer serves run %s at %s", config.run.name, self.address)
 
-    async def _enrol(self, front: FrontContext, access: RedisAccess) -> None:
+    async def _enrol(self, front: FrontContext, access: RedisAccess, expiry: Expiry) -> None:
         """Lists this front, now that it answers, and takes it off before it stops answering."""
 
         async def bootstrap() -> None:
             await self._bootstrap(front.store, front.rules, sole=False)
 
-        enrolment = Enrolment(front, access, front_id=self._front_id, address=self.address, bootstrap=bootstrap)
+        enrolment = Enrolment(
+            front, access, front_id=self._front_id, address=self.address, bootstrap=bootstrap, expiry=expiry
+        )
         await enrolment.enter()
         self._exit.push_async_callback(enrolment.leave)
 

@@ -16,6 +16,7 @@ import grpc
 
 from mesh.access.credentials import Identity, Role
 from mesh.config.models import SecuritySection
+from mesh.errors import UnauthenticatedError
 from mesh.membership import MembershipAgent
 from mesh.rpc import open_channel
 from mesh.versions import PolicyVersion
@@ -115,8 +116,9 @@ class LearnerLink:
         """Asks the mesh now, ahead of the next heartbeat."""
         try:
             await self._agent.beat()
-        except grpc.aio.AioRpcError as error:
-            log.debug("the mesh does not say who the learner is: %s", error.details())
+        except (grpc.aio.AioRpcError, UnauthenticatedError) as error:
+            # The heartbeats, which meet the same, judge it.
+            log.debug("the mesh does not say who the learner is: %s", error)
 
     async def close(self) -> None:
         """Closes what is open."""

@@ -17,6 +17,7 @@ from generators.generator import Generator
 from generators.weights.relay import Relay
 from mesh.access.code import CodeRule, check_code
 from mesh.access.credentials import Identity, Role
+from mesh.access.token_file import identity_of
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import ConfigError
 from mesh.fronts import open_mesh
@@ -24,7 +25,7 @@ from mesh.heap import TENSOR_BYTES, keep_freed_memory
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent
 from mesh.metrics_server import metrics_server
-from mesh.rpc import bind, identity_of, is_loopback, new_server
+from mesh.rpc import bind, is_loopback, new_server
 from mesh.service import (
     Shutdown,
     add_health_and_reflection,

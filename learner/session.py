@@ -31,12 +31,13 @@ from learner.weights import WeightPublisher, WeightsService
 from learner.weights.push_metrics import PushCollector
 from learner.weights.service import SERVICE_NAME as WEIGHTS_SERVICE
 from mesh.access.credentials import Role
+from mesh.access.token_file import identity_of
 from mesh.config import Config
 from mesh.fronts import open_mesh
 from mesh.hosts import host_id
 from mesh.membership import MembershipAgent
 from mesh.metrics_server import metrics_server
-from mesh.rpc import bind, identity_of, new_server
+from mesh.rpc import bind, new_server
 from mesh.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
 from protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
 

@@ -20,7 +20,8 @@ from typing import Any
 
 import grpc
 
-from mesh.access.credentials import Identity
+from mesh.access.credentials import Credentials, Identity
+from mesh.access.token_file import credentials_of
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError
 from mesh.rpc import KEEPALIVE_S, is_loopback, is_transient_code, open_channel
@@ -67,11 +68,13 @@ def open_mesh(
         identity: in whose name calls are made; none: as the token file makes the caller.
         keepalive_s: seconds of silence after which a connection is asked for a sign of life.
     """
+    credentials = credentials_of(security, identity)
     return MeshChannel(
         addresses_of(mesh),
         lambda address: open_channel(
-            address, security, identity, max_message_mb=max_message_mb, keepalive_s=keepalive_s
+            address, security, credentials, max_message_mb=max_message_mb, keepalive_s=keepalive_s
         ),
+        credentials,
     )
 
 
@@ -91,10 +94,19 @@ class MeshChannel(grpc.aio.Channel):
     Args:
         addresses: fronts known from the start; never forgotten.
         open_front: opens the connection to one of them.
+
+    Attributes:
+        credentials: of the caller; None where the mesh has no token.
     """
 
-    def __init__(self, addresses: Sequence[str], open_front: Callable[[str], grpc.aio.Channel]) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        open_front: Callable[[str], grpc.aio.Channel],
+        credentials: Credentials | None,
+    ) -> None:
         self._open_front = open_front
+        self.credentials = credentials
         self._given = tuple(addresses)
         self._listed = self._given
         self._fronts = {address: _Front(address, open_front(address)) for address in addresses}

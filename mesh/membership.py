@@ -2,7 +2,8 @@
 
 Invariants: the agent keeps trying while the mesh is away, for at most `retry_s` in a row, and then says so through
 `lost`; a channel to the mesh learns from every answer which fronts are alive; a member that the mesh has forgotten
-joins again under a new connection generation; a learner whose incarnation was taken over sees `fenced`.
+joins again under a new connection generation; a learner whose incarnation was taken over sees `fenced`; where there is
+a token, only fronts that prove that they belong to its mesh are believed (`mesh.access.proof`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from typing import Any
 
 import grpc
 
-from mesh.errors import RollmeshError, UnreachableError, ended_by
+from mesh.access.claiming import Claiming
+from mesh.access.credentials import Credentials
+from mesh.access.proof import check_answer, new_challenge
+from mesh.access.token_file import Expiry
+from mesh.errors import ConfigError, RollmeshError, UnauthenticatedError, UnreachableError, ended_by
 from mesh.fronts import MeshChannel
 from mesh.retries import Retries
 from mesh.rpc import call_with_retry, to_rollmesh_error
@@ -49,7 +54,7 @@ class MembershipAgent:
         fenced: set when this learner's incarnation was taken over.
         run_finished: set when the run ends in order. Who joins a run that has ended already waits for a learner that
             goes on with it.
-        lost: set when the mesh could not be reached for `retry_s`; `lost_error` says why.
+        lost: set when the mesh could not be reached, or believed, for `retry_s`; `lost_error` says why.
     """
 
     def __init__(
@@ -66,6 +71,8 @@ class MembershipAgent:
         self._stub: Any = membership_pb2_grpc.MembershipStub(channel)
         self._learn = channel.learn if isinstance(channel, MeshChannel) else _stay
         self._mesh = f"the mesh at {','.join(channel.addresses)}" if isinstance(channel, MeshChannel) else "the mesh"
+        self._credentials = _credentials_of(channel)
+        self._expiry = Expiry(self._credentials)
         self._join_request = membership_pb2.JoinRequest(
             member_id=member_id, role=role, address=address, host_id=host_id, pid=os.getpid(), protocol=PROTOCOL
         )
@@ -98,6 +105,7 @@ class MembershipAgent:
 
         Raises:
             UnreachableError: the mesh did not answer within `retry_s`.
+            UnauthenticatedError: who answers is not the mesh, or does not know this member's token.
         """
         await self._join(self._retry_s)
         await call_with_retry(self.beat, retry_s=self._retry_s, what="the first heartbeat")
@@ -128,19 +136,23 @@ class MembershipAgent:
         self._gauges = {name: value for name, value in self._gauges.items() if math.isfinite(value)}
 
     async def beat(self) -> None:
-        """One heartbeat now; joins again where the mesh does not know this member any more."""
-        response = await self._stub.Heartbeat(
-            membership_pb2.HeartbeatRequest(
-                member_id=self.member_id,
-                generation=self.generation,
-                serving=self._serving.to_proto() if self._serving else None,
-                gauges=self._gauges,
-                waiting_reason=self._waiting_reason,
-                incarnation=self._incarnation,
-                endpoint=self._endpoint,
-            ),
-            timeout=self._beat_timeout_s,
+        """One heartbeat now; joins again where the mesh does not know this member any more.
+
+        Raises:
+            UnauthenticatedError: this member's grant is over, or who answers is not the mesh.
+        """
+        request = membership_pb2.HeartbeatRequest(
+            member_id=self.member_id,
+            generation=self.generation,
+            serving=self._serving.to_proto() if self._serving else None,
+            gauges={**self._gauges, **self._expiry.gauges()},
+            waiting_reason=self._waiting_reason,
+            incarnation=self._incarnation,
+            endpoint=self._endpoint,
+            challenge=new_challenge(),
         )
+        response = await self._stub.Heartbeat(request, timeout=self._beat_timeout_s)
+        check_answer(self._credentials, request, response, self._mesh)
         if not response.known:
             await self._join(self._retry_s)
             self._notify()
@@ -202,13 +214,17 @@ class MembershipAgent:
         log.info("joined run %s as %s (generation %d)", self.run_name, self.member_id, self.generation)
 
     async def _try_to_join(self) -> membership_pb2.JoinResponse:
+        # A copy: another join may begin while this one waits.
+        request = membership_pb2.JoinRequest(challenge=new_challenge())
+        request.MergeFrom(self._join_request)
         try:
-            response: membership_pb2.JoinResponse = await self._stub.Join(self._join_request, timeout=self._timeout_s)
+            response: membership_pb2.JoinResponse = await self._stub.Join(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             if time.monotonic() >= self._say_at:
                 self._say_at = time.monotonic() + _JOIN_LOG_S
                 log.warning("waits for %s, %.0f s at most: %s", self._mesh, self._retry_s, error.details())
             raise
+        check_answer(self._credentials, request, response, self._mesh)
         return response
 
     async def _run(self) -> None:
@@ -219,11 +235,13 @@ class MembershipAgent:
                 await self.beat()
                 retries.answered()
                 pause_s = self._interval_s
-            except grpc.aio.AioRpcError as error:
+            except (grpc.aio.AioRpcError, UnauthenticatedError) as error:
+                # Another front may be believed, and a grant that is over may be replaced.
                 is_last, pause_s = retries.failed(), self._interval_s / _BEATS_LOST
-                log.warning("heartbeats have failed for %.1f s: %s", retries.failing_s, error.details())
+                failure = error if isinstance(error, RollmeshError) else to_rollmesh_error(error, "heartbeat")
+                log.warning("heartbeats have failed for %.1f s: %s", retries.failing_s, failure)
                 if is_last:
-                    self._give_up(to_rollmesh_error(error, "heartbeat"))
+                    self._give_up(failure)
                     return
             except RollmeshError as error:
                 self._give_up(error)
@@ -238,7 +256,9 @@ class MembershipAgent:
         self.lost.set()
 
     def _give_up(self, error: RollmeshError) -> None:
-        self.lost_error = UnreachableError(f"the mesh has not answered for {self._retry_s:.0f} s: {error.message}")
+        away = UnreachableError(f"the mesh has not answered for {self._retry_s:.0f} s: {error.message}")
+        # What the operator has to mend, starting again does not.
+        self.lost_error = error if isinstance(error, ConfigError) else away
         self.lost.set()
         self._notify()
 
@@ -249,6 +269,12 @@ class MembershipAgent:
 
 def _identity(member: membership_pb2.Member | None) -> tuple[str, str] | None:
     return (member.member_id, member.address) if member else None
+
+
+def _credentials_of(channel: grpc.aio.Channel) -> Credentials | None:
+    """Those that the calls of a channel are made with."""
+    found = channel.credentials if isinstance(channel, (MeshChannel, Claiming)) else None
+    return found if isinstance(found, Credentials) else None
 
 
 def _stay(_fronts: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -21,18 +22,10 @@ from google.protobuf.message import DecodeError
 
 from mesh import errors
 from mesh.access.claiming import AUTHORIZATION, Claiming
-from mesh.access.credentials import (
-    Credentials,
-    Identity,
-    Role,
-    Secret,
-    SharedKey,
-    new_identity,
-    parse_secret,
-    read_secret,
-)
+from mesh.access.credentials import Credentials, Identity, SharedKey
 from mesh.access.permissions import HEALTH, HEALTH_CHECK, check_member, check_role, contract_of, names_member
 from mesh.access.tls import channel_credentials, server_credentials
+from mesh.access.token_file import credentials_of
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError, RollmeshError, UnauthenticatedError, UnreachableError
 from mesh.retries import Retries
@@ -65,6 +58,10 @@ KEEPALIVE_S = 5.0
 HANDSHAKE_S = 10.0
 # Calls that a connection may have at once; others wait at their caller. A member has some tens of streams and calls.
 MOST_CALLS = 1024
+# Connections that a service takes: 1,000 generators with a few each, and others. Further ones are closed at once.
+MOST_CONNECTIONS = 8192
+# Files that a service needs for anything else.
+_OTHER_FILES = 512
 
 
 def _error_classes() -> dict[str, type[RollmeshError]]:
@@ -82,31 +79,24 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def secret_of(security: SecuritySection) -> Secret | None:
-    """The mesh's token, or a grant of it; None where the mesh has none.
+def connections_within(files: int) -> int:
+    """How many connections a service takes that may have so many files open.
 
-    Raises:
-        ConfigError: its file cannot be read, is open to others, or holds neither.
+    Without a bound, connections take the last files, and then whatever else the service opens fails.
     """
-    if security.token_file is None:
-        return None
-    source = f"security.token_file {security.token_file}"
-    return parse_secret(read_secret(security.token_file, "security.token_file"), source)
+    return min(MOST_CONNECTIONS, max(files - _OTHER_FILES, files // 2))
 
 
-def identity_of(security: SecuritySection, role: Role) -> Identity:
-    """A role under a new member id, as a grant of the token file wants it.
-
-    Raises:
-        ConfigError: as `secret_of`.
-    """
-    secret = secret_of(security)
-    return secret.new_identity(role) if secret is not None else new_identity(role)
-
-
-def _credentials(security: SecuritySection, identity: Identity | None) -> Credentials | None:
-    secret = secret_of(security)
-    return secret.credentials(identity) if secret is not None else None
+def _more_files() -> int:
+    """Allows this process the files of all connections, as far as it may do so itself; returns how many it may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
 
 
 def _options(max_message_mb: int, keepalive_s: float = KEEPALIVE_S) -> list[tuple[str, int]]:
@@ -134,7 +124,7 @@ def _options(max_message_mb: int, keepalive_s: float = KEEPALIVE_S) -> list[tupl
 def open_channel(
     address: str,
     security: SecuritySection,
-    identity: Identity | None = None,
+    caller: Identity | Credentials | None = None,
     *,
     max_message_mb: int = 64,
     keepalive_s: float = KEEPALIVE_S,
@@ -142,7 +132,7 @@ def open_channel(
     """A channel to `host:port` (or `grpc://host:port`) that reconnects by itself within a second or two.
 
     Args:
-        identity: in whose name calls are made; none: as the token file makes the caller.
+        caller: in whose name calls are made; none: as the token file makes the caller.
     """
     options = [
         *_options(max_message_mb, keepalive_s),
@@ -153,7 +143,7 @@ def open_channel(
         ("grpc.use_local_subchannel_pool", 1),
     ]
     target = address.removeprefix("grpc://")
-    credentials = _credentials(security, identity)
+    credentials = caller if isinstance(caller, Credentials) else credentials_of(security, caller)
     tls = channel_credentials(security)
     if tls is not None:
         channel = grpc.aio.secure_channel(target, tls, options=options)
@@ -238,7 +228,10 @@ Decoders = Mapping[str, Callable[[bytes], Any]]
 
 
 class _Guard(grpc.aio.ServerInterceptor):
-    """Lets in who may call, and turns typed errors into statuses, for all kinds of handlers."""
+    """Lets in who may call, and turns typed errors into statuses, for all kinds of handlers.
+
+    Of who may not, nothing is read: its messages would take memory.
+    """
 
     def __init__(self, credentials: Credentials | SharedKey | None, decoders: Decoders) -> None:
         self._credentials = credentials
@@ -246,7 +239,7 @@ class _Guard(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
-        if handler is None or details.method == HEALTH_CHECK:
+        if handler is None:
             return handler
         decode, check = self._decoders.get(details.method), _unchecked
         if self._credentials is not None:
@@ -254,7 +247,7 @@ class _Guard(grpc.aio.ServerInterceptor):
                 caller = self._caller(self._credentials, details)
                 check_role(caller, details.method)
             except RollmeshError as error:
-                return _refusing(handler, error)
+                return _answering_unread(handler) if details.method == HEALTH_CHECK else _refusing(error)
             if names_member(details.method):
                 check = partial(check_member, caller, details.method, taken_apart=decode is not None)
         if details.method.startswith(HEALTH):
@@ -272,15 +265,21 @@ def _unchecked(_request: Any) -> None:
     """Anyone may say this."""
 
 
-def _refusing(handler: Any, error: RollmeshError) -> Any:
-    async def refuse(_request: Any, context: Any) -> None:
+def _refusing(error: RollmeshError) -> Any:
+    async def refuse(_requests: Any, context: Any) -> None:
         await abort(context, error)
 
-    async def refuse_stream(_request: Any, context: Any) -> AsyncIterator[Any]:
-        await abort(context, error)
-        yield
+    # On the wire all kinds of calls are alike, and a stream's messages come only when they are asked for.
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
-    return _rebuilt(handler, refuse, refuse_stream, handler.request_deserializer)
+
+def _answering_unread(check: Any) -> Any:
+    """A health check that tells of the service as a whole, whatever was asked."""
+
+    async def answer(_requests: Any, context: Any) -> None:
+        await context.write(await check.unary_unary(check.request_deserializer(b""), context))
+
+    return grpc.stream_stream_rpc_method_handler(answer, None, check.response_serializer)
 
 
 def _translating(handler: Any, decode: Callable[[bytes], Any], check: Callable[[Any], None]) -> Any:
@@ -397,8 +396,9 @@ def new_server(
         ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
         ("grpc.max_concurrent_streams", MOST_CALLS),
+        ("grpc.max_allowed_incoming_connections", connections_within(_more_files())),
     ]
-    return grpc.aio.server(interceptors=[_Guard(key or _credentials(security, identity), decoders)], options=options)
+    return grpc.aio.server(interceptors=[_Guard(key or credentials_of(security, identity), decoders)], options=options)
 
 
 def check_exposure(host: str, security: SecuritySection) -> None:

@@ -55,7 +55,7 @@ class Member(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., heartbeat_age_ms: _Optional[int] = ..., waiting_reason: _Optional[str] = ..., joined_unix_ms: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("member_id", "role", "address", "host_id", "pid", "protocol", "call")
+    __slots__ = ("member_id", "role", "address", "host_id", "pid", "protocol", "call", "challenge")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class JoinRequest(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CALL_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     role: Role
     address: str
@@ -70,26 +71,29 @@ class JoinRequest(_message.Message):
     pid: int
     protocol: int
     call: int
-    def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., protocol: _Optional[int] = ..., call: _Optional[int] = ...) -> None: ...
+    challenge: bytes
+    def __init__(self, member_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., host_id: _Optional[str] = ..., pid: _Optional[int] = ..., protocol: _Optional[int] = ..., call: _Optional[int] = ..., challenge: _Optional[bytes] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("generation", "run_config_json", "heartbeat_interval_ms", "member_ttl_ms", "run_name", "fronts")
+    __slots__ = ("generation", "run_config_json", "heartbeat_interval_ms", "member_ttl_ms", "run_name", "fronts", "proof")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RUN_CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     MEMBER_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     RUN_NAME_FIELD_NUMBER: _ClassVar[int]
     FRONTS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     generation: int
     run_config_json: str
     heartbeat_interval_ms: int
     member_ttl_ms: int
     run_name: str
     fronts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, generation: _Optional[int] = ..., run_config_json: _Optional[str] = ..., heartbeat_interval_ms: _Optional[int] = ..., member_ttl_ms: _Optional[int] = ..., run_name: _Optional[str] = ..., fronts: _Optional[_Iterable[str]] = ...) -> None: ...
+    proof: str
+    def __init__(self, generation: _Optional[int] = ..., run_config_json: _Optional[str] = ..., heartbeat_interval_ms: _Optional[int] = ..., member_ttl_ms: _Optional[int] = ..., run_name: _Optional[str] = ..., fronts: _Optional[_Iterable[str]] = ..., proof: _Optional[str] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("member_id", "generation", "serving", "gauges", "waiting_reason", "incarnation", "endpoint")
+    __slots__ = ("member_id", "generation", "serving", "gauges", "waiting_reason", "incarnation", "endpoint", "challenge")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +108,7 @@ class HeartbeatRequest(_message.Message):
     WAITING_REASON_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     generation: int
     serving: _trajectory_pb2.PolicyVersion
@@ -111,23 +116,26 @@ class HeartbeatRequest(_message.Message):
     waiting_reason: str
     incarnation: int
     endpoint: str
-    def __init__(self, member_id: _Optional[str] = ..., generation: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., waiting_reason: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    challenge: bytes
+    def __init__(self, member_id: _Optional[str] = ..., generation: _Optional[int] = ..., serving: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., waiting_reason: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoint: _Optional[str] = ..., challenge: _Optional[bytes] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("known", "fenced", "learner", "policy", "run_finished", "fronts")
+    __slots__ = ("known", "fenced", "learner", "policy", "run_finished", "fronts", "proof")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     RUN_FINISHED_FIELD_NUMBER: _ClassVar[int]
     FRONTS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     known: bool
     fenced: bool
     learner: Member
     policy: _trajectory_pb2.PolicyVersion
     run_finished: bool
     fronts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, known: _Optional[bool] = ..., fenced: _Optional[bool] = ..., learner: _Optional[_Union[Member, _Mapping]] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., run_finished: _Optional[bool] = ..., fronts: _Optional[_Iterable[str]] = ...) -> None: ...
+    proof: str
+    def __init__(self, known: _Optional[bool] = ..., fenced: _Optional[bool] = ..., learner: _Optional[_Union[Member, _Mapping]] = ..., policy: _Optional[_Union[_trajectory_pb2.PolicyVersion, _Mapping]] = ..., run_finished: _Optional[bool] = ..., fronts: _Optional[_Iterable[str]] = ..., proof: _Optional[str] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("member_id", "generation", "run_finished")

@@ -12,12 +12,12 @@ import socket
 from pathlib import Path
 
 from mesh.access.credentials import Identity, Role
+from mesh.access.token_file import identity_of
 from mesh.config.models import Config
 from mesh.fronts import open_mesh
 from mesh.heap import settle_heap
 from mesh.membership import MembershipAgent
 from mesh.metrics_server import metrics_server
-from mesh.rpc import identity_of
 from mesh.service import Shutdown, advertised_address, run_service, write_ready_file
 from mesh.threads import reward_workers
 from protos import membership_pb2

@@ -22,12 +22,14 @@ class Claiming(grpc.aio.Channel):
 
     Args:
         channel: makes the calls.
+
+    Attributes:
         credentials: of the caller.
     """
 
     def __init__(self, channel: grpc.aio.Channel, credentials: Credentials | SharedKey) -> None:
         self._channel = channel
-        self._credentials = credentials
+        self.credentials = credentials
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return self._sending(method, self._channel.unary_unary(method, *args, **kwargs))
@@ -45,7 +47,7 @@ class Claiming(grpc.aio.Channel):
         contract = contract_of(path)
 
         def call(*args: Any, metadata: Iterable[tuple[str, str]] = (), **kwargs: Any) -> Any:
-            claim = (AUTHORIZATION, f"Bearer {self._credentials.claim(contract)}")
+            claim = (AUTHORIZATION, f"Bearer {self.credentials.claim(contract)}")
             return method(*args, metadata=(*metadata, claim), **kwargs)
 
         return call

@@ -3,11 +3,12 @@
 A mesh has one secret, its token. An Ed25519 key (RFC 8032) is derived from it. Who holds the token may act in any role
 and may grant one: a *grant* names a role, by choice a name that begins its members' ids and an end, and the public half
 of a key of its own, all signed by the mesh's key. A call carries a *claim*: the grant, the caller's member id, the
-contract that is called and an end, signed by the grant's key.
+contract that is called and an end, signed by the grant's key. An answer may carry a *proof*: the grant of the service,
+and a signature over what was asked and answered.
 
 Invariants: neither the token nor a grant's key is ever sent; a claim is good for one contract (a reward service cannot
-use a generator's at the buffer) and for an hour; a service needs no secret to check a claim, so that one which has been
-broken into can speak for no one else.
+use a generator's at the buffer) and for an hour; a service needs no secret to check a claim or a proof, so that one
+which has been broken into can speak for no one else.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ TOKEN_CHARACTERS = 32
 CLAIM_S = 3600.0
 # Seconds by which the clocks of two hosts may differ.
 SKEW_S = 300.0
-_GRANT, _CLAIM = "rollmesh-grant-1", "rollmesh-claim-1"
+_GRANT, _CLAIM, _PROOF = "rollmesh-grant-1", "rollmesh-claim-1", "rollmesh-proof-1"
 # Files that a container is given: no one but its own processes can reach them, whatever their mode says.
 _CONTAINER_SECRETS = ("/run/secrets", "/var/run/secrets")
 
@@ -70,7 +71,8 @@ class Grant:
     role: Role
     # Ids of its members are `name.anything`; empty: any.
     name: str
-    # Unix seconds; 0: no end.
+    # Unix seconds; `until` 0: no end.
+    made: float
     until: float
     key: Ed25519PublicKey
     # As it is sent: payload and signature.
@@ -79,6 +81,14 @@ class Grant:
     def covers(self, member_id: str) -> bool:
         """Whether a member of this id may use it."""
         return not self.name or member_id.startswith(f"{self.name}.")
+
+
+Granted = tuple[Grant, Ed25519PrivateKey]
+
+
+def _as_it_was(_held: Grant) -> Granted | None:
+    """A grant that is never replaced."""
+    return None
 
 
 class Credentials:
@@ -90,6 +100,7 @@ class Credentials:
         key: signs its claims.
         member_id: of this process; empty: none in particular.
         clock: Unix seconds.
+        renew: what has replaced a grant, if anything has; raises where it is over.
     """
 
     def __init__(
@@ -99,27 +110,64 @@ class Credentials:
         key: Ed25519PrivateKey,
         member_id: str,
         clock: Callable[[], float] = time.time,
+        renew: Callable[[Grant], Granted | None] = _as_it_was,
     ) -> None:
-        self._mesh, self._grant, self._key, self._clock = mesh, grant, key, clock
+        self._mesh, self._grant, self._key, self._clock, self._renew = mesh, grant, key, clock, renew
         self.identity = Identity(grant.role, member_id)
         self._claims: dict[str, tuple[str, float]] = {}
         self._known: dict[tuple[str, str], tuple[Identity, float]] = {}
+
+    def grant(self) -> Grant:
+        """The one in use.
+
+        Raises:
+            UnauthenticatedError: it is over, and nothing has replaced it.
+        """
+        if (newer := self._renew(self._grant)) is not None:
+            self._grant, self._key = newer
+            self._claims.clear()
+        return self._grant
 
     def claim(self, contract: str) -> str:
         """What a call of a contract carries, made again when half its time is over.
 
         Args:
             contract: full name of the gRPC service, as `rollmesh.v1.Buffer`.
+
+        Raises:
+            UnauthenticatedError: as `grant`.
         """
-        now = self._clock()
+        grant, now = self.grant(), self._clock()
         text, until = self._claims.get(contract, ("", 0.0))
         if until - now < CLAIM_S / 2:
             until = now + CLAIM_S
             fields = {"member": self.identity.member_id, "for": contract, "until": round(until)}
-            unsigned = f"{_CLAIM}.{self._grant.text}.{_packed(fields)}"
+            unsigned = f"{_CLAIM}.{grant.text}.{_packed(fields)}"
             text = f"{unsigned}.{_encoded(self._key.sign(unsigned.encode()))}"
             self._claims[contract] = (text, until)
         return text
+
+    def prove(self, said: bytes) -> str:
+        """A proof that this process has said something."""
+        head = f"{_PROOF}.{self._grant.text}"
+        return f"{head}.{_encoded(self._key.sign(_proven(head, said)))}"
+
+    def check_proof(self, proof: str, said: bytes, role: Role) -> None:
+        """Refuses what no process of a role in this mesh has said.
+
+        Raises:
+            UnauthenticatedError: forged, of another mesh or role, or by a grant that is over.
+        """
+        head, _, signature = proof.rpartition(".")
+        kind, _, text = head.partition(".")
+        if kind != _PROOF:
+            raise UnauthenticatedError("it sent no proof")
+        grant = read_grant(text, self._mesh)
+        _check_signature(grant, signature, _proven(head, said))
+        if grant.role is not role:
+            raise UnauthenticatedError(f"its grant is for {grant.role}, not for {role}")
+        if grant.until and grant.until + SKEW_S < self._clock():
+            raise UnauthenticatedError(f"its grant ended {self._clock() - grant.until:.0f} s ago")
 
     def check(self, claim: str, contract: str) -> Identity:
         """Who made a claim that came with a call of a contract.
@@ -145,10 +193,7 @@ class Credentials:
         if len(parts) != 5 or parts[0] != _CLAIM:
             raise UnauthenticatedError("missing or malformed credential", hint=_HINT)
         grant = read_grant(".".join(parts[1:3]), self._mesh)
-        try:
-            grant.key.verify(_decoded(parts[4]), ".".join(parts[:4]).encode())
-        except InvalidSignature:
-            raise UnauthenticatedError("the credential's signature is wrong", hint=_HINT) from None
+        _check_signature(grant, parts[4], ".".join(parts[:4]).encode())
         try:
             fields = _unpacked(parts[3])
             member, asked, until = str(fields["member"]), fields["for"], float(fields["until"])
@@ -159,6 +204,17 @@ class Credentials:
         if member and not grant.covers(member):
             raise UnauthenticatedError(f"a grant for members {grant.name}.*, used by {member!r}")
         return Identity(grant.role, member), min(until, grant.until) if grant.until else until
+
+
+def _check_signature(grant: Grant, signature: str, signed: bytes) -> None:
+    try:
+        grant.key.verify(_decoded(signature), signed)
+    except InvalidSignature:
+        raise UnauthenticatedError("the credential's signature is wrong", hint=_HINT) from None
+
+
+def _proven(head: str, said: bytes) -> bytes:
+    return f"{head}.{hashlib.sha256(said).hexdigest()}".encode()
 
 
 # Claims that are remembered as checked: those of 1,000 members at six contracts.
@@ -179,7 +235,8 @@ def read_grant(text: str, mesh: Ed25519PublicKey) -> Grant:
         raise UnauthenticatedError("the credential was granted by another mesh", hint=_HINT) from None
     fields = _unpacked(payload)
     key = Ed25519PublicKey.from_public_bytes(_decoded(fields["key"]))
-    return Grant(Role(fields["role"]), str(fields["name"]), float(fields["until"]), key, text)
+    made, until = float(fields["made"]), float(fields["until"])
+    return Grant(Role(fields["role"]), str(fields["name"]), made, until, key, text)
 
 
 class MeshKey:
@@ -194,23 +251,25 @@ class MeshKey:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         self.public = self._key.public_key()
 
-    def grant(self, role: Role, name: str = "", until: float = 0.0) -> tuple[Grant, Ed25519PrivateKey]:
+    def grant(self, role: Role, name: str = "", until: float = 0.0) -> Granted:
         """A role, with the key that uses it.
 
         Args:
             name: ids of its members are `name.anything`; empty: any member of that role.
             until: Unix seconds; 0: no end.
         """
-        key = Ed25519PrivateKey.generate()
+        key, made = Ed25519PrivateKey.generate(), round(time.time())
         fields = {
             "role": role.value,
             "name": name,
+            "made": made,
             "until": round(until),
             "key": _encoded(key.public_key().public_bytes_raw()),
         }
         payload = _packed(fields)
         signature = _encoded(self._key.sign(f"{_GRANT}.{payload}".encode()))
-        return Grant(role, name, float(round(until)), key.public_key(), f"{payload}.{signature}"), key
+        text = f"{payload}.{signature}"
+        return Grant(role, name, float(made), float(round(until)), key.public_key(), text), key
 
     def grant_file(self, role: Role, name: str = "", until: float = 0.0) -> str:
         """A grant as a token file holds it: who has it may act in that role."""
@@ -248,7 +307,7 @@ class Secret:
     mesh: Ed25519PublicKey
     # Of the mesh's token; None: a grant.
     mesh_key: MeshKey | None
-    granted: tuple[Grant, Ed25519PrivateKey] | None
+    granted: Granted | None
     # Names the file in errors.
     source: str
 
@@ -256,24 +315,28 @@ class Secret:
         """What a process of this role and member works with; none: as the file makes it, an operator at best.
 
         Raises:
+            ConfigError: as `granted_to`.
+        """
+        identity = identity or Identity(self.granted[0].role if self.granted else Role.OPERATOR)
+        return Credentials(self.mesh, *self.granted_to(identity), identity.member_id)
+
+    def granted_to(self, identity: Identity, clock: Callable[[], float] = time.time) -> Granted:
+        """A grant that a process of this role and member may use, with its key.
+
+        Raises:
             ConfigError: a grant of another role or member, or one that is over.
         """
-        grant, key = self.granted or self._own(identity.role if identity else Role.OPERATOR)
-        identity = identity or Identity(grant.role)
+        if self.mesh_key is not None:
+            return self.mesh_key.grant(identity.role)
+        assert self.granted is not None
+        grant, hint = self.granted[0], f"rollmesh token grant {identity.role} makes one"
         if grant.role is not identity.role:
-            raise ConfigError(
-                f"{self.source}: a grant for {grant.role}, and this is {identity.role}",
-                hint=f"rollmesh token grant {identity.role} makes one",
-            )
+            raise ConfigError(f"{self.source}: a grant for {grant.role}, and this is {identity.role}", hint=hint)
         if identity.member_id and not grant.covers(identity.member_id):
             raise ConfigError(f"{self.source}: a grant for members {grant.name}.*, not for {identity.member_id!r}")
-        if grant.until and grant.until + SKEW_S < time.time():
-            raise ConfigError(f"{self.source}: the grant ended {time.time() - grant.until:.0f} s ago", hint="make one")
-        return Credentials(self.mesh, grant, key, identity.member_id)
-
-    def _own(self, role: Role) -> tuple[Grant, Ed25519PrivateKey]:
-        assert self.mesh_key is not None
-        return self.mesh_key.grant(role)
+        if grant.until and grant.until <= clock():
+            raise ConfigError(f"{self.source}: the grant ended {clock() - grant.until:.0f} s ago", hint=hint)
+        return self.granted
 
     def new_identity(self, role: Role) -> Identity:
         """A role under a new member id that its grant covers."""

@@ -11,6 +11,7 @@ import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
 
 from buffer.figures import METRICS, registry_of, with_reference
+from mesh.access.token_file import GRANT_GAUGE
 from mesh.versions import PolicyVersion
 from tests.buffer.mesh_fixture import Mesh, make_failure, make_write
 
@@ -31,6 +32,8 @@ async def test_every_figure_of_a_table_is_told_with_its_type(mesh: Mesh) -> None
     groups = await learner.batch(sampler, 2, 0)
     assert (await learner.train(groups, 0)).claimed
 
+    generator.agent.set_status(gauges={GRANT_GAUGE: 90.0})
+    await generator.agent.beat()
     assert front.readings is not None
     await front.readings.read()
     told = prometheus_client.generate_latest(registry_of(front.readings)).decode()
@@ -59,6 +62,7 @@ async def test_every_figure_of_a_table_is_told_with_its_type(mesh: Mesh) -> None
     assert value("oldest_ready_seconds", "train") == 0
     assert value("redis_used_memory_bytes") > 0
     assert (value("members", "buffer"), value("members", "generator"), value("members", "learner")) == (1, 1, 1)
+    assert value("grant_seconds_left", "generator") == 90
     for name in ("time_to_seal_seconds", "time_queued_seconds"):
         assert value(f"{name}_count", "train") == 2
         assert value(f"{name}_bucket", "train", "+Inf") == 2

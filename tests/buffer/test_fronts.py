@@ -14,9 +14,11 @@ from buffer.client import BufferClient
 from buffer.keys import Keys
 from buffer.policy.rules import TABLES, rules_of
 from buffer.service import BufferService, without_secrets
+from mesh.access.credentials import Identity, Role
 from mesh.config import load_config
 from mesh.errors import ConfigError
 from mesh.fronts import MeshChannel, open_mesh
+from mesh.membership import MembershipAgent
 from mesh.versions import PolicyVersion
 from protos import buffer_pb2 as pb
 from protos import membership_pb2, membership_pb2_grpc
@@ -260,6 +262,17 @@ async def test_fronts_protected_by_tls_and_token_are_checked_by_their_own_names(
         stub = membership_pb2_grpc.MembershipStub(channel)
         for _ in range(4):
             assert len((await stub.List(membership_pb2.ListRequest(), timeout=5)).members) == 2
+    identity = Identity(Role.GENERATOR, "g")
+    async with open_mesh(f"{left.address},{right.address}", section, identity) as channel:
+        agent = MembershipAgent(
+            channel, membership_pb2.ROLE_GENERATOR, member_id="g", address="127.0.0.1:1", host_id="test"
+        )
+        await agent.start()
+        for _ in range(4):
+            await agent.beat()
+        assert agent.run_name == "tls"
+        assert set(channel.addresses) == {left.address, right.address}
+        await agent.leave()
     stranger = load_config(
         {"model": {"path": "-"}, "data": {"train": "-"}, "security": {**security, "token_file": None}}
     )

@@ -1,53 +1,69 @@
 """A member's agent outlasts fronts that come and go."""
 
 import asyncio
+import copy
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from mesh import rpc
+from mesh.access.credentials import Credentials, Identity, MeshKey, Role, parse_secret
+from mesh.access.proof import proven
+from mesh.access.token_file import credentials_of
 from mesh.config.models import SecuritySection
-from mesh.errors import StoreError
+from mesh.errors import StoreError, UnauthenticatedError
 from mesh.membership import MembershipAgent
 from protos import membership_pb2 as pb
 from protos import membership_pb2_grpc
+from tests.secrets_here import TOKEN, write_secret
 
 OPEN = SecuritySection()
 
 
 class Front(membership_pb2_grpc.MembershipServicer):
-    """Answers heartbeats as it is told, one after the other."""
+    """Answers heartbeats as it is told, one after the other, and takes every claim."""
 
-    def __init__(self, *answers: pb.HeartbeatResponse | Exception, interval_ms: int = 60_000) -> None:
+    def __init__(
+        self,
+        *answers: pb.HeartbeatResponse | Exception,
+        interval_ms: int = 60_000,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.answers = list(answers)
         self.interval_ms = interval_ms
+        self.credentials = credentials
         self.heartbeats = 0
 
     async def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinResponse:
-        return pb.JoinResponse(generation=1, run_name="run", heartbeat_interval_ms=self.interval_ms)
+        response = pb.JoinResponse(generation=1, run_name="run", heartbeat_interval_ms=self.interval_ms)
+        return proven(self.credentials, request, response)
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
         answer = self.answers[min(self.heartbeats, len(self.answers) - 1)]
         self.heartbeats += 1
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return proven(self.credentials, request, copy.deepcopy(answer))
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveResponse:
         return pb.LeaveResponse()
 
 
 @asynccontextmanager
-async def joined(front: Front, retry_s: float = 20.0) -> AsyncIterator[MembershipAgent]:
+async def joined(
+    front: Front, retry_s: float = 20.0, credentials: Credentials | None = None
+) -> AsyncIterator[MembershipAgent]:
     """An agent that has joined and had its first heartbeat."""
     server = rpc.new_server(OPEN)
     membership_pb2_grpc.add_MembershipServicer_to_server(front, server)
     address = f"127.0.0.1:{rpc.bind(server, '127.0.0.1', 0, OPEN)}"
     await server.start()
-    channel: grpc.aio.Channel = rpc.open_channel(address, OPEN)
+    channel: grpc.aio.Channel = rpc.open_channel(address, OPEN, credentials)
     agent = MembershipAgent(
         channel, pb.ROLE_GENERATOR, member_id="g", address="", host_id="h", timeout_s=5.0, retry_s=retry_s
     )
@@ -100,3 +116,45 @@ async def test_a_member_whose_heartbeats_fail_by_a_fault_is_lost() -> None:
         agent.on_change(fault)
         await agent.lost.wait()
     assert "a fault of ours" in str(agent.lost_error)
+
+
+def of_the_mesh(role: Role, member_id: str = "") -> Credentials:
+    return parse_secret(TOKEN, "").credentials(Identity(role, member_id))
+
+
+async def test_who_only_answers_at_the_address_of_the_mesh_is_refused() -> None:
+    impostor = Front(pb.HeartbeatResponse(known=True, run_finished=True))
+    with pytest.raises(UnauthenticatedError, match="cannot prove"):
+        async with joined(impostor, credentials=of_the_mesh(Role.GENERATOR, "g")):
+            pass
+    assert impostor.heartbeats == 0
+
+
+async def test_who_takes_the_place_of_a_front_is_not_believed_either() -> None:
+    known = pb.HeartbeatResponse(known=True)
+    evil = pb.HeartbeatResponse(known=True, run_finished=True, learner=pb.Member(member_id="evil", address="e:1"))
+    front = Front(known, known, evil, interval_ms=20, credentials=of_the_mesh(Role.BUFFER))
+    async with (
+        joined(front, retry_s=0.3, credentials=of_the_mesh(Role.GENERATOR, "g")) as agent,
+        asyncio.timeout(10.0),
+    ):
+        while front.heartbeats < 2:
+            await asyncio.sleep(0.005)
+        front.credentials = None
+        await agent.lost.wait()
+        assert not agent.run_finished.is_set()
+        assert agent.learner is None
+    assert isinstance(agent.lost_error, UnauthenticatedError)
+
+
+async def test_a_member_whose_grant_ends_is_lost_and_says_which_file_to_replace(tmp_path: Path) -> None:
+    started = now = time.time()
+    path = write_secret(tmp_path / "token", MeshKey(TOKEN).grant_file(Role.GENERATOR, until=started + 600))
+    mine = credentials_of(SecuritySection(token_file=path), Identity(Role.GENERATOR, "g"), lambda: now)
+    front = Front(pb.HeartbeatResponse(known=True), interval_ms=20, credentials=of_the_mesh(Role.BUFFER))
+    async with joined(front, retry_s=0.3, credentials=mine) as agent, asyncio.timeout(10.0):
+        now = started + 601
+        await agent.lost.wait()
+        now = started
+    assert isinstance(agent.lost_error, UnauthenticatedError)
+    assert str(path) in str(agent.lost_error)

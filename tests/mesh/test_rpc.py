@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import itertools
+import resource
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -218,6 +220,36 @@ async def _closed(reader: asyncio.StreamReader) -> None:
     with contextlib.suppress(ConnectionError):
         while await reader.read(1 << 10):
             pass
+
+
+async def test_connections_beyond_the_bound_are_closed_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "MOST_CONNECTIONS", 3)
+    server, address = await _serve(None)
+    host, _, port = address.partition(":")
+    async with rpc.open_channel(address, OPEN) as channel, asyncio.timeout(60):
+        stub = reward_pb2_grpc.RewardStub(channel)
+        await stub.Info(reward_pb2.InfoRequest(), timeout=30)
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(8)]
+        closing = [asyncio.ensure_future(_closed(reader)) for reader, _ in opened]
+        for closed in itertools.islice(asyncio.as_completed(closing), 6):
+            await closed
+        assert sum(task.done() for task in closing) == 6
+        assert (await stub.Info(reward_pb2.InfoRequest(), timeout=30)).name == "ok"
+        for _, writer in opened:
+            writer.close()
+        async with rpc.open_channel(address, OPEN) as another:
+            call = reward_pb2_grpc.RewardStub(another).Info(reward_pb2.InfoRequest(), wait_for_ready=True, timeout=30)
+            assert (await call).name == "ok"
+    await server.stop(0)
+
+
+async def test_files_are_left_for_other_things() -> None:
+    assert rpc.connections_within(1 << 20) == rpc.MOST_CONNECTIONS
+    assert [rpc.connections_within(files) for files in (256, 1024, 4096)] == [128, 512, 3584]
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    rpc.new_server(OPEN)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft >= min(hard, rpc.MOST_CONNECTIONS) or soft == resource.RLIM_INFINITY
 
 
 async def test_a_connection_has_so_many_calls_at_once_and_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:

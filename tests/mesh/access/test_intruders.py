@@ -94,12 +94,38 @@ async def test_who_may_call_gets_in(served: tuple[Everything, grpc.aio.Channel])
     assert everything.served == expected
 
 
+async def test_of_who_is_refused_no_message_is_read(tmp_path: Path) -> None:
+    security = SecuritySection(token_file=write_secret(tmp_path / "token"))
+    server, read = rpc.new_server(security), list[bytes]()
+    kinds = [grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler]
+    handlers = {str(number): make(None, read.append) for number, make in enumerate(kinds)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("rollmesh.v1.Reward", handlers),))
+    port = rpc.bind(server, "127.0.0.1", 0, security)
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for call in (
+            channel.unary_unary("/rollmesh.v1.Reward/0")(bytes(1 << 20), timeout=20),
+            channel.unary_stream("/rollmesh.v1.Reward/1")(bytes(1 << 20), timeout=20).read(),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    await server.stop(None)
+    assert not read
+
+
 async def test_health_answers_everyone_and_is_watched_by_every_role(
     served: tuple[Everything, grpc.aio.Channel],
 ) -> None:
     _, channel = served
     health, asked = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
-    assert (await health.Check(asked, timeout=10)).status
+    # A stranger is told of the whole, whatever it asks for: what it sends is not read.
+    unknown = health_pb2.HealthCheckRequest(service="of a million names one that is not served")
+    for request in (asked, unknown):
+        assert (await health.Check(request, timeout=10)).status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await health.Check(unknown, timeout=10, metadata=_observer("grpc.health.v1.Health"))
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await health.Watch(asked, timeout=10).read()
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED

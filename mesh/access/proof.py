@@ -1,0 +1,72 @@
+"""The mesh proves to its members that it is the mesh, with TLS or without.
+
+A request carries a challenge; the front signs the request and its answer by its grant (`Credentials.prove`).
+
+Invariants: a member that has credentials takes nothing from an answer of Join or Heartbeat that no front of its mesh
+has given to this very request; a front without credentials proves nothing, and a member without any checks nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TypeVar
+
+from mesh.access.credentials import Credentials, Role
+from mesh.errors import PayloadError, UnauthenticatedError
+from protos import membership_pb2 as pb
+
+_CHALLENGE_BYTES = 32
+Request = pb.JoinRequest | pb.HeartbeatRequest
+Answer = TypeVar("Answer", pb.JoinResponse, pb.HeartbeatResponse)
+
+
+def new_challenge() -> bytes:
+    """What no earlier answer can have been given to."""
+    return secrets.token_bytes(_CHALLENGE_BYTES)
+
+
+def proven(credentials: Credentials | None, request: Request, answer: Answer) -> Answer:
+    """An answer with its front's proof, where that was asked for."""
+    if credentials is not None and request.challenge:
+        answer.proof = credentials.prove(_said(request, answer))
+    return answer
+
+
+def check_challenge(challenge: bytes) -> None:
+    """Refuses one of another length; none is right, too.
+
+    Raises:
+        PayloadError: it is not as `new_challenge` makes it.
+    """
+    if len(challenge) not in (0, _CHALLENGE_BYTES):
+        raise PayloadError("challenge", f"expected {_CHALLENGE_BYTES} bytes, got {len(challenge)}")
+
+
+def check_answer(credentials: Credentials | None, request: Request, answer: Answer, mesh: str) -> None:
+    """Refuses an answer that no front of this mesh has given to this request.
+
+    Args:
+        credentials: of the member.
+        mesh: names the mesh's addresses.
+
+    Raises:
+        UnauthenticatedError: someone else answers, or a front that has another token or none.
+    """
+    if credentials is None:
+        return
+    proof = answer.proof
+    answer.ClearField("proof")
+    try:
+        credentials.check_proof(proof, _said(request, answer), Role.BUFFER)
+    except UnauthenticatedError as error:
+        raise UnauthenticatedError(
+            f"who answers at {mesh} cannot prove that it belongs to this mesh: {error.message}",
+            hint="either its security.token_file is of another mesh or missing, or someone else answers in its place; "
+            "nothing of the answer was used",
+        ) from error
+
+
+def _said(request: Request, answer: pb.JoinResponse | pb.HeartbeatResponse) -> bytes:
+    asked = request.SerializeToString(deterministic=True)
+    name = answer.DESCRIPTOR.full_name.encode()
+    return b"%s %d %s%s" % (name, len(asked), asked, answer.SerializeToString(deterministic=True))

@@ -1,0 +1,162 @@
+"""What a process takes from its token file: who it is, and the grant that it proves this with.
+
+Invariants: a grant's file is looked at again every few seconds, and at once when the grant is over; what has replaced
+it is used if it is of the same mesh, and for this role and member. Otherwise the former grant stays in use to its end,
+and the log says why. The mesh's token itself is read once: it cannot change while the mesh runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mesh.access.credentials import (
+    Credentials,
+    Grant,
+    Granted,
+    Identity,
+    Role,
+    Secret,
+    new_identity,
+    parse_secret,
+    read_secret,
+)
+from mesh.config.models import SecuritySection
+from mesh.errors import ConfigError, UnauthenticatedError
+
+log = logging.getLogger(__name__)
+# Seconds between two looks at a grant's file.
+LOOK_S = 5.0
+# The part of a grant's life at which its holder begins to warn.
+_LAST_PART = 0.1
+# Seconds until a member's grant ends, among the gauges of its heartbeats.
+GRANT_GAUGE = "grant_seconds_left"
+
+
+def secret_of(security: SecuritySection) -> Secret | None:
+    """The mesh's token, or a grant of it; None where the mesh has none.
+
+    Raises:
+        ConfigError: its file cannot be read, is open to others, or holds neither.
+    """
+    return None if security.token_file is None else _read(security.token_file)
+
+
+def identity_of(security: SecuritySection, role: Role) -> Identity:
+    """A role under a new member id, as a grant of the token file wants it.
+
+    Raises:
+        ConfigError: as `secret_of`.
+    """
+    secret = secret_of(security)
+    return secret.new_identity(role) if secret is not None else new_identity(role)
+
+
+def credentials_of(
+    security: SecuritySection, identity: Identity | None = None, clock: Callable[[], float] = time.time
+) -> Credentials | None:
+    """What a process of this role and member works with; None where the mesh has no token.
+
+    Args:
+        identity: none: as the token file makes it.
+        clock: Unix seconds.
+
+    Raises:
+        ConfigError: as `secret_of`, or a grant for others, or one that is over.
+    """
+    path = security.token_file
+    if path is None:
+        return None
+    stamp = _stamp(path)
+    secret = _read(path)
+    if secret.granted is None:
+        return secret.credentials(identity)
+    identity = identity or Identity(secret.granted[0].role)
+    file = _GrantFile(path, secret, identity, stamp, clock)
+    return Credentials(secret.mesh, *secret.granted_to(identity, clock), identity.member_id, clock, file.newer)
+
+
+class Expiry:
+    """Warns once of each grant that ends soon.
+
+    Args:
+        credentials: of this process; None: it needs none.
+        clock: Unix seconds.
+    """
+
+    def __init__(self, credentials: Credentials | None, clock: Callable[[], float] = time.time) -> None:
+        self._credentials, self._clock = credentials, clock
+        self._warned_of = ""
+
+    def gauges(self) -> dict[str, float]:
+        """What heartbeats say of it: nothing where the grant has no end.
+
+        Raises:
+            UnauthenticatedError: it is over, and nothing has replaced it.
+        """
+        grant = None if self._credentials is None else self._credentials.grant()
+        if grant is None or not grant.until:
+            return {}
+        left_s = grant.until - self._clock()
+        if left_s < _LAST_PART * (grant.until - grant.made) and self._warned_of != grant.text:
+            self._warned_of = grant.text
+            log.warning("this service's grant ends in %.0f s: replace the file (security.token_file) before", left_s)
+        return {GRANT_GAUGE: left_s}
+
+
+class _GrantFile:
+    def __init__(
+        self, path: Path, first: Secret, identity: Identity, stamp: object, clock: Callable[[], float]
+    ) -> None:
+        self._path, self._mesh, self._identity, self._clock = path, first.mesh, identity, clock
+        self._stamp = stamp
+        self._look_at = clock() + LOOK_S
+
+    def newer(self, held: Grant) -> Granted | None:
+        """What the file holds now, if that has replaced a grant."""
+        now = self._clock()
+        over = 0.0 < held.until <= now
+        if now < self._look_at and not over:
+            return None
+        self._look_at = now + LOOK_S
+        found = self._replaced()
+        if found is None and over:
+            raise UnauthenticatedError(
+                f"security.token_file {self._path}: the grant ended {now - held.until:.0f} s ago",
+                hint=f"replace the file by a new one (rollmesh token grant {held.role}), and start the service again",
+            )
+        return found
+
+    def _replaced(self) -> Granted | None:
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return None
+        self._stamp = stamp
+        try:
+            secret = _read(self._path)
+            if secret.mesh != self._mesh:
+                raise ConfigError(
+                    f"security.token_file {self._path} is of another mesh now",
+                    hint="a mesh's token cannot change while it runs: stop the mesh first",
+                )
+            found = secret.granted_to(self._identity, self._clock)
+        except ConfigError as error:
+            log.error("the former grant stays in use: %s", error)
+            return None
+        log.info("security.token_file %s has been replaced: its new grant is in use", self._path)
+        return found
+
+
+def _read(path: Path) -> Secret:
+    return parse_secret(read_secret(path, "security.token_file"), f"security.token_file {path}")
+
+
+def _stamp(path: Path) -> object:
+    """Changes with the file; None: there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
