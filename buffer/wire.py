@@ -25,6 +25,7 @@ import hiredis
 
 from mesh.config.redis_url import RedisAddress
 from mesh.errors import ConfigError
+from mesh.private import check_closed
 
 Argument = str | bytes | int
 # Rate below which a link counts as broken rather than slow.
@@ -277,14 +278,15 @@ def tls_context(address: RedisAddress) -> ssl.SSLContext | None:
     """How the server's certificate is judged and ours is shown; None without TLS.
 
     Raises:
-        ConfigError: a file cannot be read, or holds no certificate or key.
+        ConfigError: a file cannot be read, holds no certificate or key, or is a key that others may read.
     """
     if not address.tls:
         return None
     options = address.options
     try:
         context = ssl.create_default_context(cafile=options.tls_ca)
-        if options.tls_cert is not None:
+        if options.tls_cert is not None and options.tls_key is not None:
+            check_closed(options.tls_key, "buffer.redis_tls_key")
             context.load_cert_chain(options.tls_cert, options.tls_key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-from mesh.access.credentials import read_secret
 from mesh.errors import ConfigError
+from mesh.private import read_secret
 from mesh.rpc import is_loopback
 
 

@@ -1,7 +1,8 @@
-"""Folders that are their user's alone, whatever the umask: runs, with all that was sampled, and secrets.
+"""Folders and files that are their user's alone: runs, with all that was sampled, and secrets.
 
 Invariants: who cannot enter a folder can neither read what is below it nor connect to its sockets. A folder that was
-there is left as it is, since its owner may want to share it; who needs it private says so.
+there is left as it is, since its owner may want to share it; who needs it private says so. A file that holds a secret
+is used only if no other user may read or change it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ import os
 import stat
 from pathlib import Path
 
+from mesh.errors import ConfigError
+
 _OTHERS = 0o077
+# What root owns may be read by a group that root chose, as certificates of services often are.
+_OTHERS_OF_ROOT = 0o037
+# Files that a container is given: no one but its own processes can reach them, whatever their mode says.
+_CONTAINER_SECRETS = ("/run/secrets", "/var/run/secrets")
 
 
 def private_folder(path: Path) -> None:
@@ -40,5 +47,50 @@ def open_to_others(path: Path) -> bool:
 
 
 def keep_private() -> None:
-    """What this process and its children make from now on is their user's alone."""
+    """What this process and its children make from now on is their user's alone, and so is the code that they load.
+
+    Torch keeps what it compiles, and loads it again, in a folder of /tmp whose name anyone can foresee and may make.
+    """
     os.umask(_OTHERS)
+    home = os.path.expanduser("~")
+    # Made when it is needed. Users of a container may have no home, and its /tmp for themselves.
+    if os.access(home, os.W_OK):
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path(home, ".cache"))
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "rollmesh" / "inductor"))
+
+
+def check_closed(path: Path, key: str) -> None:
+    """Refuses a file with a secret to which other users of the host have rights.
+
+    Args:
+        key: the configuration key that names the file, for errors.
+
+    Raises:
+        ConfigError: they have, or there is no such file.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ConfigError(f"{key} {path}: {error.strerror}") from error
+    rights = status.st_mode & (_OTHERS if status.st_uid else _OTHERS_OF_ROOT)
+    if rights and not any(map(path.is_relative_to, _CONTAINER_SECRETS)):
+        raise ConfigError(f"{key} {path}: other users of this host may read or change it", hint=f"chmod 600 {path}")
+
+
+def read_secret(path: Path, key: str) -> str:
+    """The secret in a file, without the white space around it.
+
+    Args:
+        key: the configuration key that names the file, for errors.
+
+    Raises:
+        ConfigError: it cannot be read, is empty, or is not closed to other users.
+    """
+    check_closed(path, key)
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key} {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not text:
+        raise ConfigError(f"{key} {path} is empty")
+    return text

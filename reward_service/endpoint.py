@@ -19,9 +19,10 @@ from types import MappingProxyType
 import grpc
 
 from mesh.access.claiming import Claiming
-from mesh.access.credentials import Identity, SharedKey, read_secret
+from mesh.access.credentials import Identity, SharedKey
 from mesh.access.tls import channel_credentials
 from mesh.config.models import SecuritySection
+from mesh.private import read_secret
 from mesh.rpc import open_channel
 from protos import reward_pb2, reward_pb2_grpc
 from reward_service.circuit import Circuit

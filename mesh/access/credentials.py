@@ -19,13 +19,11 @@ import hashlib
 import hmac
 import json
 import secrets
-import stat
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
@@ -39,8 +37,6 @@ CLAIM_S = 3600.0
 # Seconds by which the clocks of two hosts may differ.
 SKEW_S = 300.0
 _GRANT, _CLAIM, _PROOF = "rollmesh-grant-1", "rollmesh-claim-1", "rollmesh-proof-1"
-# Files that a container is given: no one but its own processes can reach them, whatever their mode says.
-_CONTAINER_SECRETS = ("/run/secrets", "/var/run/secrets")
 
 
 class Role(StrEnum):
@@ -374,27 +370,6 @@ def parse_secret(text: str, source: str) -> Secret:
         return Secret(mesh, None, (grant, Ed25519PrivateKey.from_private_bytes(_decoded(private))), source)
     except (ValueError, UnauthenticatedError) as error:
         raise ConfigError(f"{source}: a damaged grant: {error}", hint="make it again: rollmesh token") from error
-
-
-def read_secret(path: Path, key: str) -> str:
-    """The secret in a file, without the white space around it.
-
-    Args:
-        key: the configuration key that names the file, for errors.
-
-    Raises:
-        ConfigError: it cannot be read, is empty, or other users of the host may read it.
-    """
-    try:
-        mode = path.stat().st_mode
-        text = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key} {path}: {getattr(error, 'strerror', None) or error}") from error
-    if mode & (stat.S_IROTH | stat.S_IWOTH) and not any(map(path.is_relative_to, _CONTAINER_SECRETS)):
-        raise ConfigError(f"{key} {path}: every user of this host may read it", hint=f"chmod 600 {path}")
-    if not text:
-        raise ConfigError(f"{key} {path} is empty")
-    return text
 
 
 def _packed(fields: dict[str, Any]) -> str:

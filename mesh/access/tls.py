@@ -13,13 +13,14 @@ import grpc
 
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError
+from mesh.private import check_closed
 
 
 def server_context(security: SecuritySection) -> ssl.SSLContext | None:
     """What a service's HTTP is served with; None: without TLS.
 
     Raises:
-        ConfigError: a file that cannot be read, or used.
+        ConfigError: a file that cannot be read, or used, or a key that is not closed to other users.
     """
     if security.tls_cert is None or security.tls_key is None:
         return None
@@ -57,6 +58,7 @@ def channel_credentials(security: SecuritySection) -> grpc.ChannelCredentials | 
 
 
 def _show(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    check_closed(key, "security.tls_key")
     try:
         # With a password, so that for a key that needs one no one is asked at the terminal.
         context.load_cert_chain(cert, key, password="")

@@ -21,10 +21,10 @@ from mesh.access.credentials import (
     Secret,
     new_identity,
     parse_secret,
-    read_secret,
 )
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, UnauthenticatedError
+from mesh.private import read_secret
 
 log = logging.getLogger(__name__)
 # Seconds between two looks at a grant's file.

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from mesh.errors import ConfigError
+from mesh.private import read_secret
 
 _PORT = 6379
 _SCHEMES = ("redis", "rediss", "unix", "redis-cluster", "rediss-cluster")
@@ -75,16 +76,11 @@ class RedisAddress:
         """Arguments of AUTH; reads the password file. None: no login.
 
         Raises:
-            ConfigError: the file cannot be read, or is empty.
+            ConfigError: see `read_secret`.
         """
         password = self.password
         if (path := self.options.password_file) is not None:
-            try:
-                password = path.read_text(encoding="utf-8").partition("\n")[0].strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"buffer.redis_password_file: cannot read {path}: {error}") from error
-            if not password:
-                raise ConfigError(f"buffer.redis_password_file: {path} is empty", hint="its first line is the password")
+            password = read_secret(path, "buffer.redis_password_file").partition("\n")[0].strip()
         if self.username is not None:
             return (self.username, password or "")
         return None if password is None else (password,)

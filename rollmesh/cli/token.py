@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from mesh.access.credentials import Role, new_token, parse_secret, read_secret
+from mesh.access.credentials import Role, new_token, parse_secret
 from mesh.errors import ConfigError
+from mesh.private import read_secret
 from rollmesh.cli.options import OptionalRunFolder
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

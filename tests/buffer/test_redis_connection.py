@@ -32,6 +32,7 @@ from protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_failure, refs
 from tests.buffer.redis_proxy import Proxy
 from tests.buffer.test_flow import balanced
+from tests.secrets_here import write_secret
 
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 Opener = Callable[..., RedisAccess]
@@ -133,7 +134,7 @@ def test_settings_beside_the_url_must_agree_with_it(
 
 
 def test_files_that_cannot_be_read_stop_the_start(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
+    write_secret(tmp_path / "empty", "")
     for name in ("missing", "empty"):
         options = RedisOptions(password_file=tmp_path / name)
         with pytest.raises(ConfigError, match="redis_password_file"):
@@ -178,9 +179,8 @@ async def user(redis_url: str, run_name: str, password: str) -> AsyncIterator[Ca
 async def test_the_documented_rights_are_enough_for_a_run(
     mesh: Mesh, redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    secret = tmp_path / "secret"
     password = secrets.token_hex(8)
-    secret.write_text(f"{password}\n")
+    secret = write_secret(tmp_path / "secret", password)
     config = make_config(tmp_path)
     name = config.run.name
     url = as_user(redis_url, f"u-{name}")

@@ -28,6 +28,7 @@ from mesh.errors import StoreError
 from mesh.rpc import is_loopback
 from mesh.supervised import wrapped
 from rollmesh.cli.app import PERMANENT_CODE_VARIABLE, app
+from tests.secrets_here import write_secret
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
@@ -186,8 +187,7 @@ def test_redis_keeps_what_the_buffer_promises() -> None:
 
 async def test_redis_knows_the_buffer_alone_and_lets_it_do_no_more_than_it_needs(tmp_path: Path) -> None:
     """The command of its container, without a container."""
-    password = tmp_path / "password"
-    password.write_text(base64.b64encode(os.urandom(32)).decode() + "\n")
+    password = write_secret(tmp_path / "password", base64.b64encode(os.urandom(32)).decode())
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     shell, option, script = SERVICES["redis"]["command"]

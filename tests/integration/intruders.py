@@ -11,9 +11,9 @@ import grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mesh import rpc
-from mesh.access.credentials import read_secret
 from mesh.access.permissions import VERBS, contract_of
 from mesh.config.models import SecuritySection
+from mesh.private import read_secret
 from protos import membership_pb2, membership_pb2_grpc
 from tests.mesh.access.verbs import attempts
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from buffer.redis_access import store_error
+from mesh.private import keep_private
 from rollmesh.cli import main
 from rollmesh.launcher import folder as folders
 
@@ -56,6 +57,24 @@ def test_what_a_command_writes_is_private_but_exports(
     finally:
         os.umask(umask)
     assert mode(file) == written
+
+
+def test_compiled_code_lies_where_no_one_else_can_put_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    # So that it is as it was afterwards.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    umask = os.umask(0)
+    try:
+        for given, used in ((None, tmp_path / ".cache" / "rollmesh" / "inductor"), ("chosen", Path("chosen"))):
+            if given is None:
+                monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+            else:
+                monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given)
+            keep_private()
+            assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) == used
+    finally:
+        os.umask(umask)
 
 
 def test_the_redis_of_another_user_is_named() -> None:

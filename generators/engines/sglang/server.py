@@ -15,9 +15,9 @@ from generators.engines.driven.folder import ModelFacts
 from generators.engines.sglang import launch
 from generators.engines.sglang.client import Client
 from generators.engines.sglang.process import Progress, ServerProcess, free_port
-from mesh.access.credentials import read_secret
 from mesh.config.rollout import SglangSection
 from mesh.errors import ConfigError
+from mesh.private import read_secret
 
 log = logging.getLogger(__name__)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.access.credentials import CLAIM_S, SKEW_S, Credentials, Identity, MeshKey, Role, parse_secret, read_secret
+from mesh.access.credentials import CLAIM_S, SKEW_S, Credentials, Identity, MeshKey, Role, parse_secret
 from mesh.errors import ConfigError, UnauthenticatedError
-from tests.secrets_here import TOKEN, write_secret
+from tests.secrets_here import TOKEN
 
 CONTRACT = "rollmesh.v1.Buffer"
 
@@ -115,17 +114,3 @@ def test_a_grant_that_is_over_does_not_start_a_service() -> None:
     secret = parse_secret(MeshKey(TOKEN).grant_file(Role.REWARD, until=time.time() - 2 * SKEW_S), "file")
     with pytest.raises(ConfigError, match="ended"):
         secret.credentials(Identity(Role.REWARD))
-
-
-def test_a_secret_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    path = write_secret(tmp_path / "token")
-    assert read_secret(path, "key") == TOKEN
-    path.chmod(0o644)
-    with pytest.raises(ConfigError, match="chmod 600"):
-        read_secret(path, "key")
-    path.chmod(0o600)
-    path.write_text("\n")
-    with pytest.raises(ConfigError, match="empty"):
-        read_secret(path, "key")
-    with pytest.raises(ConfigError, match="No such file"):
-        read_secret(tmp_path / "none", "key")
