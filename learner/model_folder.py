@@ -93,7 +93,7 @@ def load_tokenizer(folder: Path):  # type: ignore[no-untyped-def]  # the class i
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise DataError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
 
@@ -102,5 +102,5 @@ def context_length(folder: Path) -> int | None:
     """Longest sequence of the model in tokens, as its configuration says; None where it does not."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return declared_context(config.get_text_config().to_dict())

@@ -75,7 +75,7 @@ class ImageProcessor:
         from transformers import AutoProcessor
 
         try:
-            processor = AutoProcessor.from_pretrained(folder, local_files_only=True)
+            processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise DataError(f"{folder}: the processor cannot be loaded: {error}") from error
         if getattr(processor, "image_processor", None) is None or getattr(processor, "tokenizer", None) is None:

@@ -31,7 +31,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder}: no config.json", hint="give a Hugging Face model folder")
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{folder}/config.json: {error}") from error
 
@@ -94,7 +94,10 @@ def _without_memory(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedM
     for factory in (AutoModelForCausalLM, AutoModelForImageTextToText):
         try:
             with torch.device("meta"):
-                model: PreTrainedModel = factory.from_config(config, dtype=dtype)
+                # Named, for a configuration may name kernels, which transformers would fetch and load.
+                model: PreTrainedModel = factory.from_config(
+                    config, dtype=dtype, attn_implementation="eager", trust_remote_code=False
+                )
         except ValueError as unknown:
             error = unknown
             continue

@@ -48,7 +48,7 @@ def read_folder(folder: Path, context: int | None) -> ModelFacts:
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder}: no config.json", hint="give a Hugging Face model folder")
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{folder}/config.json: {error}") from error
     text = config.get_text_config()

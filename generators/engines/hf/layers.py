@@ -48,7 +48,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder}: no config.json", hint="give a Hugging Face model folder")
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{folder}/config.json: {error}") from error
     return config

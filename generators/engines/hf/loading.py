@@ -86,7 +86,9 @@ def load_model(folder: Path, *, dtype: str, device: str, context: int | None = N
     factory: Any = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
     try:
         with no_init_weights():
-            model = factory.from_config(config, dtype=_DTYPES[dtype], attn_implementation=implementation)
+            model = factory.from_config(
+                config, dtype=_DTYPES[dtype], attn_implementation=implementation, trust_remote_code=False
+            )
     except ValueError as error:
         raise DataError(
             f"{folder}: not a causal language model: {error}",
@@ -115,7 +117,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     if not any(folder.glob("tokenizer*")):
         return None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, json.JSONDecodeError) as error:
         raise DataError(f"{folder}: tokenizer files cannot be read: {error}") from error
     return tokenizer

@@ -77,9 +77,9 @@ def choose_packing(model: PreTrainedModel) -> Choice:
 def describe_packing(section: ModelSection) -> str:
     """The packing of a local model, in words, without its weights; or why it is not known."""
     try:
-        config = AutoConfig.from_pretrained(section.path)
+        config = AutoConfig.from_pretrained(section.path, trust_remote_code=False)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         return f"not known: {str(error).splitlines()[0]}"
     choice = choose_packing(model)

@@ -39,7 +39,7 @@ def load_model(section: ModelSection, *, backbone_only: bool = False, longest: i
     # Bars of a fraction of a second would only disturb the service's log.
     transformers_logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(source, revision=section.revision)
+        config = AutoConfig.from_pretrained(source, revision=section.revision, trust_remote_code=False)
         refuse_by_structure(config, section.path, longest)
         with quiet_transformers() if backbone_only else nullcontext():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -48,6 +48,7 @@ def load_model(section: ModelSection, *, backbone_only: bool = False, longest: i
                 config=config,
                 dtype=torch.float32,
                 output_loading_info=True,
+                trust_remote_code=False,
             )
     # RuntimeError: weights of another shape than config.json says.
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -80,7 +81,9 @@ def load_tokenizer(section: ModelSection) -> PreTrainedTokenizerBase | None:
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
         return None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source, revision=section.revision)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, revision=section.revision, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError):
         return None
     return tokenizer
