@@ -2,12 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import secrets
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 TOKEN = "a token of the tests: no one else has it"
+# Settings that name a file with a secret; but for Redis' password, which an embedded Redis tells no one.
+_FILES = {
+    "token": "--security.token_file={}",
+    "endpoint": "--security.endpoint_key_file={}",
+    "metrics": "--security.metrics_key_file={}",
+    # Of servers that no one asks.
+    "judge": "--reward.key_files={{'grpc://127.0.0.1:9': {}}}",
+    "server": "--rollout.sglang={{address: 'http://127.0.0.1:9', key_file: {}}}",
+}
+_VARIABLES = ("HF_TOKEN", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY")
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A secret in every place of a run that takes one, and all trackers on.
+
+    Attributes:
+        texts: the secrets, by place.
+        arguments: of `rollmesh run`.
+        environment: of it, too.
+        token_file: of the mesh.
+    """
+
+    texts: dict[str, str]
+    arguments: list[str]
+    environment: dict[str, str]
+    token_file: Path
+
+
+def plant(folder: Path) -> Planted:
+    """Plants them.
+
+    Args:
+        folder: for the files, outside of the run's.
+    """
+    texts = {place: f"planted-{place}-{secrets.token_hex(16)}" for place in (*_FILES, *_VARIABLES)}
+    # Of the form that W&B wants.
+    texts["WANDB_API_KEY"] = secrets.token_hex(20)
+    files = {place: write_secret(folder / f"{place}.secret", texts[place]) for place in _FILES}
+    arguments = [form.format(files[place]) for place, form in _FILES.items()]
+    arguments += ["--logging.wandb=true", "--logging.tensorboard=true"]
+    variables = {name: texts[name] for name in (*_VARIABLES, "WANDB_API_KEY")}
+    return Planted(texts, arguments, {**variables, "WANDB_MODE": "offline"}, files["token"])
+
+
+def told(texts: Collection[str], folder: Path, started: Iterable[int] = (), shown: Iterable[str] = ()) -> list[str]:
+    """Where one of the secrets stands.
+
+    Args:
+        texts: the secrets.
+        folder: whose files are searched.
+        started: process ids whose command lines are searched, with those of their children.
+        shown: what was written or answered.
+    """
+    seen = [text[:500] for text in shown if any(secret in text for secret in texts)]
+    lines = [" ".join(line) for line in processes_with(texts, *started)]
+    return [*files_with(texts, folder), *lines, *seen]
 
 
 def write_secret(path: Path, text: str = TOKEN) -> Path:

@@ -11,8 +11,10 @@ import grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mesh import rpc
+from mesh.access.credentials import Role, new_identity
 from mesh.access.permissions import VERBS, contract_of
 from mesh.config.models import SecuritySection
+from mesh.membership import PROTOCOL
 from mesh.private import read_secret
 from protos import membership_pb2, membership_pb2_grpc
 from tests.mesh.access.verbs import attempts
@@ -28,6 +30,28 @@ def audit_intruders(front: str, token_file: Path) -> None:
         token_file: of the mesh.
     """
     asyncio.run(_audit(front, SecuritySection(token_file=token_file)))
+
+
+def answer_to_a_member(front: str, token_file: Path) -> str:
+    """What a generator that joins is told; it leaves at once.
+
+    Args:
+        front, token_file: see `audit_intruders`.
+    """
+    return asyncio.run(_join(front, SecuritySection(token_file=token_file)))
+
+
+async def _join(front: str, security: SecuritySection) -> str:
+    who = new_identity(Role.GENERATOR)
+    async with rpc.open_channel(front, security, who) as channel:
+        stub = membership_pb2_grpc.MembershipStub(channel)
+        me, role = who.member_id, membership_pb2.ROLE_GENERATOR
+        joining = membership_pb2.JoinRequest(member_id=me, role=role, protocol=PROTOCOL)
+        answer = await stub.Join(joining, timeout=_DEADLINE_S)
+        leaving = membership_pb2.LeaveRequest(member_id=me, generation=answer.generation)
+        await stub.Leave(leaving, timeout=_DEADLINE_S)
+    assert "elsewhere" in answer.run_config_json
+    return str(answer)
 
 
 async def _audit(front: str, security: SecuritySection) -> None:

@@ -16,6 +16,7 @@ from tests import engines_here
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment, interpreter
 from tests.sockets import assert_on_loopback, listeners, ports
+from tests.strangers import audit_privacy
 
 # An engine comes up in half a minute on a quiet machine, in minutes on a busy one.
 DEADLINE_S = 400.0
@@ -57,6 +58,7 @@ def test_the_demonstration_learns(
     family = [process.pid for process in psutil.Process(run.pid("generator-0")).children(recursive=True)]
     assert family, "the engine has processes of its own"
     assert_on_loopback(listeners(run.process.pid), with_ports=ports(run.doors()))
+    audit_privacy(run.folder, run.process.pid)
     assert run.finish(DEADLINE_S) == 0, run.tail()
     # What only watches over shared memory ends by itself once the others have.
     assert survivors(family, 30.0) == set(), "a process of the engine outlived its generator"

@@ -14,15 +14,13 @@ import pytest
 import rollmesh as product
 from rollmesh.run_files import config_path
 from tests.command import Command
-from tests.integration.intruders import audit_intruders
+from tests.integration.intruders import answer_to_a_member, audit_intruders
 from tests.integration.mesh import MeshRun, audit
 from tests.integration.poisoning import audit_poisoned, environment
-from tests.secrets_here import TOKEN, files_with, processes_with, write_secret
+from tests.secrets_here import files_with, plant, told
 from tests.sockets import Listener, assert_on_loopback, listeners, ports
-from tests.strangers import audit_privacy
+from tests.strangers import audit_privacy, open_to_strangers
 
-# As users have them where they start a run.
-SECRET_VARIABLES = {"HF_TOKEN": "hf_of-the-user-of-a-run", "WANDB_API_KEY": "d5" * 20}
 # Where its services answer over HTTP; and the reward service, where there is one.
 _DOORS = {
     *("buffer metrics", "learner metrics"),
@@ -37,21 +35,19 @@ def test_a_run_writes_what_it_promises(
 ) -> None:
     """With a token: no one without it hears anything, and no one on another machine can ask. No secret gets out. The
     engine fails at one prompt, and nothing else does."""
-    token = write_secret(tmp_path / "token")
-    behind = f"--security.token_file={token}"
+    planted = plant(tmp_path)
+    token, secrets = planted.token_file, planted.texts.values()
     run = start_mesh(
         "--learner.steps=40",
         "--logging.samples_per_step=2",
         "--eval.every_steps=20",
-        "--logging.tensorboard=true",
         "--rollout.endpoint.enabled=true",
-        behind,
-        env={**environment(demo_data), **SECRET_VARIABLES},
+        # Whose data no one has: it is never asked.
+        "--reward.by_data_source={elsewhere: ['grpc://127.0.0.1:9']}",
+        *planted.arguments,
+        env={**environment(demo_data), **planted.environment},
     )
     run.wait_step(3)
-    keys = [(run.folder / name).read_text().strip() for name in ("endpoint.key", "metrics.key")]
-    secrets = (TOKEN, *keys, *SECRET_VARIABLES.values())
-    assert processes_with(secrets, run.process.pid) == []
     audit_privacy(run.folder, run.process.pid)
     audit_intruders(run.address(), token)
     doors = run.doors()
@@ -63,7 +59,9 @@ def test_a_run_writes_what_it_promises(
     status = rollmesh("status", "--mesh", run.address(), "--token-file", str(token))
     assert status.returncode == 0, status.stderr
     assert len(re.findall(r"generator +127\.0\.0\.1:\d+", status.stdout)) == 2, status.stdout
-    assert rollmesh("ledger", "--mesh", run.address(), "--token-file", str(token)).returncode == 0
+    ledger = rollmesh("ledger", "--mesh", run.address(), "--token-file", str(token))
+    assert ledger.returncode == 0
+    shown = [status.stdout, ledger.stdout, answer_to_a_member(run.address(), token)]
     for service, figure in (
         ("buffer", "rollmesh_buffer_groups_admitted_total"),
         ("learner", "rollmesh_learner_steps"),
@@ -72,9 +70,10 @@ def test_a_run_writes_what_it_promises(
     ):
         url = doors[f"{service} metrics"]
         assert httpx.get(url, timeout=10).status_code == 401
-        page = httpx.get(url, headers={"Authorization": f"Bearer {keys[1]}"}, timeout=10).text
+        page = httpx.get(url, headers={"Authorization": f"Bearer {planted.texts['metrics']}"}, timeout=10).text
         assert figure in page
-        assert not any(secret in page for secret in secrets)
+        shown.append(page)
+    assert told(secrets, run.folder, [run.process.pid], shown) == []
     assert run.finish() == 0, run.tail()
     audit(run)
     summary = run.summary()
@@ -89,8 +88,9 @@ def test_a_run_writes_what_it_promises(
     assert "reward" in samples.stdout
     assert rollmesh("report", str(run.folder)).returncode == 0
     assert (run.folder / "report.html").read_text().count("<svg") >= 4
-    assert sorted(files_with(secrets, run.folder)) == ["endpoint.key", "metrics.key"]
-    assert not any(secret in line for line in (*run.lines, status.stdout, samples.stdout) for secret in secrets)
+    assert (run.folder / "wandb").is_dir()
+    assert (run.folder / "tensorboard").is_dir()
+    assert told(secrets, run.folder, shown=(*run.lines, samples.stdout)) == []
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps if "critic/score/mean" in row] == list(range(1, 41))
     exported = rollmesh("export", str(run.folder), str(run.folder / "hf"))
@@ -101,16 +101,19 @@ def test_a_run_writes_what_it_promises(
     # staleness, and rewards that are computed here.
     threads: set[str] = set()
     listening: list[Listener] = []
+    exposed: list[str] = []
 
     def reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
         threads.add(threading.current_thread().name)
         if not listening:
             listening.extend(listeners(os.getpid()))
+            exposed.extend(open_to_strangers(run.folder, os.getpid()))
         return float(len(solution_str) % 2)
 
     changes = [
         *("learner.steps=46", "learner.ranks=2", "buffer.fronts=3", "buffer.max_staleness=0"),
-        *("eval.stop_at=null", "security.token_file=null"),
+        *("eval.stop_at=null", "logging.wandb=false"),
+        *(f"security.{name}=null" for name in ("token_file", "endpoint_key_file", "metrics_key_file")),
     ]
     longer = product.train(config_path(run.folder), reward, overrides=changes, quiet=True)
     audit(run)
@@ -119,6 +122,9 @@ def test_a_run_writes_what_it_promises(
     doors = {name: url for name, url in run.doors().items() if name != "reward metrics"}
     assert doors.keys() == _DOORS | {"buffer-1 metrics", "buffer-2 metrics"}
     assert_on_loopback(listening, with_ports=ports(doors))
+    assert exposed == []
+    own = {(run.folder / name).read_text().strip(): name for name in ("token", "endpoint.key", "metrics.key")}
+    assert sorted(files_with(own, run.folder)) == sorted(own.values())
     assert (longer.steps, longer.ended, longer.restarts) == (46, "finished", {})
     # No reward service was started: the function was called here.
     assert longer.peak_memory_mb.keys() == {"buffer", "buffer-1", "buffer-2", "generator-0", "generator-1", "learner"}

@@ -1,5 +1,6 @@
 """The README's commands for separate nodes: each service started by hand, knowing the buffer's address alone."""
 
+import asyncio
 import json
 import os
 import re
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from buffer.redis_server import RedisServer
 from tests.command import Command
+from tests.secrets_here import told, write_secret
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,15 +52,32 @@ def _address(folder: Path, ready: Path, process: subprocess.Popen[str]) -> str:
     return str(json.loads(ready.read_text())["address"])
 
 
+@pytest.fixture
+def own_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, str], str]]:
+    """A Redis of the user's, as the configuration names it, and its password."""
+    folder = tmp_path_factory.mktemp("redis")
+    server = RedisServer(folder)
+    asyncio.run(server.start())
+    login, _, path = server.admin_url.rpartition("@")
+    url, _, password = login.rpartition(":")
+    file = write_secret(folder / "password", password)
+    yield {"redis": f"{url}@{path}", "redis_password_file": str(file)}, password
+    asyncio.run(server.stop())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_services_started_by_hand_train_to_the_end(demo_data: Path, tmp_path: Path, rollmesh: Command) -> None:
-    """The generator has nothing but the address, neither files nor environment; it leaves when all is done."""
+def test_services_started_by_hand_train_to_the_end(
+    demo_data: Path, tmp_path: Path, rollmesh: Command, own_redis: tuple[dict[str, str], str]
+) -> None:
+    """The generator has nothing but the address, neither files nor environment; it leaves when all is done. Redis is
+    the user's own, and its password stays where it is."""
     config = yaml.safe_load((ROOT / "examples" / "demo" / "demo.yaml").read_text())
     config["run"] = {"name": "run", "dir": str(tmp_path)}
     config["model"]["path"] = str(demo_data / "model")
     config["data"] = {"train": str(demo_data / "train.parquet")}
     config["learner"]["steps"] = 8
+    config["buffer"], password = {**config.get("buffer", {}), **own_redis[0]}, own_redis[1]
     # A file of a user's, which only the learner has.
     algorithm = ROOT / "examples" / "dataflows" / "rejection_sampling.py"
     config["algorithm"] = {"name": f"{algorithm}:RejectionSampling", "threshold": 0.0}
@@ -76,10 +96,12 @@ def test_services_started_by_hand_train_to_the_end(demo_data: Path, tmp_path: Pa
             ) as generator,
             service(tmp_path, "learner", "learner", str(cfg), "--mesh", mesh) as learner,
         ):
+            started = [process.pid for process in (buffer, reward, generator, learner)]
+            assert told([password], tmp_path, started) == []
             assert learner.wait(120) == 0, (tmp_path / "learner.log").read_text()
             assert generator.wait(30) == 0, (tmp_path / "generator.log").read_text()
             assert reward.wait(30) == 0, (tmp_path / "reward.log").read_text()
-            assert list(empty.iterdir()) == []
+            assert [path for path in empty.rglob("*") if not path.is_dir()] == []
             ledger = subprocess.run(
                 [sys.executable, "-m", "rollmesh.cli", "ledger", "--mesh", mesh],
                 capture_output=True,
@@ -93,6 +115,7 @@ def test_services_started_by_hand_train_to_the_end(demo_data: Path, tmp_path: Pa
     for command in (("report", run), ("samples", run), ("export", run, str(tmp_path / "hf"))):
         done = rollmesh(*command)
         assert done.returncode == 0, done.stdout + done.stderr
+    assert told([password], tmp_path) == []
     assert (tmp_path / "run" / "report.html").read_text().count("<svg") >= 4
     assert (tmp_path / "hf" / "model.safetensors").stat().st_mode & 0o077 == (
         tmp_path / "hf" / "config.json"
