@@ -297,8 +297,8 @@ def test_readme_names_only_commands_that_exist() -> None:
 
 def test_security_page_shows_commands_and_settings_that_exist() -> None:
     text = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^rollmesh ((?:[^#\n])+)", text, re.MULTILINE)
-    assert len(commands) == 4
+    commands = re.findall(r"^rollmesh ((?:[^#&\n])+)", text, re.MULTILINE)
+    assert len(commands) == 5
     for line in commands:
         _check(line.split())
     [settings] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
