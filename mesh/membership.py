@@ -188,8 +188,8 @@ class MembershipAgent:
         )
         try:
             await self._stub.Leave(request, timeout=self._timeout_s)
-        except grpc.aio.AioRpcError as error:
-            log.warning("could not leave the mesh: %s", error.details())
+        except (grpc.aio.AioRpcError, UnauthenticatedError) as error:
+            log.warning("could not leave the mesh: %s", error)
 
     async def stop(self) -> None:
         """Stops the heartbeats without a word to the mesh."""

@@ -155,6 +155,6 @@ async def test_a_member_whose_grant_ends_is_lost_and_says_which_file_to_replace(
     async with joined(front, retry_s=0.3, credentials=mine) as agent, asyncio.timeout(10.0):
         now = started + 601
         await agent.lost.wait()
-        now = started
+    # Nor can it leave in order, which its lease does for it.
     assert isinstance(agent.lost_error, UnauthenticatedError)
     assert str(path) in str(agent.lost_error)
