@@ -197,6 +197,7 @@ class Mesh:
                 host="127.0.0.1",
                 port=0,
                 advertise=None,
+                metrics_host="127.0.0.1",
                 identity=Identity(Role.GENERATOR, "generator"),
                 threads=1,
                 security=SecuritySection(),
