@@ -119,7 +119,9 @@ class BufferService:
         readings = self.readings = figures.Readings(front, access)
         registry = figures.registry_of(readings)
         network = config.network
-        metrics = metrics_server(registry, network.metrics_host, config.security, enabled=network.metrics)
+        metrics = metrics_server(
+            registry, network.metrics_host, config.security, port=network.metrics_port, enabled=network.metrics
+        )
         await self._exit.enter_async_context(metrics)
         for job in (
             upkeep.sweep(front, access),

@@ -47,6 +47,7 @@ def run(
     port: int,
     advertise: str | None,
     metrics_host: str,
+    metrics_port: int,
     member_id: str | None,
     threads: int | None,
     security: SecuritySection,
@@ -60,6 +61,7 @@ def run(
         host, port: address to bind; port 0 picks a free one.
         advertise: host or host:port under which others reach this process, if not `host`.
         metrics_host: address that metrics bind.
+        metrics_port: of it; 0: a free one.
         member_id: name in the mesh; none: a new one.
         threads: compute threads; none: as the run's configuration says.
         security: token and TLS of the mesh.
@@ -80,6 +82,7 @@ def run(
             port=port,
             advertise=advertise,
             metrics_host=metrics_host,
+            metrics_port=metrics_port,
             identity=identity,
             threads=threads,
             security=security,
@@ -98,6 +101,7 @@ async def serve(
     port: int,
     advertise: str | None,
     metrics_host: str,
+    metrics_port: int,
     identity: Identity,
     threads: int | None,
     security: SecuritySection,
@@ -141,7 +145,8 @@ async def serve(
         health = add_health_and_reflection(server, [SERVICE_NAME])
         await server.start()
         await set_serving(health, [SERVICE_NAME])
-        metrics = metrics_server(generator.metrics.registry, metrics_host, security, enabled=config.network.metrics)
+        registry = generator.metrics.registry
+        metrics = metrics_server(registry, metrics_host, security, port=metrics_port, enabled=config.network.metrics)
         async with metrics:
             write_ready_file(ready_file, address)
             try:

@@ -135,7 +135,9 @@ class Session:
         )
         registry = self.monitor.board.registry
         registry.register(PushCollector(self._publisher.pushes))
-        metrics = metrics_server(registry, network.metrics_host, security, enabled=network.metrics)
+        metrics = metrics_server(
+            registry, network.metrics_host, security, port=network.metrics_port, enabled=network.metrics
+        )
         await self._closers.enter_async_context(metrics)
 
     async def take_over(self, version: int, *, takeover: bool, force: bool) -> tuple[int, int]:

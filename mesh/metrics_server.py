@@ -1,4 +1,4 @@
-"""The page on which a service tells its metrics to Prometheus, on a free port.
+"""The page on which a service tells its metrics to Prometheus.
 
 Invariants: it is on loopback unless `network.metrics_host` says otherwise, and then it has a key; there is one path,
 which is only read. No client holds anything for long: a connection ends after some seconds, whatever it does, and of
@@ -36,7 +36,7 @@ _CLOSE_S = 1.0
 
 @asynccontextmanager
 async def metrics_server(
-    registry: CollectorRegistry, host: str, security: SecuritySection, *, enabled: bool
+    registry: CollectorRegistry, host: str, security: SecuritySection, *, port: int = 0, enabled: bool
 ) -> AsyncIterator[str]:
     """Serves a registry while the context lasts; gives the URL, which the log names too.
 
@@ -44,6 +44,7 @@ async def metrics_server(
         registry: its collectors are asked in a thread of their own.
         host: address to bind (`network.metrics_host`).
         security: key and TLS.
+        port: `network.metrics_port`; 0: a free one.
         enabled: `network.metrics`; else nothing is served, and the URL is empty.
 
     Raises:
@@ -66,14 +67,15 @@ async def metrics_server(
     with ThreadPoolExecutor(1, "metrics") as thread:
         server = _Server(_Page(registry, key, thread).answer, logger=http_log, access_log=None, lingering_time=0.0)
         try:
-            listening = await loop.create_server(server, host.strip("[]"), 0, **secured)
+            listening = await loop.create_server(server, host.strip("[]"), port, **secured)
         except OSError as error:
             raise PortInUseError(
-                f"cannot bind {host} for metrics: {error.strerror}", hint="set network.metrics_host"
+                f"cannot bind {host}, port {port}, for metrics: {error.strerror}",
+                hint="set network.metrics_host, and network.metrics_port: 0 where several services share a host",
             ) from error
         try:
-            port = listening.sockets[0].getsockname()[1]
-            url = f"{'https' if tls else 'http'}://{host}:{port}{PATH}"
+            bound = listening.sockets[0].getsockname()[1]
+            url = f"{'https' if tls else 'http'}://{host}:{bound}{PATH}"
             log.info("metrics at %s", url)
             yield url
         finally:

@@ -79,7 +79,13 @@ async def serve(
     settle_heap()
     address = advertised_address(host, bound, config.network.advertise)
     network = config.network
-    metrics = metrics_server(server.metrics.registry, network.metrics_host, config.security, enabled=network.metrics)
+    metrics = metrics_server(
+        server.metrics.registry,
+        network.metrics_host,
+        config.security,
+        port=network.metrics_port,
+        enabled=network.metrics,
+    )
     try:
         async with metrics:
             if mesh is None:

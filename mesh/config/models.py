@@ -414,9 +414,12 @@ class NetworkSection(Section):
     host: str = Field("127.0.0.1", description="Address that services bind.")
     port: int = Field(0, ge=0, le=65535, description="Port of the buffer (the mesh address); 0 picks a free one.")
     advertise: str | None = Field(None, description="Host under which others reach this machine, if not `host`.")
-    metrics: bool = Field(True, description="Serve Prometheus metrics over HTTP, one free port per service.")
+    metrics: bool = Field(True, description="Serve Prometheus metrics over HTTP, on a port of each service.")
     metrics_host: str = Field(
         "127.0.0.1", description="Address that metrics bind, whatever `host` is; off loopback they need a key."
+    )
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port of the metrics, where each service has a host of its own; 0: a free one."
     )
     max_message_mb: PositiveInt = Field(64, description="Largest RPC message, in MiB.")
     rpc_timeout_s: PositiveFloat = Field(15.0, description="Deadline of a unary call, in seconds.")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from learner.model_checks import check_context, check_model_files, declared_context, read_model_config
 from mesh.config.models import Config
-from mesh.errors import DataError
+from mesh.errors import ConfigError, DataError
 from reward_service.loading import is_path, load_function
 from reward_service.routing import split_routes
 from rollmesh.launcher.interpreters import check_interpreters
@@ -27,10 +27,16 @@ def check_files(config: Config) -> None:
     """Refuses a run whose files or interpreters are not what they should be, at once.
 
     Raises:
-        ConfigError: an interpreter cannot run its service, or the model's context is too short.
+        ConfigError: an interpreter cannot run its service, the model's context is too short, or services that share
+            this machine are told one port.
         DataError: model folders or data files are not there, or are damaged.
         RewardError: there is no such scorer.
     """
+    if config.network.metrics_port:
+        raise ConfigError(
+            "network.metrics_port is one, and all services of this run share this machine",
+            hint="leave it out: each service takes a free port, and its log names it",
+        )
     _check_inputs(config)
     check_interpreters(interpreters_of(config))
     for name in _reward_functions(config):

@@ -108,13 +108,16 @@ def test_each_service_has_a_grant_of_its_own_role_and_none_has_the_token() -> No
     for name in ROLLMESH:
         own, *others = SERVICES[name]["secrets"]
         assert own == {"source": f"{name.replace('-', '_')}_grant", "target": "grant"}
-        assert others == (["observer_grant", "redis_password"] if name == "buffer" else [])
+        assert others == (["observer_grant", "metrics_key", "redis_password"] if name == "buffer" else ["metrics_key"])
         if SERVICES[name]["command"][0] == "generator":
-            assert "/run/secrets/grant" in SERVICES[name]["command"]
+            command = SERVICES[name]["command"]
+            assert command[command.index("--token-file") + 1] == "/run/secrets/grant"
+            assert command[command.index("--metrics-key-file") + 1] == "/run/secrets/metrics_key"
             continue
         config = _config(name)
         assert not is_loopback(config.network.host)
         assert str(config.security.token_file) == "/run/secrets/grant"
+        assert str(config.security.metrics_key_file) == "/run/secrets/metrics_key"
         assert not config.security.allow_insecure
     assert "secrets" not in SERVICES["prepare"]
 

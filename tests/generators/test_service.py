@@ -49,6 +49,7 @@ async def test_it_can_be_ended_while_it_waits_for_the_mesh() -> None:
             port=0,
             advertise=None,
             metrics_host="127.0.0.1",
+            metrics_port=0,
             identity=Identity(Role.GENERATOR, "gen"),
             threads=None,
             security=SecuritySection(),

@@ -313,6 +313,7 @@ class World:
                 port=0,
                 advertise=None,
                 metrics_host="127.0.0.1",
+                metrics_port=0,
                 identity=Identity(Role.GENERATOR, member_id) if member_id else new_identity(Role.GENERATOR),
                 threads=1,
                 security=SECURITY,

@@ -214,9 +214,19 @@ async def test_an_address_of_others_needs_a_key(tmp_path: Path) -> None:
     for allowed in (SecuritySection(allow_insecure=True), SecuritySection(metrics_key_file=key)):
         async with metrics_server(registry(), everywhere, allowed, enabled=True) as url:
             assert url
-    with pytest.raises(PortInUseError, match=r"192\.0\.2\.1 .*network\.metrics_host"):
+    with pytest.raises(PortInUseError, match=r"192\.0\.2\.1, .*network\.metrics_host"):
         async with metrics_server(registry(), "192.0.2.1", SecuritySection(allow_insecure=True), enabled=True):
             pass
+
+
+async def test_a_port_that_is_asked_for_is_taken_once() -> None:
+    async with metrics_server(registry(), "127.0.0.1", SecuritySection(), enabled=True) as free:
+        port = urlsplit(free).port or 0
+    async with metrics_server(registry(), "127.0.0.1", SecuritySection(), port=port, enabled=True) as url:
+        assert url == free
+        with pytest.raises(PortInUseError, match=r"metrics_port: 0"):
+            async with metrics_server(registry(), "127.0.0.1", SecuritySection(), port=port, enabled=True):
+                pass
 
 
 async def test_tls_covers_them(tmp_path: Path) -> None:
