@@ -198,6 +198,7 @@ class Mesh:
                 port=0,
                 advertise=None,
                 metrics_host="127.0.0.1",
+                metrics_port=0,
                 identity=Identity(Role.GENERATOR, "generator"),
                 threads=1,
                 security=SecuritySection(),
