@@ -239,7 +239,8 @@ class MembershipAgent:
                 # Another front may be believed, and a grant that is over may be replaced.
                 is_last, pause_s = retries.failed(), self._interval_s / _BEATS_LOST
                 failure = error if isinstance(error, RollmeshError) else to_rollmesh_error(error, "heartbeat")
-                log.warning("heartbeats have failed for %.1f s: %s", retries.failing_s, failure)
+                if retries.worth_saying():
+                    log.warning("heartbeats fail, %.0f s more at most: %s", self._retry_s - retries.failing_s, failure)
                 if is_last:
                     self._give_up(failure)
                     return

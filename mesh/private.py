@@ -2,7 +2,7 @@
 
 Invariants: who cannot enter a folder can neither read what is below it nor connect to its sockets. A folder that was
 there is left as it is, since its owner may want to share it; who needs it private says so. A file that holds a secret
-is used only if no other user may read or change it.
+is used only if no other user may read or change it: it is the user's own or root's, and closed to the others.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from pathlib import Path
 
 from mesh.errors import ConfigError
 
+_ROOT = 0
 _OTHERS = 0o077
 # What root owns may be read by a group that root chose, as certificates of services often are.
 _OTHERS_OF_ROOT = 0o037
 # Files that a container is given: no one but its own processes can reach them, whatever their mode says.
 _CONTAINER_SECRETS = ("/run/secrets", "/var/run/secrets")
+_IS_IT_THERE = "give the path of a file that is there"
 
 
 def private_folder(path: Path) -> None:
@@ -59,38 +61,50 @@ def keep_private() -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(caches / "rollmesh" / "inductor"))
 
 
-def check_closed(path: Path, key: str) -> None:
-    """Refuses a file with a secret to which other users of the host have rights.
+def check_closed(path: Path, key: str, *, how: str = _IS_IT_THERE) -> None:
+    """Refuses a file with a secret that another user chose, or to which other users of the host have rights.
+
+    Root may use everyone's, as commands on a run folder do.
 
     Args:
         key: the configuration key that names the file, for errors.
+        how: hint for whoever has no such file.
 
     Raises:
-        ConfigError: they have, or there is no such file.
+        ConfigError: it is another user's, or they have; or there is no such file.
     """
     try:
         status = path.stat()
     except OSError as error:
-        raise ConfigError(f"{key} {path}: {error.strerror}") from error
-    rights = status.st_mode & (_OTHERS if status.st_uid else _OTHERS_OF_ROOT)
-    if rights and not any(map(path.is_relative_to, _CONTAINER_SECRETS)):
+        raise ConfigError(f"{key} {path}: {error.strerror}", hint=how) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{key} {path} is not a file", hint=how)
+    if any(map(path.is_relative_to, _CONTAINER_SECRETS)):
+        return
+    user = os.geteuid()
+    if user != _ROOT and status.st_uid not in (user, _ROOT):
+        raise ConfigError(f"{key} {path} belongs to another user, who may change it", hint="use a copy of your own")
+    rights = status.st_mode & (_OTHERS_OF_ROOT if status.st_uid == _ROOT else _OTHERS)
+    if rights:
         raise ConfigError(f"{key} {path}: other users of this host may read or change it", hint=f"chmod 600 {path}")
 
 
-def read_secret(path: Path, key: str) -> str:
+def read_secret(path: Path, key: str, *, how: str = "") -> str:
     """The secret in a file, without the white space around it.
 
     Args:
         key: the configuration key that names the file, for errors.
+        how: such a file is made; empty: by hand.
 
     Raises:
         ConfigError: it cannot be read, is empty, or is not closed to other users.
     """
-    check_closed(path, key)
+    how = how or f"(umask 077; cat > {path}) writes what it is given, closed to other users"
+    check_closed(path, key, how=how)
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{key} {path}: {getattr(error, 'strerror', None) or error}") from error
     if not text:
-        raise ConfigError(f"{key} {path} is empty")
+        raise ConfigError(f"{key} {path} is empty", hint=how)
     return text

@@ -9,6 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+# Seconds of failures after which the log tells of them a second time.
+_SAY_AGAIN_S = 1.0
+
 
 class Retries:
     """Tries of one peer.
@@ -22,12 +25,13 @@ class Retries:
         self._retry_s = retry_s
         self._clock = clock
         self._failed_at: float | None = None
+        self._say_from_s = 0.0
         self.failing_s = 0.0
         """Seconds of the present failures."""
 
     def answered(self) -> None:
         """The peer has answered."""
-        self._failed_at, self.failing_s = None, 0.0
+        self._failed_at, self.failing_s, self._say_from_s = None, 0.0, 0.0
 
     def failed(self) -> bool:
         """A try has failed; whether it was the last."""
@@ -37,3 +41,10 @@ class Retries:
             return False
         self.failing_s += min(now - before, self._retry_s / 2)
         return self.failing_s >= self._retry_s
+
+    def worth_saying(self) -> bool:
+        """Whether the log shall tell of this failure: of the first, and then at intervals that double."""
+        if self.failing_s < self._say_from_s:
+            return False
+        self._say_from_s = max(_SAY_AGAIN_S, 2 * self.failing_s)
+        return True

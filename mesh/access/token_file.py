@@ -33,6 +33,9 @@ LOOK_S = 5.0
 _LAST_PART = 0.1
 # Seconds until a member's grant ends, among the gauges of its heartbeats.
 GRANT_GAUGE = "grant_seconds_left"
+# What each grant's file was like when this process last spoke of it: all its credentials look for themselves.
+_said_of: dict[Path, object] = {}
+_NEVER = object()
 
 
 def secret_of(security: SecuritySection) -> Secret | None:
@@ -102,7 +105,7 @@ class Expiry:
         left_s = grant.until - self._clock()
         if left_s < _LAST_PART * (grant.until - grant.made) and self._warned_of != grant.text:
             self._warned_of = grant.text
-            log.warning("this service's grant ends in %.0f s: replace the file (security.token_file) before", left_s)
+            log.warning("this service's grant ends in %.0f s: put a new one into security.token_file before", left_s)
         return {GRANT_GAUGE: left_s}
 
 
@@ -125,7 +128,8 @@ class _GrantFile:
         if found is None and over:
             raise UnauthenticatedError(
                 f"security.token_file {self._path}: the grant ended {now - held.until:.0f} s ago",
-                hint=f"replace the file by a new one (rollmesh token grant {held.role}), and start the service again",
+                hint=f"put a new one into the file (rollmesh token grant {held.role}), "
+                "and start again what has ended by then",
             )
         return found
 
@@ -143,20 +147,26 @@ class _GrantFile:
                 )
             found = secret.granted_to(self._identity, self._clock)
         except ConfigError as error:
-            log.error("the former grant stays in use: %s", error)
+            self._say(logging.ERROR, f"the former grant stays in use: {error}")
             return None
-        log.info("security.token_file %s has been replaced: its new grant is in use", self._path)
+        self._say(logging.INFO, f"security.token_file {self._path} has been replaced: its new grant is in use")
         return found
+
+    def _say(self, level: int, what: str) -> None:
+        if _said_of.get(self._path, _NEVER) != self._stamp:
+            _said_of[self._path] = self._stamp
+            log.log(level, what)
 
 
 def _read(path: Path) -> Secret:
-    return parse_secret(read_secret(path, "security.token_file"), f"security.token_file {path}")
+    how = "rollmesh token new --out FILE makes the mesh's token, rollmesh token grant ROLE --out FILE a grant of it"
+    return parse_secret(read_secret(path, "security.token_file", how=how), f"security.token_file {path}")
 
 
 def _stamp(path: Path) -> object:
-    """Changes with the file; None: there is none."""
+    """Changes with the file, and with the rights to it, that it may be closed; None: there is none."""
     try:
         status = path.stat()
     except OSError:
         return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    return status.st_ino, status.st_ctime_ns, status.st_size

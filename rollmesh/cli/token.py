@@ -58,7 +58,9 @@ def _grant(
     if (run is None) == (token_file is None):
         raise ConfigError("give a run folder or --token-file, one of them")
     path = token_file or Path(str(run)) / TOKEN
-    secret = parse_secret(read_secret(path, "--token-file"), str(path))
+    secret = parse_secret(
+        read_secret(path, "--token-file", how=f"rollmesh token new --out {path} makes one"), str(path)
+    )
     if secret.mesh_key is None:
         raise ConfigError(f"{path} is itself a grant", hint="only the mesh's token can grant roles")
     if name and not _NAME.fullmatch(name):

@@ -147,7 +147,9 @@ async def test_who_takes_the_place_of_a_front_is_not_believed_either() -> None:
     assert isinstance(agent.lost_error, UnauthenticatedError)
 
 
-async def test_a_member_whose_grant_ends_is_lost_and_says_which_file_to_replace(tmp_path: Path) -> None:
+async def test_a_member_whose_grant_ends_is_lost_and_says_which_file_to_replace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     started = now = time.time()
     path = write_secret(tmp_path / "token", MeshKey(TOKEN).grant_file(Role.GENERATOR, until=started + 600))
     mine = credentials_of(SecuritySection(token_file=path), Identity(Role.GENERATOR, "g"), lambda: now)
@@ -158,3 +160,5 @@ async def test_a_member_whose_grant_ends_is_lost_and_says_which_file_to_replace(
     # Nor can it leave in order, which its lease does for it.
     assert isinstance(agent.lost_error, UnauthenticatedError)
     assert str(path) in str(agent.lost_error)
+    warned = [line for line in caplog.messages if line.startswith("heartbeats")]
+    assert len(warned) == 1, "once in the first second"

@@ -34,11 +34,36 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path: Path) -> None:
             read_secret(path, "key")
         assert caught.value.hint == f"chmod 600 {path}"
     path.chmod(0o600)
-    path.write_text("\n")
-    with pytest.raises(ConfigError, match="empty"):
-        read_secret(path, "key")
-    with pytest.raises(ConfigError, match="No such file"):
-        read_secret(tmp_path / "none", "key")
+
+
+def test_where_there_is_no_secret_the_hint_says_how_to_make_one(tmp_path: Path) -> None:
+    empty = write_secret(tmp_path / "empty", "")
+    for path, wrong in ((empty, "is empty"), (tmp_path / "none", "No such file")):
+        with pytest.raises(ConfigError, match=wrong) as caught:
+            read_secret(path, "key", how="make one")
+        assert caught.value.hint == "make one"
+        with pytest.raises(ConfigError, match=wrong) as caught:
+            read_secret(path, "key")
+        assert "umask 077" in caught.value.hint
+
+
+def test_what_is_no_file_is_not_to_be_closed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigError, match="not a file") as caught:
+        read_secret(tmp_path, "key")
+    assert "chmod" not in caught.value.hint
+
+
+def test_a_secret_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = given_away(write_secret(tmp_path / "token"))
+    other, owner = 12345, path.stat().st_uid
+    for user, may in ((owner, True), (0, True), (other, False)):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        if may:
+            check_closed(path, "key")
+            continue
+        with pytest.raises(ConfigError, match="another user"):
+            check_closed(path, "key")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, whose files are meant")

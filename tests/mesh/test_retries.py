@@ -37,3 +37,15 @@ def test_who_was_stopped_itself_tries_again() -> None:
     assert not retries.failed()
     clock.now += 1.0
     assert retries.failed()
+
+
+def test_failures_are_told_of_at_intervals_that_double() -> None:
+    retries = Retries(60.0, clock := Clock())
+    for _ in range(2):
+        told = []
+        while not retries.failed():
+            if retries.worth_saying():
+                told.append(retries.failing_s)
+            clock.now += 0.25
+        assert told == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+        retries.answered()
