@@ -35,7 +35,11 @@ class Guests:
         if do == "allow":
             self._generators[run, order["name"]].allow(order["groups"])
             return
-        await getattr(self, f"_{do}")(run, order)
+        try:
+            await getattr(self, f"_{do}")(run, order)
+        except Exception as error:
+            say(run, "ready", what=do, error=repr(error))
+            raise
         say(run, "ready", what=do)
 
     async def _front(self, run: str, order: dict[str, Any]) -> None:

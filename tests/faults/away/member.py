@@ -43,7 +43,7 @@ class Member:
     """What a learner and a generator have in common: a channel to the fronts, a client, heartbeats."""
 
     def __init__(self, mesh: str, role: membership_pb2.Role, name: str) -> None:
-        channel = _GivenFronts(addresses_of(mesh), _open)
+        channel = _GivenFronts(addresses_of(mesh), _open, credentials=None)
         self.client = BufferClient(channel, timeout_s=2.0, retry_s=PATIENCE_S)
         self.agent = MembershipAgent(
             channel, role, member_id=name, address="127.0.0.1:1", host_id="test", timeout_s=2.0, retry_s=PATIENCE_S

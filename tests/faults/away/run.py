@@ -68,14 +68,16 @@ class Host:
         """The next event of this kind of a run.
 
         Raises:
-            AssertionError: there was none in time; with what the process has logged.
+            AssertionError: there was none in time, with what the process has logged; or it tells of an error.
         """
         try:
             async with asyncio.timeout(within_s):
-                return await self._heard[run, event].get()
+                heard = await self._heard[run, event].get()
         except TimeoutError:
             tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
             raise AssertionError(f"{self.name}: run {run} has not {event} within {within_s} s\n{tail}") from None
+        assert "error" not in heard, f"{self.name}: run {run}: {heard['error']}"
+        return heard
 
     async def close(self) -> None:
         self._listener.cancel()
