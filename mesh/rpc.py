@@ -28,6 +28,7 @@ from mesh.access.tls import channel_credentials, server_credentials
 from mesh.access.token_file import credentials_of
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError, RollmeshError, UnauthenticatedError, UnreachableError
+from mesh.held_ports import is_held
 from mesh.retries import Retries
 
 log = logging.getLogger(__name__)
@@ -393,7 +394,8 @@ def new_server(
     """
     options = [
         *_options(max_message_mb),
-        ("grpc.so_reuseport", 0),
+        # Beside the socket that holds its port, where there is one.
+        ("grpc.so_reuseport", int(is_held())),
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
         ("grpc.max_concurrent_streams", MOST_CALLS),
         ("grpc.max_allowed_incoming_connections", connections_within(_more_files())),

@@ -17,6 +17,7 @@ from pathlib import Path
 from learner.run_record import RunRecord
 from mesh.config.models import Config
 from mesh.errors import ConfigError, RollmeshError
+from mesh.held_ports import HeldPorts
 from protos import buffer_pb2
 from rollmesh.best import chosen_of
 from rollmesh.launcher import folder as folders
@@ -164,11 +165,14 @@ class LocalRun:
             self._events.tell(devices.describe())
             for notice in (*self._notices, *folders.told_of_others(self._folder)):
                 self._events.tell(notice)
-            catalogue = ServiceCatalogue(
-                config, config_path, plan, devices, allow_changes=self._allow_changes, start_from=self._start
-            )
             started = time.time()
-            with self._owning_process() if handle_signals else contextlib.nullcontext():
+            with (
+                HeldPorts(config.network.host) as ports,
+                self._owning_process() if handle_signals else contextlib.nullcontext(),
+            ):
+                catalogue = ServiceCatalogue(
+                    config, config_path, plan, devices, ports, allow_changes=self._allow_changes, start_from=self._start
+                )
                 watching = [
                     asyncio.create_task(self._memory.run(), name="watch over memory"),
                     asyncio.create_task(self._watch(), name="watch over the mesh"),

@@ -43,7 +43,7 @@ class ServiceSpec:
 
     Attributes:
         name: unique in the run; names log and ready file.
-        command: builds the argument list, given whether this is a restart and the address the service had before.
+        command: builds the argument list, given whether this is a restart.
         environment: added to the launcher's own.
         start_deadline_s: seconds within which it must be healthy.
         drain_s: seconds it gets to end in order after SIGTERM.
@@ -53,7 +53,7 @@ class ServiceSpec:
     """
 
     name: str
-    command: Callable[[bool, str | None], Sequence[str]]
+    command: Callable[[bool], Sequence[str]]
     environment: Mapping[str, str]
     start_deadline_s: float = 180.0
     drain_s: float = 15.0
@@ -82,13 +82,12 @@ class ServiceProcess:
         self._asked = self._overdue = False
 
     @classmethod
-    async def start(cls, spec: ServiceSpec, folder: Path, *, restart: bool, address: str | None) -> ServiceProcess:
+    async def start(cls, spec: ServiceSpec, folder: Path, *, restart: bool) -> ServiceProcess:
         """Starts the service.
 
         Args:
             folder: the run folder; logs go to `logs/NAME.log`, the ready file to `services/NAME.json`.
             restart: whether the service ran before in this run.
-            address: where it answered then.
         """
         log_path = log_file(folder, spec.name)
         for path in (log_path, ready_file(folder, spec.name)):
@@ -98,7 +97,7 @@ class ServiceProcess:
         with log_path.open("ab") as log:
             log_from = log.seek(0, os.SEEK_END)
             process = await asyncio.create_subprocess_exec(
-                *wrapped(spec.command(restart, address)),
+                *wrapped(spec.command(restart)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from mesh.config.models import Config
+from mesh.held_ports import ENVIRONMENT, HeldPorts
 from mesh.threads import ThreadPlan, available_cores, plan_threads, thread_environment
 from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.folder import takeover_stamp
@@ -50,8 +51,11 @@ def drain_order(name: str) -> int:
 
 def mesh_address(address_of: Callable[[str], str], config: Config) -> str:
     """The addresses of all fronts, with commas between them; empty before the first is up."""
-    names = (BUFFER, *(f"{_FRONT}{index}" for index in range(1, config.buffer.fronts)))
-    return ",".join(address for address in map(address_of, names) if address)
+    return ",".join(address for address in map(address_of, _fronts(config)) if address)
+
+
+def _fronts(config: Config) -> list[str]:
+    return [BUFFER, *(f"{_FRONT}{index}" for index in range(1, config.buffer.fronts))]
 
 
 def needs_reward_service(config: Config) -> bool:
@@ -77,7 +81,7 @@ def interpreters_of(config: Config) -> Iterator[Interpreter]:
 
 
 def _environment(threads: int, python: Path | None) -> dict[str, str]:
-    return {**thread_environment(threads), **environment_of(python)}
+    return {**thread_environment(threads), **environment_of(python), **ENVIRONMENT}
 
 
 def redis_url(folder: Path) -> str:
@@ -93,8 +97,12 @@ class ServiceCatalogue:
         config_path: the same as a file that the services read.
         plan: compute threads.
         devices: of learner and generators.
+        ports: holds those of all services. A front keeps its own; others get a new one at each start.
         allow_changes: the run may continue with another model or other data.
         start_from: checkpoint from which the learner continues, until it has taken the run over; None: the last one.
+
+    Raises:
+        PortInUseError: `network.port` is taken.
     """
 
     def __init__(
@@ -103,6 +111,7 @@ class ServiceCatalogue:
         config_path: Path,
         plan: ThreadPlan,
         devices: DevicePlan,
+        ports: HeldPorts,
         *,
         allow_changes: bool,
         start_from: Path | None = None,
@@ -112,29 +121,29 @@ class ServiceCatalogue:
         self._folder = config.run.folder
         self._plan = plan
         self._devices = devices
+        self._ports = ports
+        # All others know them from the start of the run.
+        self._fronts = {name: ports.hold(config.network.port if name == BUFFER else 0) for name in _fronts(config)}
         self._allow_changes = allow_changes
         self._start_from = start_from
         self._launched = takeover_stamp(self._folder)
 
     def buffer(self) -> list[ServiceSpec]:
-        def command(_restart: bool, address: str | None) -> Sequence[str]:
-            # All others know the first address; a restarted front must answer there again.
-            port = address.rsplit(":", 1)[1] if address else str(self._config.network.port)
+        def command(_restart: bool) -> Sequence[str]:
             program = command_of(self._config.buffer.python)
-            return (*program, "buffer", self._config_path, "--port", port, *self._ready(BUFFER))
+            return (*program, "buffer", self._config_path, "--port", str(self._fronts[BUFFER]), *self._ready(BUFFER))
 
         return [ServiceSpec(BUFFER, command, _environment(1, self._config.buffer.python), start_deadline_s=60.0)]
 
     def further_fronts(self) -> list[ServiceSpec]:
         """The fronts beside the first, which has started Redis where nobody else has."""
-        return [self._front(f"{_FRONT}{index}") for index in range(1, self._config.buffer.fronts)]
+        return [self._front(name) for name in self._fronts if name != BUFFER]
 
     def _front(self, name: str) -> ServiceSpec:
-        def command(_restart: bool, address: str | None) -> Sequence[str]:
-            port = address.rsplit(":", 1)[1] if address else "0"
+        def command(_restart: bool) -> Sequence[str]:
             url = () if self._config.buffer.redis else (f"--buffer.redis={redis_url(self._folder)}",)
             program = command_of(self._config.buffer.python)
-            return (*program, "buffer", self._config_path, *url, "--port", port, *self._ready(name))
+            return (*program, "buffer", self._config_path, *url, "--port", str(self._fronts[name]), *self._ready(name))
 
         return ServiceSpec(name, command, _environment(1, self._config.buffer.python), start_deadline_s=60.0)
 
@@ -147,9 +156,9 @@ class ServiceCatalogue:
         return specs
 
     def _reward(self, mesh: str) -> ServiceSpec:
-        def command(_restart: bool, _address: str | None) -> Sequence[str]:
+        def command(_restart: bool) -> Sequence[str]:
             program = command_of(self._config.reward.python)
-            return (*program, "reward", "serve", self._config_path, "--mesh", mesh, *self._ready(REWARD))
+            return (*program, "reward", "serve", self._config_path, "--mesh", mesh, *self._port(), *self._ready(REWARD))
 
         return ServiceSpec(REWARD, command, _environment(1, self._config.reward.python))
 
@@ -157,13 +166,13 @@ class ServiceCatalogue:
         name = f"{_GENERATOR}{index}"
         rollout, network = self._config.rollout, self._config.network
 
-        def command(_restart: bool, _address: str | None) -> Sequence[str]:
+        def command(_restart: bool) -> Sequence[str]:
             return (
                 *(*command_of(rollout.python), "generator", "--mesh", mesh, "--host", network.host),
                 *("--metrics-host", network.metrics_host),
                 # The configuration is this user's own.
                 *("--threads", str(self._plan.generator), "--allow-code", "any", *self._advertise()),
-                *(*self._security(), *self._ready(name)),
+                *(*self._security(), *self._port(), *self._ready(name)),
             )
 
         return ServiceSpec(
@@ -175,12 +184,12 @@ class ServiceCatalogue:
         )
 
     def _learner(self, mesh: str) -> ServiceSpec:
-        def command(restart: bool, _address: str | None) -> Sequence[str]:
+        def command(restart: bool) -> Sequence[str]:
             runner = command_of(self._config.learner.python)
             # With a Redis of its own, what held this run before was this machine's and is gone: the lock says so.
             takeover = ("--takeover",) if restart or self._config.buffer.redis is None else ()
             changes = ("--allow-changes",) if self._allow_changes else ()
-            options = (*takeover, *changes, *self._from_checkpoint(), *self._ready(LEARNER))
+            options = (*takeover, *changes, *self._from_checkpoint(), *self._port(), *self._ready(LEARNER))
             return (*runner, "learner", self._config_path, "--mesh", mesh, *options)
 
         return ServiceSpec(
@@ -198,6 +207,9 @@ class ServiceCatalogue:
         if self._start_from is None or takeover_stamp(self._folder) != self._launched:
             return ()
         return ("--from-checkpoint", self._start_from.name)
+
+    def _port(self) -> tuple[str, str]:
+        return ("--port", str(self._ports.hold()))
 
     def _ready(self, name: str) -> tuple[str, str]:
         return ("--ready-file", str(ready_file(self._folder, name)))

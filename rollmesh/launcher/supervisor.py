@@ -208,7 +208,7 @@ class Supervisor:
         restart = service.starts > 0
         service.starts += 1
         try:
-            process = await ServiceProcess.start(spec, self._folder, restart=restart, address=service.address)
+            process = await ServiceProcess.start(spec, self._folder, restart=restart)
         except OSError as error:
             return RollmeshError(f"{spec.name} cannot be started: {error}", hint="is there memory and disk space left?")
         service.process = process

@@ -20,7 +20,7 @@ def fake_spec(
 ) -> ServiceSpec:
     """A service of `fake_service.py`."""
 
-    def command(_restart: bool, _address: str | None) -> list[str]:
+    def command(_restart: bool) -> list[str]:
         return [sys.executable, str(FAKE), str(ready_file(folder, name)), "--name", name, *arguments]
 
     return ServiceSpec(name, command, {}, start_deadline_s=20.0, drain_s=drain_s, completes_run=completes_run)

@@ -14,6 +14,7 @@ from learner.measured_by import measured_by
 from learner.run_record import RunRecord
 from mesh.config import Config, load_config
 from mesh.errors import ConfigError, DataError, RollmeshError
+from mesh.held_ports import HeldPorts
 from mesh.threads import ThreadPlan
 from rollmesh.launcher import folder, local
 from rollmesh.launcher.changes import changed
@@ -96,14 +97,17 @@ def test_a_learner_goes_back_once(tmp_path: Path) -> None:
     train(config, 25, "i0001-v00000010")
     start = config.run.folder / "checkpoints" / "i0001-v00000010"
     plan = ThreadPlan(1, 1, 1)
-    catalogue = ServiceCatalogue(config, tmp_path / "c.yaml", plan, DevicePlan(), allow_changes=False, start_from=start)
+    with HeldPorts(config.network.host) as ports:
+        catalogue = ServiceCatalogue(
+            config, tmp_path / "c.yaml", plan, DevicePlan(), ports, allow_changes=False, start_from=start
+        )
     [learner] = [spec for spec in catalogue.others("host:1") if spec.name == "learner"]
     for restart in (False, True):
-        command = learner.command(restart, None)
+        command = learner.command(restart)
         assert command[command.index("--from-checkpoint") + 1] == start.name, "it has not taken the run over yet"
     taken_over = folder.takeover_stamp(config.run.folder) + 1
     os.utime(config.run.folder / folder.CONFIG, ns=(taken_over, taken_over))
-    assert "--from-checkpoint" not in learner.command(True, None)
+    assert "--from-checkpoint" not in learner.command(True)
 
 
 def test_other_rewards_are_no_matter_of_the_groups_that_were_scored_before(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mesh.config import Config, load_config
 from mesh.errors import ConfigError
+from mesh.held_ports import HeldPorts
 from mesh.threads import ThreadPlan
 from rollmesh.launcher.devices import DevicePlan, Visible, assign, devices_per_generator, visible_devices
 from rollmesh.launcher.services import ServiceCatalogue
@@ -49,9 +50,10 @@ def test_everybody_has_devices_of_his_own_or_the_run_is_refused(
 def test_processes_see_their_own_devices_under_the_names_cuda_has_for_them() -> None:
     visible = Visible(("4", "GPU-five", "6", "7"), 4, 4)
     asked = config("learner.ranks=2", "rollout.replicas=2")
-    catalogue = ServiceCatalogue(
-        asked, Path("c.yaml"), ThreadPlan(2, 1, 1), assign(asked, visible), allow_changes=False
-    )
+    with HeldPorts(asked.network.host) as ports:
+        catalogue = ServiceCatalogue(
+            asked, Path("c.yaml"), ThreadPlan(2, 1, 1), assign(asked, visible), ports, allow_changes=False
+        )
     seen = {spec.name: spec.environment.get("CUDA_VISIBLE_DEVICES") for spec in catalogue.others("host:1")}
     assert seen == {"learner": "4,GPU-five", "generator-0": "6", "generator-1": "7", "reward": None}
 

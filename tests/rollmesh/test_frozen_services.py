@@ -171,7 +171,7 @@ async def test_a_part_that_has_ended_without_its_service_is_found(
         "sys.argv[2:]]; parts[0].wait()"
     )
     command = [sys.executable, "-c", starter, str(FAKE), str(ready), str(ready_file(tmp_path, f"{NAME}-1"))]
-    spec = ServiceSpec(NAME, lambda _restart, _address: command, {}, drain_s=1.0, parts=(f"{NAME}-1",))
+    spec = ServiceSpec(NAME, lambda _restart: command, {}, drain_s=1.0, parts=(f"{NAME}-1",))
     supervisor = make_supervisor(frozen_after_s=1.0)
     running = await started(supervisor, recorder, spec)
     os.kill(json.loads(ready_file(tmp_path, f"{NAME}-1").read_text())["pid"], signal.SIGKILL)

@@ -12,6 +12,7 @@ import pytest
 from mesh.config import load_config
 from mesh.config.models import Config
 from mesh.errors import ConfigError
+from mesh.held_ports import HeldPorts
 from mesh.threads import ThreadPlan
 from rollmesh.cli.explain import explain
 from rollmesh.launcher.devices import DevicePlan
@@ -48,13 +49,19 @@ def check(**values: object) -> None:
     check_interpreters(interpreters_of(config(**values)))
 
 
+def catalogue_of(asked: Config, plan: ThreadPlan) -> ServiceCatalogue:
+    # Its commands need the numbers alone.
+    with HeldPorts(asked.network.host) as ports:
+        return ServiceCatalogue(asked, Path("cfg.yaml"), plan, DevicePlan(), ports, allow_changes=False)
+
+
 def test_each_service_is_started_by_its_own() -> None:
     asked = config(**{key.replace(".", "__"): path for key, path in ENVIRONMENTS.items()})
-    catalogue = ServiceCatalogue(asked, Path("cfg.yaml"), ThreadPlan(2, 1, 3), DevicePlan(), allow_changes=False)
+    catalogue = catalogue_of(asked, ThreadPlan(2, 1, 3))
     specs = {spec.name: spec for spec in (*catalogue.buffer(), *catalogue.others("host:1"))}
     owners = {"buffer": "b", "learner": "l", "reward": "r", "generator-0": "g"}
     for name, owner in owners.items():
-        command = specs[name].command(False, None)
+        command = specs[name].command(False)
         assert command[0] == f"/envs/{owner}/bin/python"
         assert sys.executable not in command
         # What is installed beside the interpreter is found before what is beside this one.
@@ -63,9 +70,9 @@ def test_each_service_is_started_by_its_own() -> None:
 
 
 def test_without_names_it_is_this_one() -> None:
-    catalogue = ServiceCatalogue(config(), Path("cfg.yaml"), ThreadPlan(2, 1, 1), DevicePlan(), allow_changes=False)
+    catalogue = catalogue_of(config(), ThreadPlan(2, 1, 1))
     for spec in (*catalogue.buffer(), *catalogue.others("host:1")):
-        assert spec.command(False, None)[0] == sys.executable
+        assert spec.command(False)[0] == sys.executable
         assert "PATH" not in spec.environment
 
 

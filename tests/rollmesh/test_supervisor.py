@@ -190,7 +190,7 @@ async def test_who_is_asked_to_end_before_it_was_ready_has_ended_in_order(
 ) -> None:
     never = tmp_path / "never"
     os.mkfifo(never)
-    spec = replace(fake_spec(tmp_path, "generator-0"), command=lambda _restart, _address: ["cat", str(never)])
+    spec = replace(fake_spec(tmp_path, "generator-0"), command=lambda _restart: ["cat", str(never)])
     supervisor = make_supervisor()
     running = asyncio.create_task(supervisor.run([lambda: [spec]], same_rank))
     await until(lambda: bool(supervisor.pids()))
@@ -259,7 +259,7 @@ async def test_children_of_a_service_that_will_not_end_go_with_it(
 async def test_service_that_never_gets_ready_is_named(
     tmp_path: Path, make_supervisor: MakeSupervisor, recorder: Recorder
 ) -> None:
-    def command(_restart: bool, _address: str | None) -> list[str]:
+    def command(_restart: bool) -> list[str]:
         return [sys.executable, "-c", "import signal; signal.pause()"]
 
     spec = fake_spec(tmp_path, "reward")
