@@ -122,8 +122,8 @@ async def check_endpoint(
 async def _report(
     address: str, timeout_s: float, samples: Sequence[reward_pb2.ScoreItem], security: SecuritySection
 ) -> CheckReport:
-    # A token is sent only where the user of the check names one for this very server.
-    connect = mesh_connector if security.token_file else connector
+    # A token is sent, and a certificate shown, only where the user of the check names one for this very server.
+    connect = mesh_connector if security.token_file or security.tls_cert else connector
     channel = connect(security)(address)
     try:
         return await _Check(channel, address, timeout_s).run(samples)

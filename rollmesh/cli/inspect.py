@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from mesh.errors import RollmeshError
-from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TokenFile, ended_run, target
+from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
 
 # Characters; wider than any line of the tables.
 _PIPED_WIDTH = 320
@@ -29,12 +29,14 @@ def _status(
     as_json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Show the mesh: version, ledger, ages, bytes, waits, stalls, members, weights; of an ended run its summary."""
     if (ended := ended_run(run, mesh)) is not None:
         _show_ended(ended, as_json=as_json)
         return
-    where = target(run, mesh, token_file, tls_ca)
+    where = target(run, mesh, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     if as_json:
         typer.echo(json.dumps(asyncio.run(_everything(where)), indent=2))
         return

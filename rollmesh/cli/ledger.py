@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mesh.errors import DataError
-from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TokenFile, ended_run, target
+from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
 
 if TYPE_CHECKING:
     from protos import buffer_pb2
@@ -50,12 +50,14 @@ def _ledger(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Recount every group and compare with the counters; exits with 1 where they differ."""
     if not redrive and (ended := ended_run(run, mesh)) is not None:
         _show_ended(ended, failed=failed, as_json=as_json)
         return
-    where = target(run, mesh, token_file, tls_ca)
+    where = target(run, mesh, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     redriven = asyncio.run(_redrive(where, redrive)) if redrive else {}
     answers = asyncio.run(_read(where, _FAILED_LIMIT if failed else 0))
     balanced = not any(answer.discrepancies for answer in answers.values())

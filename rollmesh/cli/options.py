@@ -44,7 +44,8 @@ TokenFile = Annotated[
     Path | None, typer.Option("--token-file", help="File with the mesh's token, or a grant of it (rollmesh token).")
 ]
 TlsCa = Annotated[Path | None, typer.Option("--tls-ca", help="PEM certificate authority to trust.")]
-TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="PEM certificate of this service.")]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="PEM certificate to show to others.")]
+TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="PEM key of --tls-cert.")]
 TlsClientCa = Annotated[
     Path | None, typer.Option("--tls-client-ca", help="PEM authority whose certificates callers must show.")
 ]
@@ -54,7 +55,6 @@ EndpointKeyFile = Annotated[
 MetricsKeyFile = Annotated[
     Path | None, typer.Option("--metrics-key-file", help="File with the key of the metrics, a bearer token.")
 ]
-TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="PEM key of this service.")]
 
 
 def read_config(path: Path, context: typer.Context) -> Config:
@@ -90,25 +90,28 @@ def ended_run(run: Path | None, mesh: str | None) -> Path | None:
     return run if (run / folder.SUMMARY).exists() and not (run / folder.MESH).exists() else None
 
 
-def target(run: Path | None, mesh: str | None, token_file: Path | None, tls_ca: Path | None) -> Target:
+def target(run: Path | None, mesh: str | None, **given: Path | None) -> Target:
     """Where the mesh is: as given, or as the run folder says.
 
+    Args:
+        given: options of `security`; they go before what the run folder says.
+
     Raises:
+        ConfigError: the options contradict one another.
         DataError: neither is given and no run is going below `runs/`.
     """
     from rollmesh.launcher import folder
     from rollmesh.run_files import read_launch
 
-    security = security_of(token_file=token_file, tls_ca=tls_ca)
     if mesh is not None:
-        return Target(mesh, security)
+        return Target(mesh, security_of(**given))
     if run is None:
         begun = list(Path("runs").glob(f"*/{folder.MESH}"))
         if not begun:
             raise DataError("no run is going below runs/", hint="give a run folder, or --mesh host:port")
         run = max(begun, key=lambda path: (folder.is_held(path.parent), path.stat().st_mtime)).parent
-    address = folder.read_mesh(run)
-    return Target(address, security if token_file or tls_ca else read_launch(run).security, run)
+    named = {name: path for name, path in given.items() if path is not None}
+    return Target(folder.read_mesh(run), security_of(**{**dict(read_launch(run).security), **named}), run)
 
 
 class Target:

@@ -99,11 +99,13 @@ def _reward_check(
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds each call may take.")] = 10.0,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Call a reward service with sample items and say what is wrong with its answers."""
     from reward_service.check import run_check
 
-    security = security_of(token_file=token_file, tls_ca=tls_ca)
+    security = security_of(token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     report = run_check(endpoint, timeout_s, samples, security)
     for line in report.lines():
         typer.echo(line)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollmesh.cli.options import Mesh, OptionalRunFolder, TlsCa, TokenFile, target
+from rollmesh.cli.options import Mesh, OptionalRunFolder, TlsCa, TlsCert, TlsKey, TokenFile, target
 
 if TYPE_CHECKING:
     from rollmesh.verification.compare import Comparison
@@ -49,13 +49,15 @@ def _verify(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
 ) -> None:
     """Compare every generator with the learner: version, digest of what is in its engine, log-probs of a probe.
 
     The learner's weights are fetched and run on this machine's CPU. Exits with 1 where a generator differs or could not
     be compared.
     """
-    where = target(run, mesh, token_file, tls_ca)
+    where = target(run, mesh, token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     from rollmesh.verification.compare import compare
 
     comparison = asyncio.run(

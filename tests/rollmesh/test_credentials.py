@@ -1,0 +1,83 @@
+"""Commands that ask a mesh show it what it wants to see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from mesh import rpc
+from mesh.config.models import SecuritySection
+from mesh.service import AsyncBridge, add_health_and_reflection
+from rollmesh.cli.app import app
+from rollmesh.cli.options import target
+from rollmesh.launcher import folder
+from tests.certificates import Authority
+from tests.secrets_here import write_secret
+
+_DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def address(authority: Authority) -> Iterator[str]:
+    """Of a service that asks for certificates, and knows no verb."""
+    cert, key = authority.certify("service")
+    security = SecuritySection(tls_cert=cert, tls_key=key, tls_client_ca=authority.pem)
+    bridge = AsyncBridge()
+
+    async def serve() -> tuple[rpc.grpc.aio.Server, int]:
+        server = rpc.new_server(security)
+        add_health_and_reflection(server, [])
+        port = rpc.bind(server, "127.0.0.1", 0, security)
+        await server.start()
+        return server, port
+
+    server, port = bridge.call(serve(), _DEADLINE_S)
+    yield f"127.0.0.1:{port}"
+    bridge.call(server.stop(None), _DEADLINE_S)
+    del server
+    bridge.close()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status", "--mesh", "{}"],
+        ["ledger", "--mesh", "{}"],
+        ["weights", "verify", "--mesh", "{}"],
+        ["reward", "check", "grpc://{}"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_each_command_can_show_a_certificate(command: list[str], address: str, authority: Authority) -> None:
+    cert, key = authority.certify("operator")
+    shown = ["--tls-ca", str(authority.pem), "--tls-cert", str(cert), "--tls-key", str(key)]
+    done = CliRunner().invoke(app, [word.format(address) for word in command] + shown)
+    # What TLS lets through is refused as unknown.
+    assert "UNIMPLEMENTED" in f"{done.output}{done.exception}"
+
+
+def test_what_is_given_goes_before_what_the_run_folder_says(authority: Authority, tmp_path: Path) -> None:
+    cert, key = authority.certify("service")
+    token, look = write_secret(tmp_path / "token"), write_secret(tmp_path / "look")
+    security = {"token_file": token, "tls_ca": authority.pem, "tls_cert": cert, "tls_key": key}
+    config = {
+        "model": {"path": "m"},
+        "data": {"train": "d"},
+        "security": {name: str(path) for name, path in security.items()},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    with folder.locked(tmp_path):
+        folder.write_mesh(tmp_path, "127.0.0.1:9")
+        assert target(tmp_path, None).security == SecuritySection(**security)
+        given = target(tmp_path, None, token_file=look, tls_ca=None).security
+    assert given == SecuritySection(**{**security, "token_file": look})
+    assert target(None, "127.0.0.1:9", token_file=look).security == SecuritySection(token_file=look)
