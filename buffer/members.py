@@ -16,12 +16,12 @@ from buffer.redis_access import RedisAccess
 from mesh.access.credentials import Credentials
 from mesh.access.proof import check_challenge, proven
 from mesh.errors import ConfigError, PayloadError, StoreError
+from mesh.membership import PROTOCOL
 from mesh.versions import checked_version
 from protos import membership_pb2 as pb
 from protos import membership_pb2_grpc
 from protos import trajectory_pb2 as trajectory
 
-PROTOCOL = 2
 # Heartbeats expected per lease term, and the part of one without any after which a member's word is called old.
 _BEATS_PER_TERM = 5
 _SILENT_TERMS = 0.5

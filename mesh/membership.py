@@ -31,6 +31,7 @@ from mesh.versions import PolicyVersion
 from protos import membership_pb2, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
+# Of the contracts. A mesh takes members that speak its own alone.
 PROTOCOL = 2
 # Seconds without an answer to a Join between two words on it.
 _JOIN_LOG_S = 10.0

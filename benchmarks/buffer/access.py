@@ -40,7 +40,7 @@ def calls_per_second(plan: Plan) -> float:
 
 
 async def _calls(mesh: Mesh, plan: Plan, folder: Path) -> float:
-    channel = open_channel(mesh.address, security(plan, folder), Identity(Role.OPERATOR, "caller"))
+    channel = open_channel(mesh.address, security(plan, folder), Identity(Role.OPERATOR))
     client = BufferClient(channel, timeout_s=10.0, retry_s=10.0)
     answered = 0
 

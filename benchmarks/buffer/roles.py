@@ -153,7 +153,7 @@ def writer(conn: Connection, address: str, security: SecuritySection, plan: Plan
     keep_freed_memory()  # as generators do
 
     async def main() -> None:
-        client, agent = await _join(address, security, membership_pb2.ROLE_GENERATOR, f"writer-{number}")
+        client, agent = await _join(address, security, membership_pb2.ROLE_GENERATOR, f"generator-{number}")
         settle_heap()
         conn.send("up")
         producer = _Producer(plan, client, agent, await _told(conn))
@@ -269,7 +269,7 @@ def learner(conn: Connection, address: str, security: SecuritySection, plan: Pla
     keep_freed_memory()  # as learners do
 
     async def main() -> None:
-        client, agent = await _join(address, security, membership_pb2.ROLE_LEARNER, "trainer")
+        client, agent = await _join(address, security, membership_pb2.ROLE_LEARNER, "learner-1")
         settle_heap()
         resumed = await client.resume(TABLE, agent.member_id, 0)
         agent.set_status(incarnation=resumed.incarnation)

@@ -6,15 +6,18 @@ of a key of its own, all signed by the mesh's key. A call carries a *claim*: the
 contract that is called and an end, signed by the grant's key. An answer may carry a *proof*: the grant of the service,
 and a signature over what was asked and answered.
 
+A member id says its role and the name of its grant: `ROLE-anything`, with a name `ROLE-NAME.anything`. A grant is good
+for ids of its own role and name alone. So no other role can take a member's id, while it lives or afterwards, and
+nothing has to be remembered for it: a process that starts again and a grant that is renewed are still the same.
+
 Invariants: neither the token nor a grant's key is ever sent; a claim is good for one contract (a reward service cannot
-use a generator's at the buffer) and for an hour; a service needs no secret to check a claim or a proof, so that one
-which has been broken into can speak for no one else.
+use a generator's at the buffer), for members of its grant, and for `CLAIM_S` seconds, whatever end its maker writes; a
+service needs no secret to check a claim or a proof, so that one which has been broken into can speak for no one else.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -33,7 +36,8 @@ from mesh.errors import ConfigError, UnauthenticatedError
 
 # Characters of a mesh's token: its signatures can be checked offline, so it must not be guessable.
 TOKEN_CHARACTERS = 32
-CLAIM_S = 3600.0
+# Seconds for which a claim is good. Who has read one off the wire can use it so long.
+CLAIM_S = 300.0
 # Seconds by which the clocks of two hosts may differ.
 SKEW_S = 300.0
 _GRANT, _CLAIM, _PROOF = "rollmesh-grant-1", "rollmesh-claim-1", "rollmesh-proof-1"
@@ -65,7 +69,7 @@ class Grant:
     """A role that the mesh's token has granted; see the module."""
 
     role: Role
-    # Ids of its members are `name.anything`; empty: any.
+    # That the ids of its members say; empty: none.
     name: str
     # Unix seconds; `until` 0: no end.
     made: float
@@ -76,7 +80,23 @@ class Grant:
 
     def covers(self, member_id: str) -> bool:
         """Whether a member of this id may use it."""
-        return not self.name or member_id.startswith(f"{self.name}.")
+        return _told_by(member_id) == (self.role, self.name)
+
+    @property
+    def members(self) -> str:
+        """The ids that it covers, for the reader."""
+        return f"{_beginning(self.role, self.name)}*"
+
+
+def _beginning(role: Role, name: str) -> str:
+    return f"{role}-{name}." if name else f"{role}-"
+
+
+def _told_by(member_id: str) -> tuple[str, str]:
+    """The role and the grant's name that a member id says."""
+    role, _, rest = member_id.partition("-")
+    name, dot, _ = rest.partition(".")
+    return role, name if dot else ""
 
 
 Granted = tuple[Grant, Ed25519PrivateKey]
@@ -179,26 +199,27 @@ class Credentials:
             self._known[claim, contract] = known
         identity, until = known
         if until + SKEW_S < self._clock():
-            raise UnauthenticatedError(
-                f"the credential ended {self._clock() - until:.0f} s ago", hint="do the clocks of the two hosts agree?"
-            )
+            raise UnauthenticatedError(f"the credential ended {self._clock() - until:.0f} s ago", hint=_CLOCKS)
         return identity
 
     def _verified(self, claim: str, contract: str) -> tuple[Identity, float]:
         parts = claim.split(".")
         if len(parts) != 5 or parts[0] != _CLAIM:
-            raise UnauthenticatedError("missing or malformed credential", hint=_HINT)
+            raise _malformed()
         grant = read_grant(".".join(parts[1:3]), self._mesh)
         _check_signature(grant, parts[4], ".".join(parts[:4]).encode())
-        try:
-            fields = _unpacked(parts[3])
-            member, asked, until = str(fields["member"]), fields["for"], float(fields["until"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise UnauthenticatedError("missing or malformed credential", hint=_HINT) from error
+        match _unpacked(parts[3]):
+            case {"member": str(member), "for": str(asked), "until": int(until) | float(until)}:
+                pass
+            case _:
+                raise _malformed()
         if asked != contract:
             raise UnauthenticatedError(f"a credential for {asked}, not for {contract}")
+        # Its maker writes the end, which may be any number: NaN is within no bounds.
+        if not 0 <= until <= self._clock() + CLAIM_S + SKEW_S:
+            raise UnauthenticatedError(f"the credential does not end within {CLAIM_S:.0f} s", hint=_CLOCKS)
         if member and not grant.covers(member):
-            raise UnauthenticatedError(f"a grant for members {grant.name}.*, used by {member!r}")
+            raise UnauthenticatedError(f"a grant for members {grant.members}, used by {member!r}")
         return Identity(grant.role, member), min(until, grant.until) if grant.until else until
 
 
@@ -215,6 +236,7 @@ def _proven(head: str, said: bytes) -> bytes:
 
 # Claims that are remembered as checked: those of 1,000 members at six contracts.
 _MOST_KNOWN = 8192
+_CLOCKS = "do the clocks of the two hosts agree?"
 _HINT = "set security.token_file to the mesh's token, or to a grant of it (rollmesh token)"
 
 
@@ -229,10 +251,17 @@ def read_grant(text: str, mesh: Ed25519PublicKey) -> Grant:
         mesh.verify(_decoded(signature), f"{_GRANT}.{payload}".encode())
     except InvalidSignature:
         raise UnauthenticatedError("the credential was granted by another mesh", hint=_HINT) from None
-    fields = _unpacked(payload)
-    key = Ed25519PublicKey.from_public_bytes(_decoded(fields["key"]))
-    made, until = float(fields["made"]), float(fields["until"])
-    return Grant(Role(fields["role"]), str(fields["name"]), made, until, key, text)
+    # The mesh has signed this, so that it is right; a release from before or after may still write another.
+    match _unpacked(payload):
+        case {"role": str(role), "name": str(name), "made": int(made), "until": int(until), "key": str(key)}:
+            pass
+        case _:
+            raise _malformed()
+    try:
+        public = Ed25519PublicKey.from_public_bytes(_decoded(key))
+        return Grant(Role(role), name, float(made), float(until), public, text)
+    except (ValueError, OverflowError):
+        raise _malformed() from None
 
 
 class MeshKey:
@@ -251,7 +280,7 @@ class MeshKey:
         """A role, with the key that uses it.
 
         Args:
-            name: ids of its members are `name.anything`; empty: any member of that role.
+            name: that the ids of its members say; empty: none.
             until: Unix seconds; 0: no end.
         """
         key, made = Ed25519PrivateKey.generate(), round(time.time())
@@ -322,17 +351,18 @@ class Secret:
         Raises:
             ConfigError: a grant of another role or member, or one that is over.
         """
+        granted = self.granted
         if self.mesh_key is not None:
-            return self.mesh_key.grant(identity.role)
-        assert self.granted is not None
-        grant, hint = self.granted[0], f"rollmesh token grant {identity.role} makes one"
+            granted = self.mesh_key.grant(identity.role, _told_by(identity.member_id)[1])
+        assert granted is not None
+        grant, hint = granted[0], f"rollmesh token grant {identity.role} makes one"
         if grant.role is not identity.role:
             raise ConfigError(f"{self.source}: a grant for {grant.role}, and this is {identity.role}", hint=hint)
         if identity.member_id and not grant.covers(identity.member_id):
-            raise ConfigError(f"{self.source}: a grant for members {grant.name}.*, not for {identity.member_id!r}")
+            raise ConfigError(f"{self.source}: a grant for members {grant.members}, not for {identity.member_id!r}")
         if grant.until and grant.until <= clock():
             raise ConfigError(f"{self.source}: the grant ended {clock() - grant.until:.0f} s ago", hint=hint)
-        return self.granted
+        return granted
 
     def new_identity(self, role: Role) -> Identity:
         """A role under a new member id that its grant covers."""
@@ -342,8 +372,12 @@ class Secret:
 
 def new_identity(role: Role, name: str = "") -> Identity:
     """A role under a member id that is unique per process."""
-    unique = uuid.uuid4().hex[:12]
-    return Identity(role, f"{name}.{unique}" if name else f"{role}-{unique}")
+    return Identity(role, f"{_beginning(role, name)}{uuid.uuid4().hex[:12]}")
+
+
+# Of a grant as its file holds it, and of a key in it.
+_GRANT_PARTS, _KEY_CHARACTERS = 5, 43
+_AGAIN = "copy the whole line, or make it again: rollmesh token grant ROLE"
 
 
 def parse_secret(text: str, source: str) -> Secret:
@@ -355,7 +389,8 @@ def parse_secret(text: str, source: str) -> Secret:
     Raises:
         ConfigError: too short to be a token, or a damaged grant.
     """
-    if not text.startswith(_GRANT):
+    # What is left of a grant may be less than the mark by which it is known.
+    if not text.startswith(_GRANT) and not _GRANT.startswith(text or "-"):
         if len(text) < TOKEN_CHARACTERS:
             raise ConfigError(
                 f"{source}: the mesh's token has {len(text)} characters, at least {TOKEN_CHARACTERS} are needed",
@@ -363,22 +398,28 @@ def parse_secret(text: str, source: str) -> Secret:
             )
         mesh_key = MeshKey(text)
         return Secret(mesh_key.public, mesh_key, None, source)
+    parts = text.split(".")
+    if len(parts) < _GRANT_PARTS or len(parts[-1]) < _KEY_CHARACTERS:
+        raise ConfigError(f"{source}: a damaged grant: it is cut short, to {len(text)} characters", hint=_AGAIN)
     try:
-        _, public, payload, signature, private = text.split(".")
+        _, public, payload, signature, private = parts
         mesh = Ed25519PublicKey.from_public_bytes(_decoded(public))
         grant = read_grant(f"{payload}.{signature}", mesh)
         return Secret(mesh, None, (grant, Ed25519PrivateKey.from_private_bytes(_decoded(private))), source)
     except (ValueError, UnauthenticatedError) as error:
-        raise ConfigError(f"{source}: a damaged grant: {error}", hint="make it again: rollmesh token") from error
+        raise ConfigError(f"{source}: a damaged grant: {error}", hint=_AGAIN) from error
 
 
 def _packed(fields: dict[str, Any]) -> str:
     return _encoded(json.dumps(fields, separators=(",", ":")).encode())
 
 
-def _unpacked(text: str) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(_decoded(text))
-    return fields
+def _unpacked(text: str) -> Any:
+    """What a caller has packed: any JSON at all."""
+    try:
+        return json.loads(_decoded(text))
+    except (ValueError, RecursionError):
+        raise _malformed() from None
 
 
 def _encoded(data: bytes) -> str:
@@ -388,5 +429,9 @@ def _encoded(data: bytes) -> str:
 def _decoded(text: str) -> bytes:
     try:
         return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    except (ValueError, binascii.Error):
-        raise UnauthenticatedError("missing or malformed credential", hint=_HINT) from None
+    except ValueError:
+        raise _malformed() from None
+
+
+def _malformed() -> UnauthenticatedError:
+    return UnauthenticatedError("missing or malformed credential", hint=_HINT)

@@ -1,7 +1,9 @@
 """Which role may call which verb: the whole table.
 
 Invariants: every verb of the contracts stands here (a test reads the protos), and what does not stand here is refused;
-a request that names a member (`member_id`) may come from that member alone, whatever its role.
+a request that names a member (`member_id`) may come from that member alone, whatever its role; no claim of another role
+is good for a member's id, which says its role (`mesh.access.credentials`), so that what services keep under an id is of
+one role; what a learner alone may say of itself is taken from learners alone.
 """
 
 from __future__ import annotations
@@ -86,6 +88,13 @@ def check_role(caller: Identity, method: str) -> None:
 
 
 _JOIN = "/rollmesh.v1.Membership/Join"
+# What a learner alone may say, of the verbs that others may call too.
+_LEARNERS_WORDS = MappingProxyType(
+    {
+        "/rollmesh.v1.Membership/Heartbeat": "incarnation",
+        "/rollmesh.v1.Membership/Leave": "run_finished",
+    }
+)
 _ROLES = {
     Role.LEARNER: membership_pb2.ROLE_LEARNER,
     Role.GENERATOR: membership_pb2.ROLE_GENERATOR,
@@ -105,7 +114,7 @@ def names_member(method: str) -> bool:
 
 
 def check_member(caller: Identity, method: str, request: Any, *, taken_apart: bool = False) -> None:
-    """Refuses a request in another member's name or role.
+    """Refuses a request in another member's name or role, or with a word that is not its role's.
 
     Args:
         method: a verb for which `names_member` holds.
@@ -118,6 +127,9 @@ def check_member(caller: Identity, method: str, request: Any, *, taken_apart: bo
         request = request.message
     if method == _JOIN and request.role != _ROLES[caller.role]:
         raise PermissionDeniedError(f"a {caller.role} may not join as {membership_pb2.Role.Name(request.role)}")
+    word = _LEARNERS_WORDS.get(method)
+    if word is not None and caller.role is not Role.LEARNER and getattr(request, word):
+        raise PermissionDeniedError(f"a {caller.role} may not say {word}: that is the learner's")
     if request.member_id and request.member_id != caller.member_id:
         raise PermissionDeniedError(
             f"the credential is {caller.member_id or 'no member'!r}'s, the request {request.member_id!r}'s"

@@ -119,7 +119,9 @@ def _generator(
     advertise: Annotated[str | None, typer.Option("--advertise", help="Host under which others reach it.")] = None,
     metrics_host: Annotated[str, typer.Option("--metrics-host", help="Address that metrics bind.")] = "127.0.0.1",
     metrics_port: Annotated[int, typer.Option("--metrics-port", help="Port of the metrics; 0: a free one.")] = 0,
-    member_id: Annotated[str | None, typer.Option("--member-id", help="Name in the mesh; new if left out.")] = None,
+    member_id: Annotated[
+        str | None, typer.Option("--member-id", help="Id in the mesh, with a token `generator-...`; new if left out.")
+    ] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Compute threads.")] = None,
     token_file: TokenFile = None,
     tls_ca: TlsCa = None,

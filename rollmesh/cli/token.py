@@ -42,7 +42,7 @@ def _grant(
     run: OptionalRunFolder = None,
     token_file: Annotated[Path | None, typer.Option("--token-file", help="The mesh's token.")] = None,
     name: Annotated[
-        str, typer.Option("--name", help="Begins the ids of the members that may use it; any, if left out.")
+        str, typer.Option("--name", help="Stands in the ids of the members that may use it: ROLE-NAME.anything.")
     ] = "",
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="30m|12h|7d", help="When it ends; never, if left out.")

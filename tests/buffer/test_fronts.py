@@ -262,10 +262,14 @@ async def test_fronts_protected_by_tls_and_token_are_checked_by_their_own_names(
         stub = membership_pb2_grpc.MembershipStub(channel)
         for _ in range(4):
             assert len((await stub.List(membership_pb2.ListRequest(), timeout=5)).members) == 2
-    identity = Identity(Role.GENERATOR, "g")
+    identity = Identity(Role.GENERATOR, "generator-g")
     async with open_mesh(f"{left.address},{right.address}", section, identity) as channel:
         agent = MembershipAgent(
-            channel, membership_pb2.ROLE_GENERATOR, member_id="g", address="127.0.0.1:1", host_id="test"
+            channel,
+            membership_pb2.ROLE_GENERATOR,
+            member_id=identity.member_id,
+            address="127.0.0.1:1",
+            host_id="test",
         )
         await agent.start()
         for _ in range(4):

@@ -65,7 +65,7 @@ async def joined(
     await server.start()
     channel: grpc.aio.Channel = rpc.open_channel(address, OPEN, credentials)
     agent = MembershipAgent(
-        channel, pb.ROLE_GENERATOR, member_id="g", address="", host_id="h", timeout_s=5.0, retry_s=retry_s
+        channel, pb.ROLE_GENERATOR, member_id="generator-g", address="", host_id="h", timeout_s=5.0, retry_s=retry_s
     )
     try:
         await agent.start()
@@ -125,7 +125,7 @@ def of_the_mesh(role: Role, member_id: str = "") -> Credentials:
 async def test_who_only_answers_at_the_address_of_the_mesh_is_refused() -> None:
     impostor = Front(pb.HeartbeatResponse(known=True, run_finished=True))
     with pytest.raises(UnauthenticatedError, match="cannot prove"):
-        async with joined(impostor, credentials=of_the_mesh(Role.GENERATOR, "g")):
+        async with joined(impostor, credentials=of_the_mesh(Role.GENERATOR, "generator-g")):
             pass
     assert impostor.heartbeats == 0
 
@@ -135,7 +135,7 @@ async def test_who_takes_the_place_of_a_front_is_not_believed_either() -> None:
     evil = pb.HeartbeatResponse(known=True, run_finished=True, learner=pb.Member(member_id="evil", address="e:1"))
     front = Front(known, known, evil, interval_ms=20, credentials=of_the_mesh(Role.BUFFER))
     async with (
-        joined(front, retry_s=0.3, credentials=of_the_mesh(Role.GENERATOR, "g")) as agent,
+        joined(front, retry_s=0.3, credentials=of_the_mesh(Role.GENERATOR, "generator-g")) as agent,
         asyncio.timeout(10.0),
     ):
         while front.heartbeats < 2:
@@ -152,7 +152,7 @@ async def test_a_member_whose_grant_ends_is_lost_and_says_which_file_to_replace(
 ) -> None:
     started = now = time.time()
     path = write_secret(tmp_path / "token", MeshKey(TOKEN).grant_file(Role.GENERATOR, until=started + 600))
-    mine = credentials_of(SecuritySection(token_file=path), Identity(Role.GENERATOR, "g"), lambda: now)
+    mine = credentials_of(SecuritySection(token_file=path), Identity(Role.GENERATOR, "generator-g"), lambda: now)
     front = Front(pb.HeartbeatResponse(known=True), interval_ms=20, credentials=of_the_mesh(Role.BUFFER))
     async with joined(front, retry_s=0.3, credentials=mine) as agent, asyncio.timeout(10.0):
         now = started + 601

@@ -387,7 +387,7 @@ async def test_what_no_one_asks_for_is_let_go_of(tmp_path: Path, monkeypatch: py
 
 async def test_only_buckets_are_served_and_only_with_the_token(tmp_path: Path) -> None:
     guarded = SecuritySection(token_file=write_secret(tmp_path / "token"))
-    generator = Identity(Role.GENERATOR, "g")
+    generator = Identity(Role.GENERATOR, "generator-g")
     server = new_server(guarded)
     port = bind(server, "127.0.0.1", 0, guarded)
     Relay(f"127.0.0.1:{port}").add_to(server)

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import json
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.access.credentials import CLAIM_S, SKEW_S, Credentials, Identity, MeshKey, Role, parse_secret
+from mesh.access.credentials import (
+    CLAIM_S,
+    SKEW_S,
+    Credentials,
+    Identity,
+    MeshKey,
+    Role,
+    new_identity,
+    parse_secret,
+)
 from mesh.errors import ConfigError, UnauthenticatedError
 from tests.secrets_here import TOKEN
 
@@ -23,17 +36,84 @@ class Clock:
         return self.now
 
 
-def holder(role: Role = Role.GENERATOR, member_id: str = "a", **granted: object) -> tuple[Credentials, Clock]:
+def holder(role: Role = Role.GENERATOR, member_id: str = "generator-a", **granted: object) -> tuple[Credentials, Clock]:
     mesh, clock = MeshKey(TOKEN), Clock()
     grant, key = mesh.grant(role, **granted)  # type: ignore[arg-type]
     return Credentials(mesh.public, grant, key, member_id, clock), clock
 
 
-@given(role=st.sampled_from(Role), member=st.text(max_size=40), contract=st.text(max_size=40))
-def test_a_claim_says_who_made_it(role: Role, member: str, contract: str) -> None:
-    ours, _ = holder(role, member)
+ROLES = st.sampled_from(Role)
+NAMES = st.text("az09_-", max_size=6)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=9,
+)
+
+
+@given(role=ROLES, name=NAMES, contract=st.text(max_size=40))
+def test_a_claim_says_who_made_it(role: Role, name: str, contract: str) -> None:
+    who = new_identity(role, name)
+    ours, _ = holder(role, who.member_id, name=name)
     theirs, _ = holder(Role.BUFFER)
-    assert theirs.check(ours.claim(contract), contract) == Identity(role, member)
+    assert theirs.check(ours.claim(contract), contract) == who
+
+
+@given(of=st.tuples(ROLES, NAMES), other=st.tuples(ROLES, NAMES), rest=st.text(max_size=20))
+def test_no_two_grants_of_other_roles_or_names_cover_one_id(
+    of: tuple[Role, str], other: tuple[Role, str], rest: str
+) -> None:
+    mesh = MeshKey(TOKEN)
+    assert mesh.grant(*of)[0].covers(new_identity(*of).member_id)
+    for member_id in (new_identity(*of).member_id, f"{of[0]}-{rest}", f"{of[0]}-{of[1]}.{rest}", rest):
+        covering = {each for each in (of, other) if mesh.grant(*each)[0].covers(member_id)}
+        assert len(covering) <= 1
+
+
+def claimed(ours: Credentials, payload: bytes) -> str:
+    """A claim that says anything at all, signed as it must be."""
+    kind, *grant, _, _ = ours.claim(CONTRACT).split(".")
+    unsigned = ".".join([kind, *grant, base64.urlsafe_b64encode(payload).decode().rstrip("=")])
+    signature = ours._key.sign(unsigned.encode())
+    return f"{unsigned}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
+
+
+@given(member=JSON, asked=JSON | st.just(CONTRACT), until=JSON, payload=JSON)
+def test_whatever_a_holder_signs_is_refused_or_ends_in_time(member: Any, asked: Any, until: Any, payload: Any) -> None:
+    ours, clock = holder()
+    theirs, their_clock = holder(Role.BUFFER)
+    their_clock.now = clock.now
+    for said in (
+        payload,
+        {"member": member, "for": asked, "until": until},
+        {"member": "", "for": CONTRACT, "until": until},
+    ):
+        claim = claimed(ours, json.dumps(said).encode())
+        their_clock.now = clock.now
+        with contextlib.suppress(UnauthenticatedError):
+            theirs.check(claim, CONTRACT)
+        their_clock.now += CLAIM_S + 2 * SKEW_S + 1
+        with pytest.raises(UnauthenticatedError):
+            theirs.check(claim, CONTRACT)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        *(
+            f'{{"member": "generator-a", "for": "{CONTRACT}", "until": {until}}}'
+            for until in ("NaN", '"nan"', "Infinity", "1e400", f"1{'0' * 400}", f"-1{'0' * 400}", time.time() + 3600)
+        ),
+        "[" * 8000,
+        "1" * 8000,
+        "{}",
+        "[]",
+    ],
+)
+def test_a_claim_that_does_not_end_in_time_or_is_no_claim_is_refused(payload: str) -> None:
+    ours, _ = holder(until=time.time() + 60)
+    with pytest.raises(UnauthenticatedError):
+        holder(Role.BUFFER)[0].check(claimed(ours, payload.encode()), CONTRACT)
 
 
 @given(at=st.integers(0, 10**6), put=st.characters())
@@ -84,30 +164,49 @@ def test_a_grant_serves_its_role_and_name_alone() -> None:
     text = MeshKey(TOKEN).grant_file(Role.GENERATOR, "node1")
     secret = parse_secret(text, "gen.token")
     identity = secret.new_identity(Role.GENERATOR)
-    assert identity.member_id.startswith("node1.")
+    assert identity.member_id.startswith("generator-node1.")
     claim = secret.credentials(identity).claim(CONTRACT)
     assert parse_secret(TOKEN, "").credentials(Identity(Role.BUFFER)).check(claim, CONTRACT) == identity
     assert TOKEN not in text
-    for wrong in (Identity(Role.LEARNER, "node1.x"), Identity(Role.GENERATOR, "node2.x")):
-        with pytest.raises(ConfigError, match=r"gen\.token"):
-            secret.credentials(wrong)
+    for wrong in ("generator-node2.x", "generator-x", "learner-node1.x", "node1.x"):
+        with pytest.raises(ConfigError, match=r"gen\.token: a grant for members generator-node1\.\*"):
+            secret.credentials(Identity(Role.GENERATOR, wrong))
+    with pytest.raises(ConfigError, match="a grant for generator, and this is learner"):
+        secret.credentials(Identity(Role.LEARNER, "learner-node1.x"))
+    # Nor does who holds the token give one role an id of another.
+    with pytest.raises(ConfigError, match=r"members generator-\*"):
+        parse_secret(TOKEN, "").credentials(Identity(Role.GENERATOR, "learner-x"))
     # A service that holds a grant alone checks its callers all the same.
     learner = parse_secret(TOKEN, "").credentials(Identity(Role.LEARNER)).claim(CONTRACT)
     assert secret.credentials(identity).check(learner, CONTRACT).role is Role.LEARNER
+
+
+GRANT_FILE = MeshKey(TOKEN).grant_file(Role.REWARD)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("short", "at least 32"),
-        ("rollmesh-grant-1.x.y.z", "damaged"),
-        (MeshKey(TOKEN).grant_file(Role.REWARD)[:-30], "damaged"),
-        (MeshKey(TOKEN).grant_file(Role.REWARD).replace("grant-1.", "grant-1.A", 1), "damaged"),
+        ("", "at least 32"),
+        (GRANT_FILE.replace("grant-1.", "grant-1.A", 1), "damaged"),
+        (f"{GRANT_FILE}.more", "damaged"),
+        (f"{GRANT_FILE}A", "damaged"),
     ],
+    ids=["short", "empty", "changed", "more", "longer"],
 )
 def test_what_is_neither_token_nor_grant_is_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse_secret(text, "file")
+
+
+def test_a_grant_that_is_cut_short_says_so_wherever_it_ends() -> None:
+    for length in range(1, len(GRANT_FILE)):
+        with pytest.raises(
+            ConfigError, match=f"file: a damaged grant: it is cut short, to {length} characters"
+        ) as caught:
+            parse_secret(GRANT_FILE[:length], "file")
+        assert "rollmesh token grant ROLE" in caught.value.hint
 
 
 def test_a_grant_that_is_over_does_not_start_a_service() -> None:

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mesh import rpc
-from mesh.access.credentials import Identity, Role, parse_secret
+from mesh.access.credentials import Identity, Role, new_identity, parse_secret
 from mesh.access.permissions import VERBS, contract_of
 from mesh.config.models import SecuritySection
 from mesh.service import add_health_and_reflection
@@ -88,8 +88,9 @@ async def test_who_may_call_gets_in(served: tuple[Everything, grpc.aio.Channel])
     expected = Counter[str]()
     for verb in all_verbs():
         for role in VERBS[verb.path]:
-            claim = parse_secret(TOKEN, "").credentials(Identity(role, "me")).claim(contract_of(verb.path))
-            assert await verb.call(channel, claim, verb.asked_by("me", role)) is grpc.StatusCode.OK
+            me = new_identity(role)
+            claim = parse_secret(TOKEN, "").credentials(me).claim(contract_of(verb.path))
+            assert await verb.call(channel, claim, verb.asked_by(me.member_id, role)) is grpc.StatusCode.OK
             expected[verb.path] += 1
     assert everything.served == expected
 

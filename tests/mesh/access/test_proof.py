@@ -16,21 +16,23 @@ from tests.secrets_here import TOKEN
 FRONT = parse_secret(TOKEN, "").credentials(Identity(Role.BUFFER))
 # A member may have the token, or a grant alone.
 MEMBERS = {
-    "token": parse_secret(TOKEN, "").credentials(Identity(Role.GENERATOR, "g")),
-    "grant": parse_secret(MeshKey(TOKEN).grant_file(Role.GENERATOR), "").credentials(Identity(Role.GENERATOR, "g")),
+    "token": parse_secret(TOKEN, "").credentials(Identity(Role.GENERATOR, "generator-g")),
+    "grant": parse_secret(MeshKey(TOKEN).grant_file(Role.GENERATOR), "").credentials(
+        Identity(Role.GENERATOR, "generator-g")
+    ),
 }
 Ask = Callable[[], tuple[Any, Any]]
 CONFIG = '{"rollout": {"n": 8}}'
 
 
 def join() -> tuple[pb.JoinRequest, pb.JoinResponse]:
-    request = pb.JoinRequest(member_id="g", role=pb.ROLE_GENERATOR, address="a:1", challenge=new_challenge())
+    request = pb.JoinRequest(member_id="generator-g", role=pb.ROLE_GENERATOR, address="a:1", challenge=new_challenge())
     return request, pb.JoinResponse(generation=3, run_config_json=CONFIG, run_name="r", fronts=["b:1", "c:1"])
 
 
 def heartbeat() -> tuple[pb.HeartbeatRequest, pb.HeartbeatResponse]:
     gauges = {f"gauge_{number}": float(number) for number in range(30)}
-    request = pb.HeartbeatRequest(member_id="g", generation=3, gauges=gauges, challenge=new_challenge())
+    request = pb.HeartbeatRequest(member_id="generator-g", generation=3, gauges=gauges, challenge=new_challenge())
     learner = pb.Member(member_id="learner", address="d:1", gauges={"b": 1.0, "a": 2.0})
     return request, pb.HeartbeatResponse(known=True, learner=learner, fronts=["b:1"])
 
@@ -69,7 +71,7 @@ def test_no_one_else_is(ask: Ask) -> None:
     assert "another mesh" in refused(request, proven(other, request, answer))
     for role in set(Role) - {Role.BUFFER}:
         answer.ClearField("proof")
-        fellow = parse_secret(TOKEN, "").credentials(Identity(role, "fellow"))
+        fellow = parse_secret(TOKEN, "").credentials(Identity(role, f"{role}-fellow"))
         assert f"grant is for {role}" in refused(request, proven(fellow, request, answer))
     answer.proof = FRONT.claim("rollmesh.v1.Membership")
     assert "no proof" in refused(request, answer)
@@ -138,4 +140,4 @@ def test_a_member_without_a_token_checks_nothing_and_no_one_is_asked_to_sign_muc
     check_challenge(request.challenge)
     with pytest.raises(PayloadError, match="challenge"):
         check_challenge(bytes(1 << 20))
-    assert not proven(FRONT, pb.JoinRequest(member_id="g"), answer).proof
+    assert not proven(FRONT, pb.JoinRequest(member_id="generator-g"), answer).proof

@@ -16,8 +16,7 @@ from mesh.errors import ConfigError, UnauthenticatedError
 from tests.secrets_here import TOKEN, write_secret
 
 CONTRACT = "rollmesh.v1.Buffer"
-ME = Identity(Role.GENERATOR, "node1.a")
-FRONT = parse_secret(TOKEN, "").credentials(Identity(Role.BUFFER))
+ME = Identity(Role.GENERATOR, "generator-node1.a")
 LIFE_S = 1000.0
 
 
@@ -42,6 +41,12 @@ class Holder:
     def put(self, text: str) -> None:
         write_secret(self.path.with_suffix(".new"), text).rename(self.path)
 
+    def checked(self) -> Identity:
+        """Who makes its claims, as a front of the mesh finds at the same time."""
+        mesh = MeshKey(TOKEN)
+        front = Credentials(mesh.public, *mesh.grant(Role.BUFFER), "", lambda: self.now)
+        return front.check(self.credentials.claim(CONTRACT), CONTRACT)
+
     def grant_in_use(self) -> str:
         return ".".join(self.credentials.claim(CONTRACT).split(".")[1:3])
 
@@ -58,7 +63,7 @@ def test_a_file_that_is_replaced_is_used_within_seconds(holder: Holder) -> None:
     holder.now += LOOK_S
     second = holder.grant_in_use()
     assert second != first
-    assert FRONT.check(holder.credentials.claim(CONTRACT), CONTRACT) == ME
+    assert holder.checked() == ME
     holder.now += LOOK_S
     assert holder.grant_in_use() == second
 
@@ -68,8 +73,8 @@ def test_a_file_that_is_replaced_is_used_within_seconds(holder: Holder) -> None:
     [
         (lambda holder: holder.write(token="a token of another mesh altogether"), "another mesh"),
         (lambda holder: holder.write(role=Role.LEARNER), "a grant for learner"),
-        (lambda holder: holder.write(name="node2"), "members node2"),
-        (lambda holder: holder.put("rollmesh-grant-1.half"), "damaged"),
+        (lambda holder: holder.write(name="node2"), "members generator-node2"),
+        (lambda holder: holder.put("rollmesh-grant-1.half"), "cut short"),
         (lambda holder: holder.path.chmod(0o644), "chmod 600"),
         (lambda holder: (holder.write(), holder.path.chmod(0o644)), "chmod 600"),
         (lambda holder: holder.path.unlink(), "No such file"),
@@ -120,7 +125,7 @@ def test_all_credentials_of_a_process_say_once_what_they_found(
 def test_the_token_itself_may_take_its_place(holder: Holder) -> None:
     holder.put(TOKEN)
     holder.now += LIFE_S
-    assert FRONT.check(holder.credentials.claim(CONTRACT), CONTRACT) == ME
+    assert holder.checked() == ME
     assert not holder.expiry.gauges()
 
 
@@ -160,4 +165,5 @@ def test_a_token_has_no_end_and_is_read_once(tmp_path: Path) -> None:
     assert not Expiry(credentials).gauges()
     assert not Expiry(None).gauges()
     write_secret(tmp_path / "token", "a token of another mesh altogether")
-    assert FRONT.check(credentials.claim(CONTRACT), CONTRACT) == ME
+    front = parse_secret(TOKEN, "").credentials(Identity(Role.BUFFER))
+    assert front.check(credentials.claim(CONTRACT), CONTRACT) == ME

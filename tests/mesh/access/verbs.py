@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from google.protobuf import message_factory
 
-from mesh.access.credentials import Credentials, Identity, MeshKey, Role, parse_secret
+from mesh.access.credentials import Credentials, MeshKey, Role
 from mesh.access.permissions import VERBS, contract_of, names_member
 from mesh.rpc import is_transient
 from protos import buffer_pb2, generator_pb2, learner_pb2, membership_pb2, reward_pb2, weights_pb2
@@ -18,7 +18,9 @@ from protos import buffer_pb2, generator_pb2, learner_pb2, membership_pb2, rewar
 FILES = (buffer_pb2, generator_pb2, learner_pb2, membership_pb2, reward_pb2, weights_pb2)
 _DEADLINE_S = 20.0
 # More than a claim lasts, and what clocks may differ by.
-LONG_AGO_S = 3 * 3600.0
+LONG_AGO_S = 3600.0
+# What no other role may say of itself.
+LEARNERS_WORDS = {"incarnation": 1, "run_finished": True}
 
 
 @dataclass(frozen=True)
@@ -108,16 +110,15 @@ def _at(verb: Verb, token: str) -> list[Attempt]:
     role = sorted(allowed)[0]
     mesh = MeshKey(token)
     unknown, denied = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
-    good = parse_secret(token, "").credentials(Identity(role, "intruder")).claim(contract)
+    me, good = f"{role}-intruder", _credentials(mesh, role).claim(contract)
     *signed, signature = good.split(".")
-    other = "a token of another mesh altogether"
     strangers = {
         "no credential": None,
         "an empty one": "",
         "garbage": "let me in",
         "the token itself": token,
-        "another mesh": parse_secret(other, "").credentials(Identity(role, "intruder")).claim(contract),
-        "another contract": parse_secret(token, "").credentials(Identity(role, "intruder")).claim("rollmesh.v1.Other"),
+        "another mesh": _credentials(MeshKey("a token of another mesh altogether"), role).claim(contract),
+        "another contract": _credentials(mesh, role).claim("rollmesh.v1.Other"),
         "a changed signature": ".".join([*signed, signature[::-1]]),
         "a claim that is over": _credentials(mesh, role, clock=lambda: time.time() - LONG_AGO_S).claim(contract),
         "a grant that is over": _credentials(mesh, role, until=time.time() - LONG_AGO_S).claim(contract),
@@ -125,18 +126,33 @@ def _at(verb: Verb, token: str) -> list[Attempt]:
     }
     found = [Attempt(what, verb, claim, verb.asked_by(), unknown) for what, claim in strangers.items()]
     for wrong in set(Role) - allowed:
-        claim = parse_secret(token, "").credentials(Identity(wrong, "intruder")).claim(contract)
-        found.append(Attempt(f"role {wrong}", verb, claim, verb.asked_by("intruder", role), denied))
+        claim = _credentials(mesh, wrong).claim(contract)
+        found.append(Attempt(f"role {wrong}", verb, claim, verb.asked_by(f"{wrong}-intruder", role), denied))
     if names_member(verb.path):
-        found.append(Attempt("a foreign member id", verb, good, verb.asked_by("victim", role), denied))
+        found.append(Attempt("a foreign member id", verb, good, verb.asked_by(f"{role}-victim", role), denied))
+        # Those of grants with a name, too.
+        for victim in (f"{role}-node1.victim", *(f"{other}-victim" for other in Role if other is not role), "victim"):
+            claim = _credentials(mesh, role, member_id=victim).claim(contract)
+            found.append(Attempt(f"the claim of {victim}", verb, claim, verb.asked_by(victim, role), unknown))
     if verb.path.endswith("/Join"):
         wrong_role = next(other for other in sorted(allowed) if other is not role)
-        found.append(Attempt("a foreign role", verb, good, verb.asked_by("intruder", wrong_role), denied))
+        found.append(Attempt("a foreign role", verb, good, verb.asked_by(me, wrong_role), denied))
+    for field, value in LEARNERS_WORDS.items():
+        if role is not Role.LEARNER and field in verb.request.DESCRIPTOR.fields_by_name:
+            request = verb.asked_by(me, role)
+            setattr(request, field, value)
+            found.append(Attempt(f"a learner's {field}", verb, good, request, denied))
     return found
 
 
 def _credentials(
-    mesh: MeshKey, role: Role, *, name: str = "", until: float = 0.0, clock: Callable[[], float] = time.time
+    mesh: MeshKey,
+    role: Role,
+    *,
+    name: str = "",
+    member_id: str = "",
+    until: float = 0.0,
+    clock: Callable[[], float] = time.time,
 ) -> Credentials:
     grant, key = mesh.grant(role, name, until)
-    return Credentials(mesh.public, grant, key, "intruder", clock)
+    return Credentials(mesh.public, grant, key, member_id or f"{role}-intruder", clock)
