@@ -223,7 +223,8 @@ class MembershipAgent:
         except grpc.aio.AioRpcError as error:
             if time.monotonic() >= self._say_at:
                 self._say_at = time.monotonic() + _JOIN_LOG_S
-                log.warning("waits for %s, %.0f s at most: %s", self._mesh, self._retry_s, error.details())
+                failure = to_rollmesh_error(error, "Join")
+                log.warning("waits for %s, %.0f s at most: %s", self._mesh, self._retry_s, failure)
             raise
         check_answer(self._credentials, request, response, self._mesh)
         return response

@@ -24,7 +24,7 @@ from mesh import errors
 from mesh.access.claiming import AUTHORIZATION, Claiming
 from mesh.access.credentials import Credentials, Identity, SharedKey
 from mesh.access.permissions import HEALTH, HEALTH_CHECK, check_member, check_role, contract_of, names_member
-from mesh.access.tls import channel_credentials, server_credentials
+from mesh.access.tls import channel_credentials, server_credentials, unreached_hint
 from mesh.access.token_file import credentials_of
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError, RollmeshError, UnauthenticatedError, UnreachableError
@@ -172,7 +172,7 @@ def to_rollmesh_error(error: grpc.RpcError, what: str) -> RollmeshError:
     if status is grpc.StatusCode.UNAUTHENTICATED:
         return UnauthenticatedError(f"{what}: {details}", hint="does it want a token of its own?")
     if is_transient(error):
-        return UnreachableError(f"{what}: {details}", hint="is the service running, and the address right?")
+        return UnreachableError(f"{what}: {details}", hint=unreached_hint(details))
     return RollmeshError(f"{what}: {status.name if status else 'failed'}: {details}")
 
 
@@ -414,7 +414,7 @@ def check_exposure(host: str, security: SecuritySection) -> None:
     if security.token_file is None and not security.allow_insecure:
         raise ConfigError(
             f"refusing to bind {host}: others could reach it without a token",
-            hint="set security.token_file (rollmesh token new), or security.allow_insecure: true",
+            hint="set security.token_file (--token-file, see rollmesh token), or security.allow_insecure: true",
         )
     if security.tls_cert is None:
         log.warning(

@@ -237,7 +237,7 @@ def _proven(head: str, said: bytes) -> bytes:
 # Claims that are remembered as checked: those of 1,000 members at six contracts.
 _MOST_KNOWN = 8192
 _CLOCKS = "do the clocks of the two hosts agree?"
-_HINT = "set security.token_file to the mesh's token, or to a grant of it (rollmesh token)"
+_HINT = "set security.token_file (--token-file) to the mesh's token, or to a grant of it (rollmesh token)"
 
 
 def read_grant(text: str, mesh: Ed25519PublicKey) -> Grant:

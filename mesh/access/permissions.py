@@ -83,8 +83,10 @@ def check_role(caller: Identity, method: str) -> None:
     Raises:
         PermissionDeniedError: the table does not name the caller's role.
     """
-    if caller.role not in VERBS.get(method, ALL if method.startswith((HEALTH, _REFLECTION)) else frozenset()):
-        raise PermissionDeniedError(f"{caller.role} may not call {method}")
+    allowed = VERBS.get(method, ALL if method.startswith((HEALTH, _REFLECTION)) else frozenset[Role]())
+    if caller.role not in allowed:
+        may = f"{', '.join(sorted(allowed))} may: rollmesh token grant ROLE makes a token file" if allowed else ""
+        raise PermissionDeniedError(f"{caller.role} may not call {method}", hint=may)
 
 
 _JOIN = "/rollmesh.v1.Membership/Join"

@@ -15,6 +15,26 @@ from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError
 from mesh.private import check_closed
 
+# What gRPC says of a connection that has failed, and what is to be set so that it does not.
+_UNREACHED = "is the service running, and the address right?"
+_HINTS = {
+    "WRONG_VERSION_NUMBER": "it does not speak TLS: give it tls_cert and tls_key, or call it without tls_ca",
+    "CERTIFICATE_VERIFY_FAILED": "security.tls_ca (--tls-ca) has to be the authority of its certificate",
+    "Hostname Verification": "its certificate (security.tls_cert there) has to name this address",
+    # Before a word was said: at the first one that is none of TLS, or where a certificate is missing.
+    "failed to connect to all addresses; last error: UNAVAILABLE: ": "it may want TLS (security.tls_ca, --tls-ca), "
+    "or a certificate of its authority (security.tls_cert and tls_key, --tls-cert and --tls-key)",
+}
+
+
+def unreached_hint(details: str) -> str:
+    """What to look at where a service was not reached.
+
+    Args:
+        details: of gRPC's status.
+    """
+    return next((hint for sign, hint in _HINTS.items() if sign in details), _UNREACHED)
+
 
 def server_context(security: SecuritySection) -> ssl.SSLContext | None:
     """What a service's HTTP is served with; None: without TLS.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -18,7 +20,7 @@ from pydantic import ValidationError
 
 from mesh import rpc
 from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError
+from mesh.errors import ConfigError, UnreachableError
 from mesh.service import add_health_and_reflection
 from tests.certificates import Authority
 
@@ -32,12 +34,8 @@ def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Au
     return Authority(folder, "ours"), Authority(folder, "foreign")
 
 
-@pytest.fixture
-async def address(authorities: tuple[Authority, Authority]) -> AsyncIterator[str]:
-    """Of a service that asks for certificates of our authority."""
-    ours, _ = authorities
-    cert, key = ours.certify("service")
-    security = SecuritySection(tls_cert=cert, tls_key=key, tls_client_ca=ours.pem)
+@asynccontextmanager
+async def serving(security: SecuritySection) -> AsyncIterator[str]:
     server = rpc.new_server(security)
     add_health_and_reflection(server, [])
     port = rpc.bind(server, "127.0.0.1", 0, security)
@@ -46,29 +44,59 @@ async def address(authorities: tuple[Authority, Authority]) -> AsyncIterator[str
     await server.stop(None)
 
 
-async def _status(address: str, security: SecuritySection) -> grpc.StatusCode:
+@pytest.fixture
+async def address(authorities: tuple[Authority, Authority]) -> AsyncIterator[str]:
+    """Of a service that asks for certificates of our authority."""
+    ours, _ = authorities
+    cert, key = ours.certify("service")
+    async with serving(SecuritySection(tls_cert=cert, tls_key=key, tls_client_ca=ours.pem)) as address:
+        yield address
+
+
+async def _ask(address: str, security: SecuritySection) -> grpc.aio.AioRpcError | None:
     async with rpc.open_channel(address, security) as channel:
         try:
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
-            return error.code()
-    return grpc.StatusCode.OK
+            return error
+    return None
 
 
 async def test_strangers_are_refused_at_once(address: str, authorities: tuple[Authority, Authority]) -> None:
     ours, foreign = authorities
     (cert, key), (foreign_cert, foreign_key) = ours.certify("client"), foreign.certify("stranger")
     strangers = {
-        "plain text": SecuritySection(),
-        "no certificate": SecuritySection(tls_ca=ours.pem),
-        "another authority's": SecuritySection(tls_ca=ours.pem, tls_cert=foreign_cert, tls_key=foreign_key),
-        "trusts another authority": SecuritySection(tls_ca=foreign.pem, tls_cert=cert, tls_key=key),
+        r"may want TLS.*--tls-ca": SecuritySection(),
+        r"or a certificate.*--tls-cert": SecuritySection(tls_ca=ours.pem),
+        r"a certificate of its authority": SecuritySection(tls_ca=ours.pem, tls_cert=foreign_cert, tls_key=foreign_key),
+        r"tls_ca.* has to be the authority": SecuritySection(tls_ca=foreign.pem, tls_cert=cert, tls_key=key),
     }
-    # Not the deadline: who is refused is told.
-    refused = dict.fromkeys(strangers, grpc.StatusCode.UNAVAILABLE)
-    assert {who: await _status(address, security) for who, security in strangers.items()} == refused
-    friend = SecuritySection(tls_ca=ours.pem, tls_cert=cert, tls_key=key)
-    assert await _status(address, friend) is grpc.StatusCode.OK
+    for hint, security in strangers.items():
+        error = await _ask(address, security)
+        assert error is not None
+        # Not the deadline: who is refused is told.
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        found = rpc.to_rollmesh_error(error, "health")
+        assert isinstance(found, UnreachableError)
+        assert re.search(hint, found.hint), found
+    assert await _ask(address, SecuritySection(tls_ca=ours.pem, tls_cert=cert, tls_key=key)) is None
+
+
+async def test_hints_tell_apart_why_a_service_is_not_reached(authorities: tuple[Authority, Authority]) -> None:
+    ours, _ = authorities
+    cert, key = ours.certify("elsewhere", "example.org")
+    client = SecuritySection(tls_ca=ours.pem)
+    for security, hint in (
+        (SecuritySection(), "does not speak TLS"),
+        (SecuritySection(tls_cert=cert, tls_key=key), "has to name this address"),
+    ):
+        async with serving(security) as address:
+            error = await _ask(address, client)
+            assert error is not None
+            assert hint in rpc.to_rollmesh_error(error, "health").hint
+    error = await _ask(address, client)
+    assert error is not None
+    assert "is the service running" in rpc.to_rollmesh_error(error, "health").hint
 
 
 def test_half_of_what_tls_needs_is_refused(authorities: tuple[Authority, Authority]) -> None:

@@ -14,8 +14,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mesh import rpc
 from mesh.access.credentials import Identity, Role, new_identity, parse_secret
-from mesh.access.permissions import VERBS, contract_of
+from mesh.access.permissions import VERBS, check_role, contract_of
 from mesh.config.models import SecuritySection
+from mesh.errors import PermissionDeniedError
 from mesh.service import add_health_and_reflection
 from tests.mesh.access.verbs import Verb, all_verbs, attempts
 from tests.secrets_here import TOKEN, write_secret
@@ -81,6 +82,15 @@ async def test_no_intruder_gets_in(served: tuple[Everything, grpc.aio.Channel]) 
     assert not wrong
     assert not everything.served
     assert len(tried) > 14 * len(VERBS)
+
+
+def test_who_is_refused_is_told_who_may_call() -> None:
+    with pytest.raises(PermissionDeniedError) as refused:
+        check_role(Identity(Role.GENERATOR), "/rollmesh.v1.Buffer/Ledger")
+    assert refused.value.hint.startswith("learner, observer, operator may: rollmesh token grant ")
+    with pytest.raises(PermissionDeniedError) as refused:
+        check_role(Identity(Role.OPERATOR), "/rollmesh.v1.Buffer/Other")
+    assert not refused.value.hint
 
 
 async def test_who_may_call_gets_in(served: tuple[Everything, grpc.aio.Channel]) -> None:
