@@ -170,9 +170,6 @@ class LocalRun:
                 HeldPorts(config.network.host) as ports,
                 self._owning_process() if handle_signals else contextlib.nullcontext(),
             ):
-                catalogue = ServiceCatalogue(
-                    config, config_path, plan, devices, ports, allow_changes=self._allow_changes, start_from=self._start
-                )
                 watching = [
                     asyncio.create_task(self._memory.run(), name="watch over memory"),
                     asyncio.create_task(self._watch(), name="watch over the mesh"),
@@ -180,6 +177,15 @@ class LocalRun:
                 for task in watching:
                     task.add_done_callback(self._tell_end)
                 try:
+                    catalogue = ServiceCatalogue(
+                        config,
+                        config_path,
+                        plan,
+                        devices,
+                        ports,
+                        allow_changes=self._allow_changes,
+                        start_from=self._start,
+                    )
                     await self._supervisor.run(
                         [
                             catalogue.buffer,

@@ -233,16 +233,14 @@ def test_missing_data_file(rollmesh: Command, config_file: Path) -> None:
     assert_error(rollmesh("run", str(config_file), "--data.eval=/nowhere/eval.parquet"), 3, "data.eval: no such file")
 
 
-def test_port_taken_ends_the_run_with_the_services_error(
-    rollmesh: Command, config_file: Path, taken_port: int, tmp_path: Path
-) -> None:
+def test_a_taken_port_ends_the_run(rollmesh: Command, config_file: Path, taken_port: int, tmp_path: Path) -> None:
     """Summary and report say it too, although the run never trained."""
     result = rollmesh("run", str(config_file), f"--network.port={taken_port}")
-    why = f"buffer: cannot bind 127.0.0.1:{taken_port}"
+    why = f"cannot bind 127.0.0.1, port {taken_port}"
     assert_error(result, 6, why)
     run = tmp_path / "runs" / "run"
     ended = json.loads((run / "summary.json").read_text())["ended"]
-    assert ended.startswith("error service_exit: ")
+    assert ended.startswith("error port_in_use: ")
     assert why in ended
     assert why in (run / "report.html").read_text()
 
