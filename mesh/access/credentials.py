@@ -195,7 +195,7 @@ class Credentials:
         if known is None:
             known = self._verified(claim, contract)
             if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
+                del self._known[next(iter(self._known))]  # The oldest.
             self._known[claim, contract] = known
         identity, until = known
         if until + SKEW_S < self._clock():
