@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mesh.access.credentials import SharedKey, new_token
+from mesh.access.credentials import SharedKey
+from mesh.access.secret import new_token
 from mesh.config import Config, load_config
 from mesh.errors import ConfigError
 from mesh.service import AsyncBridge, advertised_address

@@ -21,7 +21,6 @@ import base64
 import hashlib
 import hmac
 import json
-import secrets
 import time
 import uuid
 from collections.abc import Callable
@@ -32,10 +31,8 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from mesh.errors import ConfigError, UnauthenticatedError
+from mesh.errors import UnauthenticatedError
 
-# Characters of a mesh's token: its signatures can be checked offline, so it must not be guessable.
-TOKEN_CHARACTERS = 32
 # Seconds for which a claim is good. Who has read one off the wire can use it so long.
 CLAIM_S = 300.0
 # Seconds by which the clocks of two hosts may differ.
@@ -80,7 +77,7 @@ class Grant:
 
     def covers(self, member_id: str) -> bool:
         """Whether a member of this id may use it."""
-        return _told_by(member_id) == (self.role, self.name)
+        return told_by(member_id) == (self.role, self.name)
 
     @property
     def members(self) -> str:
@@ -92,11 +89,16 @@ def _beginning(role: Role, name: str) -> str:
     return f"{role}-{name}." if name else f"{role}-"
 
 
-def _told_by(member_id: str) -> tuple[str, str]:
+def told_by(member_id: str) -> tuple[str, str]:
     """The role and the grant's name that a member id says."""
     role, _, rest = member_id.partition("-")
     name, dot, _ = rest.partition(".")
     return role, name if dot else ""
+
+
+def new_identity(role: Role, name: str = "") -> Identity:
+    """A role under a member id that is unique per process."""
+    return Identity(role, f"{_beginning(role, name)}{uuid.uuid4().hex[:12]}")
 
 
 Granted = tuple[Grant, Ed25519PrivateKey]
@@ -251,7 +253,7 @@ def read_grant(text: str, mesh: Ed25519PublicKey) -> Grant:
         mesh.verify(_decoded(signature), f"{_GRANT}.{payload}".encode())
     except InvalidSignature:
         raise UnauthenticatedError("the credential was granted by another mesh", hint=_HINT) from None
-    # The mesh has signed this, so that it is right; a release from before or after may still write another.
+    # Signed by the mesh, but maybe by another release.
     match _unpacked(payload):
         case {"role": str(role), "name": str(name), "made": int(made), "until": int(until), "key": str(key)}:
             pass
@@ -303,9 +305,33 @@ class MeshKey:
         return f"{_GRANT}.{mesh}.{grant.text}.{_encoded(key.private_bytes_raw())}"
 
 
-def new_token() -> str:
-    """A new mesh's token."""
-    return secrets.token_urlsafe(TOKEN_CHARACTERS)
+# Of a grant as its file holds it, and of a key in it.
+_GRANT_PARTS, _KEY_CHARACTERS = 5, 43
+
+
+def is_grant(text: str) -> bool:
+    """Whether the text of a token file is a grant, or what is left of one."""
+    return text.startswith(_GRANT) or _GRANT.startswith(text or "-")
+
+
+def read_grant_file(text: str) -> tuple[Ed25519PublicKey, Granted]:
+    """The mesh and the grant of what `MeshKey.grant_file` has written.
+
+    Raises:
+        UnauthenticatedError: it is damaged.
+    """
+    parts = text.split(".")
+    if len(parts) < _GRANT_PARTS or len(parts[-1]) < _KEY_CHARACTERS:
+        raise UnauthenticatedError(f"it is cut short, to {len(text)} characters")
+    try:
+        _, public, payload, signature, private = parts
+        mesh = Ed25519PublicKey.from_public_bytes(_decoded(public))
+        return mesh, (
+            read_grant(f"{payload}.{signature}", mesh),
+            Ed25519PrivateKey.from_private_bytes(_decoded(private)),
+        )
+    except ValueError as error:
+        raise UnauthenticatedError(str(error)) from error
 
 
 class SharedKey:
@@ -323,91 +349,6 @@ class SharedKey:
         if not hmac.compare_digest(claim.encode(), self._key.encode()):
             raise UnauthenticatedError("missing or wrong key", hint="reward.key_files names the file with it")
         return Identity(Role.GENERATOR)
-
-
-@dataclass(frozen=True)
-class Secret:
-    """What a token file holds: the mesh's token, or one grant of it with its key."""
-
-    mesh: Ed25519PublicKey
-    # Of the mesh's token; None: a grant.
-    mesh_key: MeshKey | None
-    granted: Granted | None
-    # Names the file in errors.
-    source: str
-
-    def credentials(self, identity: Identity | None = None) -> Credentials:
-        """What a process of this role and member works with; none: as the file makes it, an operator at best.
-
-        Raises:
-            ConfigError: as `granted_to`.
-        """
-        identity = identity or Identity(self.granted[0].role if self.granted else Role.OPERATOR)
-        return Credentials(self.mesh, *self.granted_to(identity), identity.member_id)
-
-    def granted_to(self, identity: Identity, clock: Callable[[], float] = time.time) -> Granted:
-        """A grant that a process of this role and member may use, with its key.
-
-        Raises:
-            ConfigError: a grant of another role or member, or one that is over.
-        """
-        granted = self.granted
-        if self.mesh_key is not None:
-            granted = self.mesh_key.grant(identity.role, _told_by(identity.member_id)[1])
-        assert granted is not None
-        grant, hint = granted[0], f"rollmesh token grant {identity.role} makes one"
-        if grant.role is not identity.role:
-            raise ConfigError(f"{self.source}: a grant for {grant.role}, and this is {identity.role}", hint=hint)
-        if identity.member_id and not grant.covers(identity.member_id):
-            raise ConfigError(f"{self.source}: a grant for members {grant.members}, not for {identity.member_id!r}")
-        if grant.until and grant.until <= clock():
-            raise ConfigError(f"{self.source}: the grant ended {clock() - grant.until:.0f} s ago", hint=hint)
-        return granted
-
-    def new_identity(self, role: Role) -> Identity:
-        """A role under a new member id that its grant covers."""
-        name = self.granted[0].name if self.granted else ""
-        return new_identity(role, name)
-
-
-def new_identity(role: Role, name: str = "") -> Identity:
-    """A role under a member id that is unique per process."""
-    return Identity(role, f"{_beginning(role, name)}{uuid.uuid4().hex[:12]}")
-
-
-# Of a grant as its file holds it, and of a key in it.
-_GRANT_PARTS, _KEY_CHARACTERS = 5, 43
-_AGAIN = "copy the whole line, or make it again: rollmesh token grant ROLE"
-
-
-def parse_secret(text: str, source: str) -> Secret:
-    """What the text of a token file means.
-
-    Args:
-        source: names the file in errors.
-
-    Raises:
-        ConfigError: too short to be a token, or a damaged grant.
-    """
-    # What is left of a grant may be less than the mark by which it is known.
-    if not text.startswith(_GRANT) and not _GRANT.startswith(text or "-"):
-        if len(text) < TOKEN_CHARACTERS:
-            raise ConfigError(
-                f"{source}: the mesh's token has {len(text)} characters, at least {TOKEN_CHARACTERS} are needed",
-                hint="make one with: rollmesh token new",
-            )
-        mesh_key = MeshKey(text)
-        return Secret(mesh_key.public, mesh_key, None, source)
-    parts = text.split(".")
-    if len(parts) < _GRANT_PARTS or len(parts[-1]) < _KEY_CHARACTERS:
-        raise ConfigError(f"{source}: a damaged grant: it is cut short, to {len(text)} characters", hint=_AGAIN)
-    try:
-        _, public, payload, signature, private = parts
-        mesh = Ed25519PublicKey.from_public_bytes(_decoded(public))
-        grant = read_grant(f"{payload}.{signature}", mesh)
-        return Secret(mesh, None, (grant, Ed25519PrivateKey.from_private_bytes(_decoded(private))), source)
-    except (ValueError, UnauthenticatedError) as error:
-        raise ConfigError(f"{source}: a damaged grant: {error}", hint=_AGAIN) from error
 
 
 def _packed(fields: dict[str, Any]) -> str:

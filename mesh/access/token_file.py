@@ -12,16 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mesh.access.credentials import (
-    Credentials,
-    Grant,
-    Granted,
-    Identity,
-    Role,
-    Secret,
-    new_identity,
-    parse_secret,
-)
+from mesh.access.credentials import Credentials, Grant, Granted, Identity, Role, new_identity
+from mesh.access.secret import Secret, parse_secret
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, UnauthenticatedError
 from mesh.private import read_secret

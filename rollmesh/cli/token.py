@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from mesh.access.credentials import Role, new_token, parse_secret
+from mesh.access.credentials import Role
+from mesh.access.secret import new_token, parse_secret
 from mesh.errors import ConfigError
 from mesh.private import read_secret
 from rollmesh.cli.options import OptionalRunFolder

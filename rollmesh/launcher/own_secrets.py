@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mesh.access.credentials import new_token
+from mesh.access.secret import new_token
 from mesh.config.models import Config
 from mesh.errors import ConfigError
 

@@ -12,8 +12,9 @@ import grpc
 import pytest
 
 from mesh import rpc
-from mesh.access.credentials import Credentials, Identity, MeshKey, Role, parse_secret
+from mesh.access.credentials import Credentials, Identity, MeshKey, Role
 from mesh.access.proof import proven
+from mesh.access.secret import parse_secret
 from mesh.access.token_file import credentials_of
 from mesh.config.models import SecuritySection
 from mesh.errors import StoreError, UnauthenticatedError

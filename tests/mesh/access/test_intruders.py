@@ -13,8 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mesh import rpc
-from mesh.access.credentials import Identity, Role, new_identity, parse_secret
+from mesh.access.credentials import Identity, Role, new_identity
 from mesh.access.permissions import VERBS, check_role, contract_of
+from mesh.access.secret import parse_secret
 from mesh.config.models import SecuritySection
 from mesh.errors import PermissionDeniedError
 from mesh.service import add_health_and_reflection

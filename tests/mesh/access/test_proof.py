@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from mesh.access.credentials import SKEW_S, Credentials, Identity, MeshKey, Role, parse_secret
+from mesh.access.credentials import SKEW_S, Credentials, Identity, MeshKey, Role
 from mesh.access.proof import check_answer, check_challenge, new_challenge, proven
+from mesh.access.secret import parse_secret
 from mesh.errors import PayloadError, UnauthenticatedError
 from protos import membership_pb2 as pb
 from tests.secrets_here import TOKEN

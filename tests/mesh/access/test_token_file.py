@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mesh.access.credentials import Credentials, Identity, MeshKey, Role, parse_secret
+from mesh.access.credentials import Credentials, Identity, MeshKey, Role
+from mesh.access.secret import parse_secret
 from mesh.access.token_file import GRANT_GAUGE, LOOK_S, Expiry, credentials_of
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, UnauthenticatedError
