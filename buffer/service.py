@@ -26,6 +26,7 @@ from buffer.scoring import load_score
 from buffer.side_store import SideStore
 from buffer.store import Store
 from mesh.access.credentials import Identity, Role, new_identity
+from mesh.access.secret_files import check_security
 from mesh.access.token_file import Expiry, credentials_of
 from mesh.config import Config
 from mesh.config.models import SecuritySection
@@ -92,6 +93,7 @@ class BufferService:
         """Starts everything; `address` holds afterwards.
 
         Raises:
+            ConfigError: a file with a secret cannot be used; said before anything is started.
             StoreError: Redis cannot be started or refuses writes.
             PortInUseError: the address is taken.
         """
@@ -103,6 +105,7 @@ class BufferService:
 
     async def _start(self) -> None:
         config = self._config
+        check_security(config.security, Identity(Role.BUFFER), endpoint=False)
         self._failure = asyncio.get_running_loop().create_future()
         url = config.buffer.redis or await self._embedded()
         front, access = await self._front(url)

@@ -17,6 +17,7 @@ from generators.generator import Generator
 from generators.weights.relay import Relay
 from mesh.access.code import CodeRule, check_code
 from mesh.access.credentials import Identity, Role
+from mesh.access.secret_files import check_keys, check_security
 from mesh.access.token_file import identity_of
 from mesh.config.models import Config, SecuritySection
 from mesh.errors import ConfigError
@@ -114,6 +115,7 @@ async def serve(
         RollmeshError: the port is taken, the mesh stays away or wants code executed that is not allowed, the model
             cannot be built, the engine fails.
     """
+    check_security(security, identity, endpoint=True)
     server = new_server(security, identity)
     bound = bind(server, host, port, security)
     address = advertised_address(host, bound, advertise)
@@ -126,6 +128,7 @@ async def serve(
             return 0
         config = _configuration(agent, security)
         check_code(config, code)
+        check_keys(config)
         logging.getLogger().setLevel(config.logging.level.upper())
         # Where nobody else can reach this process there is nobody to relay to.
         relay = Relay("" if is_loopback(address.rpartition(":")[0]) else address)

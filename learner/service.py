@@ -26,6 +26,7 @@ from learner.rollout_batch import ACTOR
 from learner.run_record import RunRecord
 from learner.team import Link, Team, follow
 from mesh.access.credentials import Identity, Role
+from mesh.access.secret_files import check_security
 from mesh.config import Config
 from mesh.errors import RollmeshError
 from mesh.fronts import MeshChannel, open_mesh
@@ -104,6 +105,7 @@ def _run(
     port: int,
     ready_file: Path | None,
 ) -> None:
+    check_security(config.security, Identity(Role.LEARNER), endpoint=False)
     check_ranks(config.security)
     if config.weights.transport == "nccl" and not is_loopback(config.network.host):
         # NCCL uses the same interfaces for all its groups; these are its own choice.

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hmac
 import logging
-from pathlib import Path
+from typing import Literal
 
 from aiohttp.http_exceptions import HttpProcessingError
 
+from mesh.access.secret_files import read_key
+from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError
-from mesh.private import read_secret
 from mesh.rpc import is_loopback
 
 
@@ -26,26 +27,30 @@ log = logging.getLogger(__name__)
 log.addFilter(_is_ours)
 
 
-def http_key(path: Path | None, setting: str, host: str, what: str, *, allow_insecure: bool) -> str | None:
-    """What callers have to know; on this machine alone it may be nothing.
+def http_key(
+    security: SecuritySection, name: Literal["metrics_key_file", "endpoint_key_file"], host: str, what: str
+) -> str | None:
+    """What callers have to know; on this machine alone it may be nothing, which is told where the mesh has a token.
 
     Args:
-        path: file with the key.
-        setting: the configuration key that names the file.
+        name: of the setting that names the file with the key.
         host: address to bind.
-        what: is served, for the error.
-        allow_insecure: `security.allow_insecure`.
+        what: is served, for errors and the log.
 
     Raises:
         ConfigError: a non-loopback address without a key; an unreadable key.
     """
+    path = security.metrics_key_file if name == "metrics_key_file" else security.endpoint_key_file
     if path is not None:
-        return read_secret(path, setting)
-    if not is_loopback(host) and not allow_insecure:
+        return read_key(path, f"security.{name}")
+    setting = f"security.{name} (--{name.replace('_', '-')})"
+    if not is_loopback(host) and not security.allow_insecure:
         raise ConfigError(
             f"refusing to serve {what} at {host}: others could use it without a key",
-            hint=f"set {setting} (rollmesh token new), or security.allow_insecure: true",
+            hint=f"set {setting} to a file that rollmesh token new makes, or security.allow_insecure: true",
         )
+    if security.token_file is not None:
+        log.warning("%s: whoever reaches %s may use it without a key; set %s", what, host, setting)
     return None
 
 

@@ -54,13 +54,7 @@ async def metrics_server(
     if not enabled:
         yield ""
         return
-    key = http_key(
-        security.metrics_key_file,
-        "security.metrics_key_file",
-        host,
-        "metrics",
-        allow_insecure=security.allow_insecure,
-    )
+    key = http_key(security, "metrics_key_file", host, "metrics")
     tls = server_context(security)
     secured: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": CONNECTION_S} if tls else {}
     loop = asyncio.get_running_loop()

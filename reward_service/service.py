@@ -12,6 +12,7 @@ import socket
 from pathlib import Path
 
 from mesh.access.credentials import Identity, Role
+from mesh.access.secret_files import check_security
 from mesh.access.token_file import identity_of
 from mesh.config.models import Config
 from mesh.fronts import open_mesh
@@ -57,6 +58,7 @@ async def serve(
     Raises:
         RollmeshError: a reward function that cannot be loaded, a port that is taken, a mesh that stays away.
     """
+    check_security(config.security, Identity(Role.REWARD), endpoint=False)
     reward = config.reward
     local, _ = split_routes(reward.by_data_source)
     computing, waiting = reward_workers(reward.workers)

@@ -111,13 +111,7 @@ class EndpointServer:
         self.agents_url = f"http://{_LOOPBACK}:{bound}"
         if not public:
             return
-        key = http_key(
-            self._security.endpoint_key_file,
-            "security.endpoint_key_file",
-            host,
-            "the endpoint",
-            allow_insecure=self._security.allow_insecure,
-        )
+        key = http_key(self._security, "endpoint_key_file", host, "the endpoint")
         tls = server_context(self._security)
         bound = await self._listen(self._app(key, self._public_way), host, port, tls)
         name = advertised_address(host, bound, _host_of(advertise))

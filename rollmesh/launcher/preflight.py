@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from learner.model_checks import check_context, check_model_files, declared_context, read_model_config
+from mesh.access.secret_files import check_keys, check_security
 from mesh.config.models import Config
 from mesh.errors import ConfigError, DataError
 from reward_service.loading import is_path, load_function
@@ -27,8 +28,8 @@ def check_files(config: Config) -> None:
     """Refuses a run whose files or interpreters are not what they should be, at once.
 
     Raises:
-        ConfigError: an interpreter cannot run its service, the model's context is too short, or services that share
-            this machine are told one port.
+        ConfigError: a file with a secret cannot be used, an interpreter cannot run its service, the model's context is
+            too short, or services that share this machine are told one port.
         DataError: model folders or data files are not there, or are damaged.
         RewardError: there is no such scorer.
     """
@@ -37,6 +38,8 @@ def check_files(config: Config) -> None:
             "network.metrics_port is one, and all services of this run share this machine",
             hint="leave it out: each service takes a free port, and its log names it",
         )
+    check_security(config.security, None, endpoint=True)
+    check_keys(config)
     _check_inputs(config)
     check_interpreters(interpreters_of(config))
     for name in _reward_functions(config):

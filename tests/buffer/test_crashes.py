@@ -20,7 +20,7 @@ from redis.asyncio import Redis
 from buffer.redis_server import RedisServer
 from buffer.service import BufferService
 from mesh.config import Config
-from mesh.errors import PortInUseError, StoreError
+from mesh.errors import ConfigError, PortInUseError, StoreError
 from mesh.liveness.ends import survivors
 from mesh.versions import PolicyVersion
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write
@@ -249,6 +249,13 @@ async def test_broken_data_is_reported_with_the_log(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"redis-server ended|appendonly|AOF") as caught:
         await RedisServer(tmp_path).start()
     assert "redis.log" in caught.value.hint
+
+
+async def test_a_key_that_is_not_there_is_named_before_redis_is_started(tmp_path: Path) -> None:
+    config = make_config(tmp_path, security={"metrics_key_file": str(tmp_path / "none")})
+    with pytest.raises(ConfigError, match=r"security\.metrics_key_file"):
+        await BufferService(config, host="127.0.0.1", port=0).start()
+    assert not (config.run.folder / "redis").exists()
 
 
 async def test_a_full_disk_is_named_where_redis_ends_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

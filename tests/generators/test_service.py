@@ -39,25 +39,41 @@ def prompt_of(group: buffer_pb2.LeasedGroup) -> list[int]:
     return ids
 
 
+async def serve_at(mesh_address: str, shutdown: Shutdown, security: SecuritySection) -> int:
+    return await serve(
+        mesh_address,
+        shutdown,
+        host="127.0.0.1",
+        port=0,
+        advertise=None,
+        metrics_host="127.0.0.1",
+        metrics_port=0,
+        identity=Identity(Role.GENERATOR, "gen"),
+        threads=None,
+        security=security,
+        code=ANY_CODE,
+        ready_file=None,
+    )
+
+
 async def test_it_can_be_ended_while_it_waits_for_the_mesh() -> None:
     shutdown = Shutdown()
     with when_it_waits(lambda: shutdown.request("enough")) as said:
-        status = await serve(
-            NOWHERE,
-            shutdown,
-            host="127.0.0.1",
-            port=0,
-            advertise=None,
-            metrics_host="127.0.0.1",
-            metrics_port=0,
-            identity=Identity(Role.GENERATOR, "gen"),
-            threads=None,
-            security=SecuritySection(),
-            code=ANY_CODE,
-            ready_file=None,
-        )
-    assert status == 0
+        assert await serve_at(NOWHERE, shutdown, SecuritySection()) == 0
     assert said[0].startswith(f"waits for the mesh at {NOWHERE}, ")
+
+
+async def test_a_key_that_is_not_there_is_named_before_it_joins() -> None:
+    with when_it_waits(lambda: None) as said, pytest.raises(ConfigError, match=r"security\.endpoint_key_file none"):
+        await serve_at(NOWHERE, Shutdown(), SecuritySection(endpoint_key_file=Path("none")))
+    assert not said
+
+
+async def test_a_key_of_another_server_that_is_not_there_is_named_before_a_model_comes(tmp_path: Path) -> None:
+    reward = {"reward__endpoints": ["grpc://judge:1"], "reward__key_files": {"grpc://judge:1": "none"}}
+    async with mesh(tmp_path, **reward) as world:
+        with pytest.raises(ConfigError, match=r"reward\.key_files\.grpc://judge:1 none"):
+            await world.generator()[0]
 
 
 async def test_what_cannot_be_put_together_leaves_no_engine(tmp_path: Path) -> None:

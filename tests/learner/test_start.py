@@ -38,6 +38,11 @@ def _keep_logging() -> Iterator[None]:
         ({"data.train": "/absent.parquet"}, DataError.exit_code, "dataset /absent.parquet does not exist"),
         ({"data.prompt_key": "question"}, DataError.exit_code, "row 0: field `question` is missing"),
         ({"rollout.max_prompt_tokens": 2, "data.on_long_prompt": "refuse"}, DataError.exit_code, "row 0: long prompt"),
+        (
+            {"model.path": "/absent/model", "security.token_file": "/absent.token"},
+            ConfigError.exit_code,
+            "security.token_file /absent.token: No such file",
+        ),
         ({"rollout.max_response_tokens": 60}, ConfigError.exit_code, "that the model takes has 64 tokens"),
         ({"algorithm.name": "grppo"}, ConfigError.exit_code, "did you mean 'grpo'"),
         (

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from mesh.config.load import load_config
-from mesh.config.models import Config
+from mesh.config.models import Config, SecuritySection
 from mesh.errors import ConfigError, PortInUseError, RewardError
 from mesh.membership import MembershipAgent
 from mesh.rpc import open_channel
@@ -212,6 +212,9 @@ async def test_a_port_that_is_taken_and_a_function_that_is_not_there(serve: Any)
         await serve_process(config(), Shutdown(), port=port, **options)
     with pytest.raises(RewardError, match="did you mean 'gsm8k'"):
         await serve_process(config(functions=["gsm8"]), Shutdown(), port=0, **options)
+    keyless = config(functions=["gsm8"]).model_copy(update={"security": SecuritySection(metrics_key_file=Path("none"))})
+    with pytest.raises(ConfigError, match=r"security\.metrics_key_file none"):
+        await serve_process(keyless, Shutdown(), port=0, **options)
 
 
 async def test_scorers_from_configurations(scripted: Any, make_item: Any) -> None:

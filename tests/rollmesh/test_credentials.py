@@ -10,11 +10,14 @@ import yaml
 from typer.testing import CliRunner
 
 from mesh import rpc
+from mesh.config import load_config
 from mesh.config.models import SecuritySection
+from mesh.errors import ConfigError
 from mesh.service import AsyncBridge, add_health_and_reflection
 from rollmesh.cli.app import app
 from rollmesh.cli.options import target
 from rollmesh.launcher import folder
+from rollmesh.launcher.preflight import check_files
 from tests.certificates import Authority
 from tests.secrets_here import write_secret
 
@@ -63,6 +66,14 @@ def test_each_command_can_show_a_certificate(command: list[str], address: str, a
     done = CliRunner().invoke(app, [word.format(address) for word in command] + shown)
     # What TLS lets through is refused as unknown.
     assert "UNIMPLEMENTED" in f"{done.output}{done.exception}"
+
+
+def test_a_run_looks_at_every_key_that_it_names_first() -> None:
+    nothing = {"model": {"path": "/absent/model"}, "data": {"train": "/absent.jsonl"}}
+    judge = {"endpoints": ["grpc://judge:1"], "key_files": {"grpc://judge:1": "/absent.key"}}
+    for named in ({"security": {"endpoint_key_file": "/absent.key"}}, {"reward": judge}):
+        with pytest.raises(ConfigError, match=r"_key_file /absent\.key|key_files.* /absent\.key"):
+            check_files(load_config({**nothing, **named}))
 
 
 def test_what_is_given_goes_before_what_the_run_folder_says(authority: Authority, tmp_path: Path) -> None:
