@@ -1,1 +1,11 @@
-"""Who may call what: credentials that name role and member, and the table of the verbs each role may call."""
+"""Who may call what: credentials that name role and member, and the table of the verbs each role may call.
+
+What others on the network could reach unprotected is refused, unless `security.allow_insecure` is set, where it would
+be opened:
+
+- services without a token: `mesh.rpc.check_exposure`
+- metrics and endpoints without a key: `mesh.http_server.http_key`
+- ranks that torchrun has started: `mesh.ranks.check_ranks`
+- broadcasts of weights: `learner.weights.offers.rendezvous`
+- SGLang's copies, and broadcasts to its server: `generators.engines.sglang.launch.check`
+"""

@@ -448,7 +448,12 @@ class SecuritySection(Section):
     tls_client_ca: Path | None = Field(
         None, description="PEM certificate authority whose certificates clients must show; none: they need none."
     )
-    allow_insecure: bool = Field(False, description="Allow a non-loopback bind without a token.")
+    allow_insecure: bool = Field(
+        False,
+        description="Allow what others on the network could reach unprotected, each refused otherwise: off loopback "
+        "services without a token, metrics and endpoints without a key, and broadcasts of weights (`gloo`, `nccl`, "
+        "SGLang's `distributed`); on all addresses the ranks that torchrun starts, and SGLang's `data_parallel`.",
+    )
 
     @model_validator(mode="after")
     def _whole_tls(self) -> SecuritySection:

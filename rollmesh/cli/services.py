@@ -130,7 +130,9 @@ def _generator(
     tls_client_ca: TlsClientCa = None,
     endpoint_key_file: EndpointKeyFile = None,
     metrics_key_file: MetricsKeyFile = None,
-    allow_insecure: Annotated[bool, typer.Option("--allow-insecure", help="Bind beyond loopback unprotected.")] = False,
+    allow_insecure: Annotated[
+        bool, typer.Option("--allow-insecure", help="As security.allow_insecure: what others reach unprotected.")
+    ] = False,
     allow_code: Annotated[
         AllowCode | None,
         typer.Option(

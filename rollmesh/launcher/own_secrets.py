@@ -18,7 +18,7 @@ TOKEN, ENDPOINT_KEY, METRICS_KEY = "token", "endpoint.key", "metrics.key"
 
 
 def with_own_secrets(config: Config) -> Config:
-    """The configuration with the run's own token and key where it names none; nothing is written."""
+    """The configuration with the run's own token and keys where it names none; nothing is written."""
     folder, security = config.run.folder.absolute(), config.security
     own = {
         "token_file": security.token_file or folder / TOKEN,
