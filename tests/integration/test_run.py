@@ -27,6 +27,9 @@ _DOORS = {
     *(f"generator-{index} {what}" for index in range(2) for what in ("metrics", "endpoint")),
 }
 
+# Many times as long as the audits of the running services take.
+_STEPS = 100
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -38,9 +41,9 @@ def test_a_run_writes_what_it_promises(
     planted = plant(tmp_path)
     token, secrets = planted.token_file, planted.texts.values()
     run = start_mesh(
-        "--learner.steps=40",
+        f"--learner.steps={_STEPS}",
         "--logging.samples_per_step=2",
-        "--eval.every_steps=20",
+        f"--eval.every_steps={_STEPS // 2}",
         "--rollout.endpoint.enabled=true",
         # Whose data no one has: it is never asked.
         "--reward.by_data_source={elsewhere: ['grpc://127.0.0.1:9']}",
@@ -82,7 +85,7 @@ def test_a_run_writes_what_it_promises(
     assert set(summary["peak_memory_mb"]) >= {"buffer", "learner", "generator-0", "reward"}
     assert max(int(age) for age in summary["staleness"]) <= 2
     audit_poisoned(run, demo_data)
-    assert [row["step"] for row in summary["held_out"]] == [0, 20, 40]
+    assert [row["step"] for row in summary["held_out"]] == [0, _STEPS // 2, _STEPS]
     samples = rollmesh("samples", str(run.folder), "--worst")
     assert samples.returncode == 0, samples.stderr
     assert "reward" in samples.stdout
@@ -92,7 +95,7 @@ def test_a_run_writes_what_it_promises(
     assert (run.folder / "tensorboard").is_dir()
     assert told(secrets, run.folder, shown=(*run.lines, samples.stdout)) == []
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in steps if "critic/score/mean" in row] == list(range(1, 41))
+    assert [row["step"] for row in steps if "critic/score/mean" in row] == list(range(1, _STEPS + 1))
     exported = rollmesh("export", str(run.folder), str(run.folder / "hf"))
     assert exported.returncode == 0, exported.stderr
     assert (run.folder / "hf" / "model.safetensors").stat().st_mode & 0o777 == 0o644, "a model is for others"
@@ -111,7 +114,7 @@ def test_a_run_writes_what_it_promises(
         return float(len(solution_str) % 2)
 
     changes = [
-        *("learner.steps=46", "learner.ranks=2", "buffer.fronts=3", "buffer.max_staleness=0"),
+        *(f"learner.steps={_STEPS + 6}", "learner.ranks=2", "buffer.fronts=3", "buffer.max_staleness=0"),
         *("eval.stop_at=null", "logging.wandb=false"),
         *(f"security.{name}=null" for name in ("token_file", "endpoint_key_file", "metrics_key_file")),
     ]
@@ -125,11 +128,11 @@ def test_a_run_writes_what_it_promises(
     assert exposed == []
     own = {(run.folder / name).read_text().strip(): name for name in ("token", "endpoint.key", "metrics.key")}
     assert sorted(files_with(own, run.folder)) == sorted(own.values())
-    assert (longer.steps, longer.ended, longer.restarts) == (46, "finished", {})
+    assert (longer.steps, longer.ended, longer.restarts) == (_STEPS + 6, "finished", {})
     # No reward service was started: the function was called here.
     assert longer.peak_memory_mb.keys() == {"buffer", "buffer-1", "buffer-2", "generator-0", "generator-1", "learner"}
     assert longer.held_out_last is not None
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    later = [row for row in steps if row["step"] > 40 and "critic/score/mean" in row]
-    assert [row["step"] for row in later] == list(range(41, 47))
+    later = [row for row in steps if row["step"] > _STEPS and "critic/score/mean" in row]
+    assert [row["step"] for row in later] == list(range(_STEPS + 1, _STEPS + 7))
     assert all(row["staleness/max"] == 0 for row in later)
