@@ -59,7 +59,9 @@ class LosingMachines(BothMachines):
 
     async def _dump(self) -> dict[bytes, bytes]:
         client = self.redis.client
-        return {key: await client.dump(key) async for key in client.scan_iter(f"{_escaped(self.keys.run)}*")}
+        return {
+            key: await client.dump(key) async for key in client.scan_iter(f"{_escaped(self.keys.run)}*", count=1000)
+        }
 
     async def _restore(self, values: dict[bytes, bytes]) -> None:
         client, clock = self.redis.client, f"{self.keys.run}:test_clock"

@@ -39,12 +39,14 @@ class Snapshot:
         self._values: dict[bytes, bytes | None] = {}
 
     async def take(self) -> None:
-        self._values = {key: await self._client.dump(key) async for key in self._client.scan_iter(self._pattern)}
+        self._values = {
+            key: await self._client.dump(key) async for key in self._client.scan_iter(self._pattern, count=1000)
+        }
 
     async def restore(self) -> None:
         """In one transaction, as a replica that is promoted changes everything at once."""
         pipe = self._client.pipeline(transaction=True)
-        async for key in self._client.scan_iter(self._pattern):
+        async for key in self._client.scan_iter(self._pattern, count=1000):
             pipe.delete(key)
         for key, value in self._values.items():
             assert value is not None
