@@ -151,7 +151,7 @@ class _GrantFile:
 
 
 def _read(path: Path) -> Secret:
-    how = "rollmesh token new --out FILE makes the mesh's token, rollmesh token grant ROLE --out FILE a grant of it"
+    how = "make one by rollmesh token new --out FILE, or token grant ROLE; security.token_file or --token-file names it"
     return parse_secret(read_secret(path, "security.token_file", how=how), f"security.token_file {path}")
 
 
