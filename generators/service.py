@@ -23,10 +23,10 @@ from mesh.config.models import Config, SecuritySection
 from mesh.errors import ConfigError
 from mesh.fronts import open_mesh
 from mesh.heap import TENSOR_BYTES, keep_freed_memory
-from mesh.hosts import host_id
+from mesh.hosts import host_id, is_loopback
 from mesh.membership import MembershipAgent
 from mesh.metrics_server import metrics_server
-from mesh.rpc import bind, is_loopback, new_server
+from mesh.rpc import bind, new_server
 from mesh.service import (
     Shutdown,
     add_health_and_reflection,

@@ -31,8 +31,9 @@ from mesh.config import Config
 from mesh.errors import RollmeshError
 from mesh.fronts import MeshChannel, open_mesh
 from mesh.heap import TENSOR_BYTES, keep_freed_memory, settle_heap
+from mesh.hosts import is_loopback
 from mesh.ranks import check_ranks
-from mesh.rpc import bind, is_loopback, new_server
+from mesh.rpc import bind, new_server
 from mesh.service import (
     AsyncBridge,
     add_health_and_reflection,

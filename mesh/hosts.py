@@ -1,13 +1,24 @@
-"""Who shares memory with whom."""
+"""Which addresses and which memory are of one machine alone."""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from pathlib import Path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _IPC_NAMESPACE = Path("/proc/self/ns/ipc")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to bind stays on this machine."""
+    if host == "localhost" or host.startswith("unix:"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def host_id() -> str:

@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from mesh.access.secret_files import read_key
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError
-from mesh.rpc import is_loopback
+from mesh.hosts import is_loopback
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -8,9 +8,7 @@ handler reaches the caller as the same class with message, hint and field; every
 
 from __future__ import annotations
 
-import ipaddress
 import logging
-import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -29,6 +27,8 @@ from mesh.access.token_file import credentials_of
 from mesh.config.models import SecuritySection
 from mesh.errors import ConfigError, PortInUseError, RollmeshError, UnauthenticatedError, UnreachableError
 from mesh.held_ports import is_held
+from mesh.hosts import is_loopback
+from mesh.open_files import connections_here
 from mesh.retries import Retries
 
 log = logging.getLogger(__name__)
@@ -59,45 +59,13 @@ KEEPALIVE_S = 5.0
 HANDSHAKE_S = 10.0
 # Calls that a connection may have at once; others wait at their caller. A member has some tens of streams and calls.
 MOST_CALLS = 1024
-# Connections that a service takes: 1,000 generators with a few each, and others. Further ones are closed at once.
-MOST_CONNECTIONS = 8192
-# Files that a service needs for anything else.
-_OTHER_FILES = 512
+# Bytes of a call's headers, as HTTP/2 counts them; with a claim they are about one KiB.
+MOST_HEADERS = 8 << 10
 
 
 def _error_classes() -> dict[str, type[RollmeshError]]:
     found = (value for value in vars(errors).values() if isinstance(value, type))
     return {cls.code: cls for cls in found if issubclass(cls, RollmeshError)}
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address to bind stays on this machine."""
-    if host == "localhost" or host.startswith("unix:"):
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def connections_within(files: int) -> int:
-    """How many connections a service takes that may have so many files open.
-
-    Without a bound, connections take the last files, and then whatever else the service opens fails.
-    """
-    return min(MOST_CONNECTIONS, max(files - _OTHER_FILES, files // 2))
-
-
-def _more_files() -> int:
-    """Allows this process the files of all connections, as far as it may do so itself; returns how many it may open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_CONNECTIONS + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY:
-        return wanted
-    if soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return soft
 
 
 def _options(max_message_mb: int, keepalive_s: float = KEEPALIVE_S) -> list[tuple[str, int]]:
@@ -398,7 +366,10 @@ def new_server(
         ("grpc.so_reuseport", int(is_held())),
         ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
         ("grpc.max_concurrent_streams", MOST_CALLS),
-        ("grpc.max_allowed_incoming_connections", connections_within(_more_files())),
+        # Of headers between the two a server refuses some by chance: so there is nothing between.
+        ("grpc.max_metadata_size", MOST_HEADERS),
+        ("grpc.absolute_max_metadata_size", MOST_HEADERS),
+        ("grpc.max_allowed_incoming_connections", connections_here().calls),
     ]
     return grpc.aio.server(interceptors=[_Guard(key or credentials_of(security, identity), decoders)], options=options)
 

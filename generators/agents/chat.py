@@ -209,7 +209,7 @@ class Chat:
                     **self._template_kwargs,
                 )
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError) as error:
             roles = " ".join(str(message["role"]) for message in messages)
             raise ConfigError(
                 f"the chat template refuses a conversation of {roles}: {error}", hint="see data.chat_template_kwargs"

@@ -67,7 +67,7 @@ class TokenizerLanguage:
                 add_generation_prompt=True,
                 **self._template_kwargs,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError) as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
         return self.encode_more(str(text), most)
 

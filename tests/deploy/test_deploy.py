@@ -25,7 +25,7 @@ from mesh.config import Config, load_config
 from mesh.config.redis_url import RedisOptions
 from mesh.config.rollout import EngineName
 from mesh.errors import StoreError
-from mesh.rpc import is_loopback
+from mesh.hosts import is_loopback
 from mesh.supervised import wrapped
 from rollmesh.cli.app import PERMANENT_CODE_VARIABLE, app
 from tests.secrets_here import write_secret

@@ -25,8 +25,6 @@ OPTIONS = {
     "vllm": lambda _: (f"--rollout.python={engines_here.python('vllm')}",),
     "sglang": lambda folder: (f"--rollout.sglang.python={interpreter(engines_here.python('sglang'), folder)}",),
 }
-# Whose sockets are read too.
-RANKS = {"vllm": 1, "sglang": 2}
 
 
 @pytest.mark.slow
@@ -44,7 +42,6 @@ def test_the_demonstration_learns(
         *OPTIONS[engine](tmp_path),
         "--rollout.replicas=1",
         "--rollout.endpoint.enabled=true",
-        f"--learner.ranks={RANKS[engine]}",
         "--learner.optimizer.lr=6e-4",
         "--learner.optimizer.schedule=constant",
         "--learner.optimizer.warmup_steps=5",

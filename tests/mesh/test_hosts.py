@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.hosts import host_id
+from mesh.hosts import host_id, is_loopback
 
 ROOT = Path(__file__).parents[2]
 _PRINT = [sys.executable, "-c", "from mesh.hosts import host_id; print(host_id())"]
@@ -24,3 +24,15 @@ def test_another_ipc_namespace_is_another_host() -> None:
     if found.returncode:
         pytest.skip(f"no right to make a namespace: {found.stderr.strip()}")
     assert found.stdout.strip() != host_id()
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [
+        *(("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True), ("localhost", True)),
+        *(("unix:/run/it", True), ("0.0.0.0", False), ("::", False), ("10.0.0.7", False), ("node-1", False)),
+        *(("localhost.example", False), ("127.0.0.1.example", False), ("", False)),
+    ],
+)
+def test_what_stays_on_this_machine(host: str, is_here: bool) -> None:
+    assert is_loopback(host) is is_here

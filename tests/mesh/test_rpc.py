@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import resource
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from mesh import rpc
+from mesh import open_files, rpc
 from mesh.config.models import SecuritySection
 from mesh.errors import (
     ConfigError,
@@ -223,7 +222,7 @@ async def _closed(reader: asyncio.StreamReader) -> None:
 
 
 async def test_connections_beyond_the_bound_are_closed_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(open_files, "MOST", open_files.MOST._replace(calls=3))
     server, address = await _serve(None)
     host, _, port = address.partition(":")
     async with rpc.open_channel(address, OPEN) as channel, asyncio.timeout(60):
@@ -243,13 +242,17 @@ async def test_connections_beyond_the_bound_are_closed_and_the_others_stay(monke
     await server.stop(0)
 
 
-async def test_files_are_left_for_other_things() -> None:
-    assert rpc.connections_within(1 << 20) == rpc.MOST_CONNECTIONS
-    assert [rpc.connections_within(files) for files in (256, 1024, 4096)] == [128, 512, 3584]
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    rpc.new_server(OPEN)
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert soft >= min(hard, rpc.MOST_CONNECTIONS) or soft == resource.RLIM_INFINITY
+async def test_headers_over_the_bound_are_always_refused_and_others_never() -> None:
+    server, address = await _serve(None)
+    async with rpc.open_channel(address, OPEN) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for size, expected in ((rpc.MOST_HEADERS - 1024, {"OK"}), (rpc.MOST_HEADERS, {"RESOURCE_EXHAUSTED"})):
+            found = set()
+            for _ in range(5):
+                call = stub.Check(health_pb2.HealthCheckRequest(), timeout=30, metadata=(("x", "a" * size),))
+                found.add((await call.code()).name)
+            assert found == expected
+    await server.stop(0)
 
 
 async def test_a_connection_has_so_many_calls_at_once_and_the_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:

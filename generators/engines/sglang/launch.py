@@ -18,8 +18,8 @@ from generators.engines.base import EngineSettings
 from generators.engines.sglang import cpu
 from mesh.config.rollout import SglangSection
 from mesh.errors import ConfigError, DataError
+from mesh.hosts import is_loopback
 from mesh.ranks import on_loopback
-from mesh.rpc import is_loopback
 
 # In a server's folder: arguments that are secret.
 KEY_FILE = "key.yaml"

@@ -1,10 +1,15 @@
-"""Same host: the learner's file in shared memory is mapped, and nothing is copied."""
+"""Same host: the learner's file in shared memory is mapped, and nothing is copied.
+
+Invariant: whatever lies at the path that the learner names, opening it does not wait, and nothing is mapped but a file
+of this process's own user. Others could cut theirs short, which would end this process by a signal.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import mmap
 import os
+import stat
 from collections.abc import Callable
 
 from generators.weights.transports.base import Fetch, Received, Transport
@@ -38,15 +43,20 @@ class SharedMemory(Transport):
         offer = wanted.offer(self.name)
         assert offer is not None, "refusal() was asked before"
         try:
-            descriptor = os.open(offer.address, os.O_RDONLY | os.O_NOFOLLOW)
+            descriptor = os.open(offer.address, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError as error:
             raise VersionGoneError(f"cannot open {offer.address}: {error.strerror}") from error
         except OSError as error:
             raise WeightsError(f"cannot open {offer.address}: {error.strerror}") from error
         try:
-            found = os.fstat(descriptor).st_size
-            if found < wanted.nbytes:
-                raise WeightsError(f"{offer.address} has {found} bytes, {wanted.nbytes} were announced")
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                raise WeightsError(
+                    f"{offer.address} is no file of our user",
+                    hint="run learner and generator as the same user, or set weights.transport: grpc",
+                )
+            if found.st_size < wanted.nbytes:
+                raise WeightsError(f"{offer.address} has {found.st_size} bytes, {wanted.nbytes} were announced")
             # A private mapping shares the pages; being writable in name, it can be given to torch without a copy.
             data = memoryview(mmap.mmap(descriptor, wanted.nbytes, access=mmap.ACCESS_COPY))
         except OSError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from mesh.config.models import NetworkSection, SecuritySection
 from mesh.errors import ConfigError
-from mesh.rpc import is_loopback
+from mesh.hosts import is_loopback
 from mesh.service import advertised_address
 from mesh.weights.meeting import open_store
 

@@ -1,12 +1,15 @@
-"""Files in shared memory that are gone."""
+"""Files in shared memory that are gone, or are not what was said."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mesh.errors import VersionGoneError
+from generators.weights.transports import shm
+from mesh.errors import VersionGoneError, WeightsError
 from mesh.weights import Wanted
 from tests.generators.weights.transports.cases import CASES
 from tests.generators.weights.transports.world import Arrivals, local_learner
@@ -20,4 +23,40 @@ async def test_a_version_that_was_let_go_of_is_told_from_one_that_fails(tmp_path
         for version in range(1, 4):
             learner.publish(version)
         with pytest.raises(VersionGoneError, match="No such file"):
+            await learner.receiver().receive(learner.fetch(wanted), Arrivals(wanted))
+
+
+def _linked(path: Path) -> None:
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize(
+    ("put", "why"),
+    [
+        (os.mkfifo, "no file of our user"),
+        (_linked, "cannot open"),
+        (lambda path: path.write_bytes(b"short"), "has 5 bytes, .* were announced"),
+    ],
+    ids=["pipe", "link", "short"],
+)
+async def test_what_lies_at_the_announced_path_is_looked_at(
+    tmp_path: Path, put: Callable[[Path], object], why: str
+) -> None:
+    """Opened without care, a pipe would hold the generator's event loop for ever."""
+    async with local_learner(CASE, tmp_path) as learner:
+        manifest = learner.publish(0)
+        path = Path(manifest.offers[0].address)
+        path.rename(path.with_name("elsewhere"))
+        put(path)
+        wanted = Wanted.full(manifest)
+        with pytest.raises(WeightsError, match=why):
+            await learner.receiver().receive(learner.fetch(wanted), Arrivals(wanted))
+
+
+async def test_a_file_of_another_user_is_not_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner could cut it short, and a signal would end the generator."""
+    async with local_learner(CASE, tmp_path) as learner:
+        wanted = Wanted.full(learner.publish(0))
+        monkeypatch.setattr(shm.os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(WeightsError, match="no file of our user"):
             await learner.receiver().receive(learner.fetch(wanted), Arrivals(wanted))

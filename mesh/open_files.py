@@ -1,0 +1,42 @@
+"""Files that a process may have open, and what of them each kind of connection may take.
+
+Invariant: however many connections come, of all kinds together, an eighth of the files is left for anything else.
+Without that, connections take the last ones, and then whatever else the process opens fails.
+"""
+
+from __future__ import annotations
+
+import resource
+from typing import NamedTuple
+
+
+class Share(NamedTuple):
+    """How many connections of each kind a process takes."""
+
+    # Calls of the mesh: 1,000 generators with a few connections each, and others.
+    calls: int
+    # Requests of a generator's own agents over HTTP.
+    agents: int
+    # Requests of others over HTTP.
+    requests: int
+
+
+MOST = Share(calls=8192, agents=2048, requests=1024)
+
+
+def share_of(files: int) -> Share:
+    """The connections of a process that may have so many files open."""
+    within = Share(files // 2, files // 4, files // 8)
+    return Share(*map(min, MOST, within))
+
+
+def connections_here() -> Share:
+    """The connections of this process, after it has raised its limit of files as far as it may do so itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MOST.calls
+    if soft == resource.RLIM_INFINITY:
+        return MOST
+    if soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return share_of(soft)
