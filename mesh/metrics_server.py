@@ -1,8 +1,8 @@
 """The page on which a service tells its metrics to Prometheus.
 
 Invariants: it is on loopback unless `network.metrics_host` says otherwise, and then it has a key; there is one path,
-which is only read. No client holds anything for long: a connection ends after some seconds, whatever it does, and of
-more than a few the oldest is closed. The page is written in a thread of its own, beside the service's work.
+which is only read. No client holds anything for long (`mesh.http_connections`), and a connection is for one request.
+The page is written in a thread of its own, beside the service's work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -21,13 +20,14 @@ from prometheus_client.exposition import choose_encoder
 from mesh.access.tls import server_context
 from mesh.config.models import SecuritySection
 from mesh.errors import PortInUseError
+from mesh.http_connections import Connections
 from mesh.http_server import http_key, is_bearer
 from mesh.http_server import log as http_log
 
 log = logging.getLogger(__name__)
 PATH = "/metrics"
-# Seconds that a connection lasts at most, after a handshake of as many; and how many there are at once.
-CONNECTION_S = 10.0
+# Seconds that a connection has for its request; and how many connections there are at once.
+REQUEST_S = 10.0
 MOST_CONNECTIONS = 32
 _METHODS = ("GET", "HEAD")
 # Seconds that running answers get at the end.
@@ -56,34 +56,42 @@ async def metrics_server(
         return
     key = http_key(security, "metrics_key_file", host, "metrics")
     tls = server_context(security)
-    secured: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": CONNECTION_S} if tls else {}
-    loop = asyncio.get_running_loop()
+    connections = Connections(MOST_CONNECTIONS)
     with ThreadPoolExecutor(1, "metrics") as thread:
-        server = _Server(_Page(registry, key, thread).answer, logger=http_log, access_log=None, lingering_time=0.0)
+        server = web.Server(
+            _Page(registry, key, thread, connections).answer,
+            handler_cancellation=True,
+            logger=http_log,
+            access_log=None,
+            keepalive_timeout=REQUEST_S,
+            lingering_time=0.0,
+        )
         try:
-            listening = await loop.create_server(server, host.strip("[]"), port, **secured)
+            bound = await connections.listen(server, host, port, tls)
         except OSError as error:
             raise PortInUseError(
                 f"cannot bind {host}, port {port}, for metrics: {error.strerror}",
                 hint="set network.metrics_host, and network.metrics_port: 0 where several services share a host",
             ) from error
         try:
-            bound = listening.sockets[0].getsockname()[1]
             url = f"{'https' if tls else 'http'}://{host}:{bound}{PATH}"
             log.info("metrics at %s", url)
             yield url
         finally:
-            listening.close()
+            await connections.close()
             await server.shutdown(_CLOSE_S)
 
 
 class _Page:
     """Answers one request per connection."""
 
-    def __init__(self, registry: CollectorRegistry, key: str | None, thread: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, key: str | None, thread: ThreadPoolExecutor, connections: Connections
+    ) -> None:
         self._registry = registry
         self._key = key
         self._thread = thread
+        self._connections = connections
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         response = self._refused(request) or await self._written(request)
@@ -105,24 +113,6 @@ class _Page:
 
     async def _written(self, request: web.BaseRequest) -> web.Response:
         encode, kind = choose_encoder(request.headers.get("Accept", ""))
-        text = await asyncio.get_running_loop().run_in_executor(self._thread, encode, self._registry)
+        with self._connections.answering(request):
+            text = await asyncio.get_running_loop().run_in_executor(self._thread, encode, self._registry)
         return web.Response(body=text, headers={"Content-Type": kind})
-
-
-class _Server(web.Server):
-    """Its connections end, and are not many."""
-
-    def __init__(self, answer: Any, **options: Any) -> None:
-        super().__init__(answer, handler_cancellation=True, **options)
-        self._ends: dict[web.RequestHandler, asyncio.TimerHandle] = {}
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        self._ends[handler] = asyncio.get_running_loop().call_later(CONNECTION_S, transport.abort)
-        for oldest in list(self._ends)[:-MOST_CONNECTIONS]:
-            if oldest.transport is not None:
-                oldest.transport.abort()
-
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        self._ends.pop(handler).cancel()
-        super().connection_lost(handler, exc)

@@ -31,6 +31,14 @@ _CACHED_CHARACTERS = 4096
 _TOKEN_CHARACTERS = 8
 
 
+def template_errors() -> tuple[type[Exception], ...]:
+    """What rendering a chat template raises: errors of the template language, and of what is computed in it."""
+    import jinja2
+
+    computed = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+    return (jinja2.TemplateError, *computed)
+
+
 class Chat:
     """Renders for one model.
 
@@ -197,8 +205,6 @@ class Chat:
             return None
 
     def _apply(self, messages: Sequence[Message], *, generation_prompt: bool = True, tools: bool = True) -> str:
-        import jinja2
-
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -209,7 +215,7 @@ class Chat:
                     **self._template_kwargs,
                 )
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError) as error:
+        except template_errors() as error:
             roles = " ".join(str(message["role"]) for message in messages)
             raise ConfigError(
                 f"the chat template refuses a conversation of {roles}: {error}", hint="see data.chat_template_kwargs"

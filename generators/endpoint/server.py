@@ -3,8 +3,9 @@
 Invariants: every refusal has OpenAI's form and the status that its client library acts on; what is bound to more than
 this machine needs the mesh's token or TLS, as every service, and where no token is asked for no foreign web page is
 answered; the way for agents of this generator is bound to loopback, speaks plain HTTP whatever the mesh does, and
-serves sessions of training alone, each by its own key. Bodies are bounded, and what is large is read and written in
-threads: whatever one client sends, the generator keeps its leases and answers others.
+serves sessions of training alone, each by its own key. Connections and bodies are bounded, in number, size and time,
+and what is large is read and written in threads: whatever clients send, the generator keeps its leases and answers
+others. A chat template alone is not bounded: it is the model's, and the model is the operator's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import json
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -32,8 +34,10 @@ from generators.endpoint.workers import Workers
 from mesh.access.tls import server_context
 from mesh.config.models import SecuritySection
 from mesh.errors import PortInUseError, RollmeshError
+from mesh.http_connections import Connections
 from mesh.http_server import http_key, is_bearer
 from mesh.http_server import log as http_log
+from mesh.open_files import connections_here
 from mesh.service import advertised_address
 
 log = logging.getLogger(__name__)
@@ -41,6 +45,9 @@ _LOOPBACK = "127.0.0.1"
 _CLIENT_LEFT = 499
 # Pieces of work at once on what is large: of this generator's agents, and of all others.
 _AGENT_THREADS, _OTHER_THREADS = 2, 1
+# Seconds that a connection stays without a request, or with the head of one that is not whole. Clients' libraries give
+# theirs up sooner, and so send nothing into one that is just being closed.
+_IDLE_S = 20.0
 # Seconds that a client has to take a part of its answer.
 _WRITE_S = 60.0
 # Under which a request keeps its session of training.
@@ -55,9 +62,14 @@ class _Way(NamedTuple):
 
     workers: Workers
     bodies: Bodies
+    connections: Connections
 
 
 _WAY = web.AppKey("way", _Way)
+
+
+def _way(threads: int, name: str, context: int, connections: int) -> _Way:
+    return _Way(Workers(threads, name), Bodies(context), Connections(connections))
 
 
 class EndpointServer:
@@ -93,8 +105,8 @@ class EndpointServer:
         self._model = model
         self._security = security
         self._created = created
-        self._agents_way = _Way(Workers(_AGENT_THREADS, "endpoint-agents"), Bodies(completions.context))
-        self._public_way = _Way(Workers(_OTHER_THREADS, "endpoint"), Bodies(completions.context))
+        self._agents_way = _way(_AGENT_THREADS, "endpoint-agents", completions.context, connections_here().agents)
+        self._public_way = _way(_OTHER_THREADS, "endpoint", completions.context, connections_here().requests)
         self._names: frozenset[str] = frozenset()
         self._runners: list[web.AppRunner] = []
         self.url = ""
@@ -121,6 +133,8 @@ class EndpointServer:
 
     async def close(self) -> None:
         """Stops listening and ends what is being answered."""
+        for way in (self._agents_way, self._public_way):
+            await way.connections.close()
         for runner in self._runners:
             await runner.cleanup()
         self._runners.clear()
@@ -134,20 +148,21 @@ class EndpointServer:
             logger=http_log,
             access_log=None,
             shutdown_timeout=_CLOSE_S,
+            keepalive_timeout=_IDLE_S,
             auto_decompress=False,
         )
         await runner.setup()
         self._runners.append(runner)
+        assert runner.server is not None, "it is set up"
         try:
-            await web.TCPSite(runner, host.strip("[]"), port, ssl_context=tls).start()
+            return await app[_WAY].connections.listen(runner.server, host, port, tls)
         except OSError as error:
             raise PortInUseError(
                 f"cannot bind {host}:{port}: {error.strerror}", hint="set rollout.endpoint.port, 0 for any free one"
             ) from error
-        return int(runner.addresses[0][1])
 
     def _app(self, key: str | None, way: _Way) -> web.Application:
-        app = web.Application(middlewares=[self._guard(key, agents=way is self._agents_way)])
+        app = web.Application(middlewares=[self._guard(key, way)])
         app[_WAY] = way
         for prefix in ("/v1", "/sessions/{session}/v1"):
             app.router.add_post(f"{prefix}/chat/completions", self._chat)
@@ -160,12 +175,13 @@ class EndpointServer:
 
     # --------------------------------------------------------------------------------------------------- the gate
 
-    def _guard(self, key: str | None, *, agents: bool) -> Any:
+    def _guard(self, key: str | None, way: _Way) -> Any:
         @web.middleware
         async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
             try:
-                self._admit(request, key, agents=agents)
-                return await handler(request)
+                self._admit(request, key, agents=way is self._agents_way)
+                with way.connections.answering(request):
+                    return await _sent(request, await handler(request))
             except web.HTTPException as error:
                 return _refusal(ApiError(error.status, f"{request.method} {request.path}: {error.reason}"))
             except ApiError as error:
@@ -340,11 +356,26 @@ def _sampled(answers: Sequence[Finished]) -> int:
     return sum(len(answer.result.response_ids) for answer in answers)
 
 
+async def _sent(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    """An answer after it has gone out; raises ConnectionError where the client does not take it."""
+    if not response.prepared:
+        async with _taking():
+            await response.prepare(request)
+            await response.write_eof()
+    return response
+
+
 async def _send(response: web.StreamResponse, data: bytes) -> None:
-    """Raises ConnectionError where the client does not take it."""
+    """A part of an answer; raises ConnectionError where the client does not take it."""
+    async with _taking():
+        await response.write(data)
+
+
+@asynccontextmanager
+async def _taking() -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(_WRITE_S):
-            await response.write(data)
+            yield
     except TimeoutError as error:
         raise ConnectionResetError(f"the client took nothing for {_WRITE_S:g} s") from error
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from generators.agents.calls import typed_arguments
-from generators.agents.chat import Chat, as_unicode, longest_token
+from generators.agents.chat import Chat, as_unicode, longest_token, template_errors
 from generators.agents.parsers import choose_parser
 from generators.endpoint.failures import ApiError
 from generators.endpoint.language import Answer, TooLongError
@@ -55,8 +55,6 @@ class TokenizerLanguage:
         tokenizer.encode("")
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any], most: int) -> list[int]:
-        import jinja2
-
         if self._tokenizer.chat_template is None:
             raise ApiError(400, "the model has no chat template: use /v1/completions", reason="no_chat_template")
         try:
@@ -67,7 +65,7 @@ class TokenizerLanguage:
                 add_generation_prompt=True,
                 **self._template_kwargs,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, OverflowError) as error:
+        except template_errors() as error:
             raise ApiError(400, f"the chat template refuses these messages: {error}", param="messages") from error
         return self.encode_more(str(text), most)
 

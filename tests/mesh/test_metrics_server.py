@@ -116,19 +116,18 @@ async def test_prometheus_gets_the_form_that_it_asks_for() -> None:
         assert not url
 
 
-@pytest.mark.parametrize("says", ["nothing", "half a request", "a byte now and then"])
-async def test_a_slow_client_holds_nothing(says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_clients_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One says nothing, one half a request, one a byte now and then."""
+    monkeypatch.setattr(serving, "REQUEST_S", 2.0)
     async with metrics_server(registry(), "127.0.0.1", SecuritySection(), enabled=True) as url:
-        with monkeypatch.context() as impatient:
-            impatient.setattr(serving, "CONNECTION_S", 0.2)
-            reader, writer = await opened(url)
-            if says != "nothing":
-                writer.write(_REQUEST[:-2] + b"A: ")
-            dripping = asyncio.create_task(_drip(writer)) if says == "a byte now and then" else None
-            assert await until_closed(reader) == b""
-        if dripping is not None:
-            dripping.cancel()
-        writer.close()
+        clients = [await opened(url) for _ in range(3)]
+        for _, writer in clients[1:]:
+            writer.write(_REQUEST[:-2] + b"A: ")
+        dripping = asyncio.create_task(_drip(clients[2][1]))
+        assert [await until_closed(reader) for reader, _ in clients] == [b""] * 3
+        dripping.cancel()
+        for _, writer in clients:
+            writer.close()
         assert "rollmesh_here 7.0" in await read(url)
 
 

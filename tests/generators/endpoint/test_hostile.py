@@ -5,15 +5,24 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from generators.endpoint import server as endpoint_server
+from generators.endpoint.failures import ApiError
 from generators.endpoint.growing import GrowingText, whole_text
+from generators.endpoint.server import EndpointServer
 from generators.endpoint.template import TokenizerLanguage
 from generators.endpoint.wording import event
-from tests.generators.endpoint.world import TOOL, Serving
+from mesh import open_files
+from mesh.config.models import SecuritySection
+from tests.generators.endpoint.world import TOOL, Serving, another_server, chat_tokenizer
+from tests.secrets_here import write_secret
 
 HALF = "half \ud800 a pair"
 
@@ -131,6 +140,16 @@ def test_halves_of_characters_are_answered(serving: Serving) -> None:
     assert json.loads(event({"text": HALF}).removeprefix(b"data: ")) == {"text": HALF}
 
 
+@pytest.mark.parametrize("wrong", ["range(10**19)", "1/0", "[][0].a.b", "'a' * 10**18", "2 ** 'a'", "tools.append(1)"])
+def test_what_a_chat_template_fails_of_is_told(wrong: str) -> None:
+    tokenizer = chat_tokenizer()
+    tokenizer.chat_template = f"{{% for each in [{wrong}] %}}{{{{ each }}}}{{% endfor %}}"
+    language = TokenizerLanguage(tokenizer, end_ids=frozenset())
+    with pytest.raises(ApiError, match="the chat template refuses these messages") as error:
+        language.prompt([{"role": "user", "content": "the fox"}], [], 100)
+    assert error.value.status == 400
+
+
 def test_a_name_of_a_tool_may_hold_half_a_character(serving: Serving) -> None:
     tools = [{"type": "function", "function": {"name": "f\ud800", "parameters": {"type": "object", "properties": {}}}}]
     status, answer = post(serving, asking(tools=tools))
@@ -153,3 +172,47 @@ def test_stop_strings_and_characters_over_several_tokens(serving: Serving, cut: 
         if stops:
             assert "".join(pieces) == whole
         assert len("".join(pieces)) >= len(whole) - max((len(stop) for stop in stops), default=1)
+
+
+@contextmanager
+def connected(server: EndpointServer, sent: bytes = b"") -> Iterator[socket.socket]:
+    at = urlsplit(server.url)
+    with socket.create_connection((at.hostname, at.port), timeout=60) as client:
+        client.sendall(sent)
+        yield client
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Waits for it; what was answered is read before."""
+    try:
+        while client.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_connections_end_that_ask_for_nothing(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_server, "_IDLE_S", 1.0)
+    with another_server(serving, SecuritySection()) as server, ExitStack() as clients:
+        for sent in (b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n", b"GET /v1/models HTTP/1.1\r\n\r\n"):
+            assert is_closed(clients.enter_context(connected(server, sent)))
+
+
+def test_a_flood_of_connections_ends_none_that_is_answered(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose request takes long to come, too, once its caller was let in; who has no key is let into nothing."""
+    monkeypatch.setattr(open_files, "MOST", open_files.MOST._replace(requests=3))
+    body = asking()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\nExpect: 100-continue\r\n"
+    ).encode()
+    key = write_secret(serving.folder / "flooded.key", "the key of the endpoint")
+    with another_server(serving, SecuritySection(endpoint_key_file=key)) as server, ExitStack() as clients:
+        authorized = head + b"Authorization: Bearer the key of the endpoint\r\n\r\n"
+        slow = clients.enter_context(connected(server, authorized))
+        assert slow.recv(1 << 10).startswith(b"HTTP/1.1 100")
+        strangers = [clients.enter_context(connected(server, sent)) for sent in (b"", head + b"\r\n") * 4]
+        assert all(map(is_closed, strangers[:-2]))
+        slow.sendall(body)
+        assert slow.recv(1 << 10).startswith(b"HTTP/1.1 200")
