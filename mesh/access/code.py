@@ -10,6 +10,7 @@ known: a text or a structure may name a class or a file, so that new arguments o
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -153,6 +154,8 @@ _SGLANG_WORDS = frozenset(
         "schedule_policy",
     }
 )
+# Such a word: no path, no class, and nothing that a command line takes for another argument.
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 # Switches that let code in: of a model's folder, or of requests.
 _LETS_CODE_IN = frozenset({"trust_remote_code", "enable_custom_logit_processor"})
 
@@ -161,8 +164,10 @@ def _code_options(options: Mapping[str, Any], words: Collection[str]) -> Iterato
     """Those of an engine's arguments that may be code, each as `name=value`, the value as JSON."""
     for written, value in options.items():
         name = written.lstrip("-").replace("-", "_")
-        is_word = isinstance(value, str) and name in words
-        if (value and name in _LETS_CODE_IN) or not (is_word or _is_plain(value)):
+        is_word = isinstance(value, str) and name in words and _WORD.fullmatch(value) is not None
+        # A server takes the beginning of a name for the name.
+        lets_in = any(switch.startswith(name) for switch in _LETS_CODE_IN)
+        if (value and lets_in) or not (is_word or _is_plain(value)):
             yield f"{name}={json.dumps(value, default=str)}"
 
 

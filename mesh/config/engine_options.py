@@ -7,9 +7,11 @@ train on what no one sampled, or not start.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+_NAME = re.compile(r"(--)?[A-Za-z][A-Za-z0-9_-]*")
 _OURS = "rollmesh relies on its own value"
 _ONE_HOST = "weights reach the workers of one host alone"
 _ANOTHER = "the model that is sampled would be another than the one that is trained"
@@ -127,6 +129,10 @@ def checked(refused: Mapping[str, str], options: dict[str, Any]) -> dict[str, An
     Raises:
         ValueError: names each with its reason.
     """
+    nameless = [name for name in options if _NAME.fullmatch(name) is None]
+    if nameless:
+        # On a command line it could be a value too, or two arguments.
+        raise ValueError(f"{nameless[0]!r} is no name of an engine argument: letters, digits, _ and -")
     wrong = [f"{name}: {why}" for name in options if (why := _why(refused, name.lstrip("-").replace("-", "_")))]
     if wrong:
         raise ValueError("; ".join(wrong))

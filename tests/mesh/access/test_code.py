@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from mesh.access.code import AllowCode, CodeRule, asked_of, check_code, rule_of
 from mesh.config import Config
@@ -108,11 +109,35 @@ def test_numbers_switches_and_known_words_of_engines_are_no_code() -> None:
         {"of_a_later_release": "mine.Class"},
         # A word of few where the argument takes one, and a structure all the same.
         {"kv_cache_dtype": {"class": "mine"}},
+        # What is no word: an argument of its own, a class, a file.
+        {"attention_backend": "--trust-remote-code"},
+        {"attention_backend": "mine.Backend"},
+        {"kv_cache_dtype": "/tmp/kind"},
+        {"kv_cache_dtype": "fp8\n"},
+        # A server takes the beginning of a name for the name.
+        {"trust-remote-cod": True},
+        {"--trust-r": True},
+        {"enable_custom_logit_p": True},
+        {"cudagraph_capture_sizes": [1, "--trust-remote-code"]},
     ],
 )
 def test_arguments_that_may_name_code_are_code(name: str, option: dict[str, Any]) -> None:
     (found,) = engine(name, option)[f"rollout.{name}.options"]
     assert found.startswith(next(iter(option)).lstrip("-").replace("-", "_") + "=")
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("tokenizer-path=/tmp/x", "trust-remote-code=1", "trust-remote-code ", " trust-remote-code", "a b", "a.b"),
+        *("", "--", "-t", "---trust-remote-code", "1a", "_a", "block_size\n", "\u0131d", "@/tmp/arguments", "/tmp/x"),
+    ],
+)
+def test_a_name_that_is_none_of_an_argument_is_refused(name: str, written: str) -> None:
+    """A command line would take it for a name and a value, or for something else."""
+    with pytest.raises(ValidationError, match="is no name of an engine argument"):
+        engine(name, {written: True})
 
 
 _NAMES = st.sampled_from(["a.py:f", "m:f", "python", "x=1"])
