@@ -91,13 +91,13 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff format .
 
 docs: $(READY) ## Generate the references of the configuration and of the algorithms
-	$(BIN)/python -c "from mesh.config.reference import reference; print(reference(), end='')" > docs/configuration.md
-	$(BIN)/python -m buffer.figures docs/operations.md
-	$(BIN)/python -m mesh.access.reference docs/security.md
-	$(BIN)/python -m learner.reference docs/algorithms.md --exceptions tests/golden/exceptions.json
+	$(BIN)/python -c "from rollmesh.mesh.config.reference import reference; print(reference(), end='')" > docs/configuration.md
+	$(BIN)/python -m rollmesh.buffer.figures docs/operations.md
+	$(BIN)/python -m rollmesh.mesh.access.reference docs/security.md
+	$(BIN)/python -m rollmesh.learner.reference docs/algorithms.md --exceptions tests/golden/exceptions.json
 
 protos: $(READY) ## Generate the protobuf modules and descriptors from protos/*.proto
-	$(BIN)/python -m protos.generate
+	$(BIN)/python -m rollmesh.protos.generate
 
 # Keeps the versions that stand in the lists, unless told: UPGRADE=--upgrade, or --upgrade-package=NAME.
 lock: LOCK = $(LOCKER)/bin/uv pip compile --quiet --config-file deploy/uv.toml $(UPGRADE)

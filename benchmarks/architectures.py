@@ -17,13 +17,13 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks.common import HelpFormatter
 from benchmarks.tiny_models import ARCHITECTURES, save_model
-from learner.algorithms.reference import fill, markdown_table
-from learner.batching.types import Packing
-from learner.engines.base import EngineSpec
-from learner.engines.registry import create_engine
-from learner.engines.tolerances import FLOORS, Evidence
-from mesh.config.models import ModelSection, OptimizerSection
-from mesh.errors import DataError
+from rollmesh.learner.algorithms.reference import fill, markdown_table
+from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.engines.base import EngineSpec
+from rollmesh.learner.engines.registry import create_engine
+from rollmesh.learner.engines.tolerances import FLOORS, Evidence
+from rollmesh.mesh.config.models import ModelSection, OptimizerSection
+from rollmesh.mesh.errors import DataError
 
 _PACKINGS = {Packing.SHARED: "prompts shared", Packing.ROWS: "rows"}
 REFUSED = "refused"

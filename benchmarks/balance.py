@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from benchmarks.common import table
-from learner.algorithms.load import load_algorithm
-from learner.algorithms.types import Group, UpdatePlan
-from learner.batching.partition import sequence_cost
-from learner.batching.plan import Item, plan_batch
+from rollmesh.learner.algorithms.load import load_algorithm
+from rollmesh.learner.algorithms.types import Group, UpdatePlan
+from rollmesh.learner.batching.partition import sequence_cost
+from rollmesh.learner.batching.plan import Item, plan_batch
 
 _PROMPT = 300
 _BUDGET = 32_768

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.common import HelpFormatter, machine, write_json
-from mesh.config.models import ORDERS
+from rollmesh.mesh.config.models import ORDERS
 from tests.faults.chaos import Chaos
 from tests.faults.combinations import Combination, covering
 from tests.faults.redis_disk import Durability

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import table
-from learner.algorithms.actor_critic import ActorCritic
-from learner.algorithms.load import load_algorithm
-from learner.algorithms.policy_gradient import PolicyGradient
-from learner.algorithms.registry import ALGORITHMS, POLICY_LOSSES, keyword_settings
-from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import Rollouts, StepView, UpdatePlan
+from rollmesh.learner.algorithms.actor_critic import ActorCritic
+from rollmesh.learner.algorithms.load import load_algorithm
+from rollmesh.learner.algorithms.policy_gradient import PolicyGradient
+from rollmesh.learner.algorithms.registry import ALGORITHMS, POLICY_LOSSES, keyword_settings
+from rollmesh.learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.types import Rollouts, StepView, UpdatePlan
 from tests.learner.algorithms.memory_batch import MemoryBatch
 
 # From tight to wide; those out of a setting's range are left out.

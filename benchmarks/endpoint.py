@@ -28,17 +28,17 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoTokenizer
 
 from benchmarks.common import HelpFormatter, machine, summarize, table, write_json, yardstick
-from generators.endpoint.completions import Completions
-from generators.endpoint.engine_calls import EngineCalls
-from generators.endpoint.figures import EndpointFigures
-from generators.endpoint.record import Record, Turn
-from generators.endpoint.server import EndpointServer
-from generators.endpoint.sessions import Sessions
-from generators.endpoint.template import TokenizerLanguage
-from generators.engines.base import GenerationResult, SampledTokens
-from mesh.config.models import SecuritySection
-from mesh.config.rollout import EndpointSection
-from mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.generators.endpoint.completions import Completions
+from rollmesh.generators.endpoint.engine_calls import EngineCalls
+from rollmesh.generators.endpoint.figures import EndpointFigures
+from rollmesh.generators.endpoint.record import Record, Turn
+from rollmesh.generators.endpoint.server import EndpointServer
+from rollmesh.generators.endpoint.sessions import Sessions
+from rollmesh.generators.endpoint.template import TokenizerLanguage
+from rollmesh.generators.engines.base import GenerationResult, SampledTokens
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.rollout import EndpointSection
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
 
 _MEGABYTES = (0.3, 4.0, 16.0)
 _SMALL = 2048

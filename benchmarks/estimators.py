@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Summary, machine, summarize, table, write_json, yardstick
-from learner.algorithms import advantages as _registered  # noqa: F401 - entering the registry
-from learner.algorithms.advantages.whitening import whiten
-from learner.algorithms.ragged import expand
-from learner.algorithms.registry import ADVANTAGES
-from learner.algorithms.types import Estimate, Rollouts
+from rollmesh.learner.algorithms import advantages as _registered  # noqa: F401 - entering the registry
+from rollmesh.learner.algorithms.advantages.whitening import whiten
+from rollmesh.learner.algorithms.ragged import expand
+from rollmesh.learner.algorithms.registry import ADVANTAGES
+from rollmesh.learner.algorithms.types import Estimate, Rollouts
 
 _GAMMA, _LAM = 0.99, 0.95
 _GROUPED = ("grpo", "rloo", "opo")

@@ -26,8 +26,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from generators.engines import create_engine
-from generators.engines.base import (
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import (
     EngineError,
     EngineListener,
     EngineSettings,
@@ -37,7 +37,7 @@ from generators.engines.base import (
     SamplingParams,
     TokenEvent,
 )
-from mesh.versions import PolicyVersion
+from rollmesh.mesh.versions import PolicyVersion
 
 _VOCABULARY, _EOS, _PAD = 50, 1, 0
 _PROMPT_TOKENS, _PER_PROMPT = 8, 8

@@ -19,8 +19,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.workloads import WORKLOADS, Workload
-from generators.engines import create_engine
-from generators.engines.base import (
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import (
     EngineError,
     EngineListener,
     EngineSettings,
@@ -29,7 +29,7 @@ from generators.engines.base import (
     SamplingParams,
     TokenEvent,
 )
-from mesh.versions import PolicyVersion
+from rollmesh.mesh.versions import PolicyVersion
 
 
 class _Arrivals(EngineListener):

@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import REPOSITORY, Summary, machine, summarize, table, write_json, yardstick
-from learner.algorithms.aggregation import aggregate
-from learner.algorithms.losses import ppo
-from learner.algorithms.types import GlobalCounts, TokenBatch
-from learner.engines.fsdp2.logprobs import token_log_probs
+from rollmesh.learner.algorithms.aggregation import aggregate
+from rollmesh.learner.algorithms.losses import ppo
+from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
+from rollmesh.learner.engines.fsdp2.logprobs import token_log_probs
 
 _SEQUENCE = 64
 _ENTROPY_BONUS = 1e-3

@@ -19,8 +19,8 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.common import HelpFormatter
-from protos import reward_pb2
-from reward_service.engine import ScoringEngine
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.engine import ScoringEngine
 
 _ITEMS = 64
 _CALLS = 2

@@ -12,21 +12,21 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 
-from buffer.bell import wait_for
-from buffer.bounds import check_id, check_policy
-from buffer.context import FrontContext, StreamHold, pump
-from buffer.leases import Lease, leases_of
-from buffer.policy import gate
-from buffer.policy.rules import TRAIN
-from buffer.records import Grant
-from buffer.roll_call import RollCall
-from buffer.routing import Wish, share_of
-from buffer.splice import fields, opening
-from buffer.view import TableView
-from buffer.waits import SAMPLES
-from mesh.errors import UnreachableError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.bell import wait_for
+from rollmesh.buffer.bounds import check_id, check_policy
+from rollmesh.buffer.context import FrontContext, StreamHold, pump
+from rollmesh.buffer.leases import Lease, leases_of
+from rollmesh.buffer.policy import gate
+from rollmesh.buffer.policy.rules import TRAIN
+from rollmesh.buffer.records import Grant
+from rollmesh.buffer.roll_call import RollCall
+from rollmesh.buffer.routing import Wish, share_of
+from rollmesh.buffer.splice import fields, opening
+from rollmesh.buffer.view import TableView
+from rollmesh.buffer.waits import SAMPLES
+from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 
 log = logging.getLogger(__name__)
 _GRANTS_PER_CALL = 64

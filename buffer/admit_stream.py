@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from buffer.lease_stream import LeaseStream
-from buffer.leases import Lease
-from mesh.errors import RollmeshError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.lease_stream import LeaseStream
+from rollmesh.buffer.leases import Lease
+from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 
 
 class AdmitStream(LeaseStream):

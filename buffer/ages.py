@@ -11,8 +11,8 @@ from prometheus_client import Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from buffer.policy.rules import TABLES
-from buffer.records import Leased
+from rollmesh.buffer.policy.rules import TABLES
+from rollmesh.buffer.records import Leased
 
 # Seconds: from a tiny model's answers to an agent's hours.
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)

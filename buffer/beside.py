@@ -12,8 +12,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from buffer.splice import opening
-from mesh.errors import PayloadError
+from rollmesh.buffer.splice import opening
+from rollmesh.mesh.errors import PayloadError
 
 Parsed = TypeVar("Parsed", bound=Message)
 _LONGEST_VARINT = 10

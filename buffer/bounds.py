@@ -11,15 +11,15 @@ import math
 import re
 from collections.abc import Sequence
 
-from buffer.limits import GAUGE_CHARACTERS, ID_CHARACTERS, MAX_GAUGES, MAX_MEMBERS, MAX_ORDINAL, MAX_TASK_BYTES
-from buffer.policy.table import LEARNER
-from mesh.errors import PayloadError
-from mesh.images import MAX_IMAGE_BYTES
-from mesh.text import WAITING_CHARACTERS
-from mesh.versions import checked_version
-from protos import buffer_pb2 as pb
-from protos import membership_pb2 as membership
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.limits import GAUGE_CHARACTERS, ID_CHARACTERS, MAX_GAUGES, MAX_MEMBERS, MAX_ORDINAL, MAX_TASK_BYTES
+from rollmesh.buffer.policy.table import LEARNER
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.images import MAX_IMAGE_BYTES
+from rollmesh.mesh.text import WAITING_CHARACTERS
+from rollmesh.mesh.versions import checked_version
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import membership_pb2 as membership
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 # What may not stand in a name: it separates, in keys and in lists.
 _SEPARATORS = frozenset("|:,{} \t\r\n\x00")

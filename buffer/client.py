@@ -14,18 +14,18 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
-from buffer.admit_stream import AdmitStream
-from buffer.fetching import fetch, fetch_side
-from buffer.leases import Lease
-from buffer.outgoing import Outgoing
-from buffer.sample_stream import Arrivals, Arrived, SampleStream
-from buffer.uploading import Uploader
-from buffer.writer import Writer, WriteResult
-from mesh.errors import LostStateError
-from mesh.rpc import call_with_retry
-from protos import buffer_pb2 as pb
-from protos import buffer_pb2_grpc
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.admit_stream import AdmitStream
+from rollmesh.buffer.fetching import fetch, fetch_side
+from rollmesh.buffer.leases import Lease
+from rollmesh.buffer.outgoing import Outgoing
+from rollmesh.buffer.sample_stream import Arrivals, Arrived, SampleStream
+from rollmesh.buffer.uploading import Uploader
+from rollmesh.buffer.writer import Writer, WriteResult
+from rollmesh.mesh.errors import LostStateError
+from rollmesh.mesh.rpc import call_with_retry
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import buffer_pb2_grpc
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 __all__ = [
     "AdmitStream",

@@ -27,8 +27,8 @@ from typing import Any
 
 import hiredis
 
-from buffer.wire import Argument, Wire
-from mesh.config.redis_url import RedisAddress
+from rollmesh.buffer.wire import Argument, Wire
+from rollmesh.mesh.config.redis_url import RedisAddress
 
 SLOTS = 1 << 14
 # Fails, before anything else happens, where keys of the slot may lie on another node already.

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
-from buffer.ages import QueueAges
-from buffer.bell import Bell
-from buffer.fleet import Fleet
-from buffer.policy.rules import TABLES, TableRules
-from buffer.routing import Wish
-from buffer.scoring import Score
-from buffer.store import Store
-from buffer.trouble import Trouble
-from buffer.waits import Waits
-from mesh.errors import PayloadError, RollmeshError
+from rollmesh.buffer.ages import QueueAges
+from rollmesh.buffer.bell import Bell
+from rollmesh.buffer.fleet import Fleet
+from rollmesh.buffer.policy.rules import TABLES, TableRules
+from rollmesh.buffer.routing import Wish
+from rollmesh.buffer.scoring import Score
+from rollmesh.buffer.store import Store
+from rollmesh.buffer.trouble import Trouble
+from rollmesh.buffer.waits import Waits
+from rollmesh.mesh.errors import PayloadError, RollmeshError
 
 Request = TypeVar("Request")
 

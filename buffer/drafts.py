@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from buffer.keys import Keys
-from buffer.redis_access import RedisAccess
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.redis_access import RedisAccess
 
 
 class DraftPlace(NamedTuple):

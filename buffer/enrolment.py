@@ -14,12 +14,12 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 
-from buffer.context import FrontContext
-from buffer.redis_access import RedisAccess
-from mesh.access.token_file import Expiry
-from mesh.errors import RollmeshError, StoreError
-from mesh.hosts import host_id
-from protos import membership_pb2 as pb
+from rollmesh.buffer.context import FrontContext
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.mesh.access.token_file import Expiry
+from rollmesh.mesh.errors import RollmeshError, StoreError
+from rollmesh.mesh.hosts import host_id
+from rollmesh.protos import membership_pb2 as pb
 
 log = logging.getLogger(__name__)
 # Heartbeats per time to live.

@@ -9,10 +9,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from buffer.keys import Keys
-from buffer.redis_access import RedisAccess
-from buffer.store import Store
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.buffer.store import Store
+from rollmesh.protos import buffer_pb2 as pb
 
 
 def failed_group(note: bytes) -> pb.FailedGroup:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Sequence
 
-from buffer.bounds import check_group_id
-from buffer.context import FrontContext
-from buffer.payloads import PayloadMissing, Place
-from mesh.errors import DataError
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.bounds import check_group_id
+from rollmesh.buffer.context import FrontContext
+from rollmesh.buffer.payloads import PayloadMissing, Place
+from rollmesh.mesh.errors import DataError
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 # A message is sent once it has so many bytes; it has at most this and a piece.
 _MESSAGE_BYTES = 512 << 10

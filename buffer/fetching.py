@@ -14,12 +14,12 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from buffer.side_data import array_of
-from buffer.uploading import SLOWEST_BYTES_PER_S
-from mesh.errors import DataError, RollmeshError
-from mesh.rpc import call_with_retry, is_transient, to_rollmesh_error
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.side_data import array_of
+from rollmesh.buffer.uploading import SLOWEST_BYTES_PER_S
+from rollmesh.mesh.errors import DataError, RollmeshError
+from rollmesh.mesh.rpc import call_with_retry, is_transient, to_rollmesh_error
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 _WHAT = "fetching payloads"
 # Deadline of one call; a connection that died is noticed long before, by keepalive pings.

@@ -19,17 +19,17 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from buffer.ages import HISTOGRAMS
-from buffer.context import FrontContext
-from buffer.ledger import describe
-from buffer.members import read_members
-from buffer.policy.rules import TABLES
-from buffer.redis_access import RedisAccess
-from mesh.access.token_file import GRANT_GAUGE
-from mesh.errors import StoreError
-from mesh.text import with_part
-from protos import buffer_pb2 as pb
-from protos import membership_pb2
+from rollmesh.buffer.ages import HISTOGRAMS
+from rollmesh.buffer.context import FrontContext
+from rollmesh.buffer.ledger import describe
+from rollmesh.buffer.members import read_members
+from rollmesh.buffer.policy.rules import TABLES
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.mesh.access.token_file import GRANT_GAUGE
+from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.text import with_part
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import membership_pb2
 
 _INTERVAL_S = 2.0
 _PREFIX = "rollmesh_buffer_"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from protos import membership_pb2
+from rollmesh.protos import membership_pb2
 
 # Of a count, as messages carry it.
 _MOST = 2**63 - 1

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from mesh.errors import StoreError
-from mesh.liveness.ends import survivors
+from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.liveness.ends import survivors
 
 log = logging.getLogger(__name__)
 _PATIENCE_S = 10.0

@@ -8,29 +8,29 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from buffer.admission import admit_stream
-from buffer.beside import Apart, cut, taking_apart
-from buffer.bounds import check_group_id, check_id, check_reassertion, check_tasks, checked_number
-from buffer.context import FrontContext
-from buffer.failures import redrive
-from buffer.fetch_stream import fetch_stream
-from buffer.holders import holders
-from buffer.in_time import in_time
-from buffer.in_turn import in_turn
-from buffer.ledger import describe, ledger
-from buffer.limits import group_bytes
-from buffer.policy.reuse import weight_of
-from buffer.records import NO_SUCH_MEMBER, Write
-from buffer.redis_access import RedisAccess
-from buffer.refusals import lost_state
-from buffer.sampling import sample_stream
-from buffer.upload import Uploads
-from buffer.validation import check_message, check_write
-from mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
-from mesh.text import REASON_CHARACTERS, bounded
-from mesh.versions import checked_version
-from protos import buffer_pb2 as pb
-from protos import buffer_pb2_grpc
+from rollmesh.buffer.admission import admit_stream
+from rollmesh.buffer.beside import Apart, cut, taking_apart
+from rollmesh.buffer.bounds import check_group_id, check_id, check_reassertion, check_tasks, checked_number
+from rollmesh.buffer.context import FrontContext
+from rollmesh.buffer.failures import redrive
+from rollmesh.buffer.fetch_stream import fetch_stream
+from rollmesh.buffer.holders import holders
+from rollmesh.buffer.in_time import in_time
+from rollmesh.buffer.in_turn import in_turn
+from rollmesh.buffer.ledger import describe, ledger
+from rollmesh.buffer.limits import group_bytes
+from rollmesh.buffer.policy.reuse import weight_of
+from rollmesh.buffer.records import NO_SUCH_MEMBER, Write
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.buffer.refusals import lost_state
+from rollmesh.buffer.sampling import sample_stream
+from rollmesh.buffer.upload import Uploads
+from rollmesh.buffer.validation import check_message, check_write
+from rollmesh.mesh.errors import DataError, FencedError, PayloadError, TakeoverRefusedError
+from rollmesh.mesh.text import REASON_CHARACTERS, bounded
+from rollmesh.mesh.versions import checked_version
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import buffer_pb2_grpc
 
 log = logging.getLogger(__name__)
 # Messages of one Write stream under way: the next is checked while Redis stores the one before. More would only fill

@@ -9,15 +9,15 @@ from typing import Any
 
 import msgpack
 
-from buffer.drafts import DraftPlace
-from buffer.payloads import SetValue, set_value
-from buffer.records import Awaited, Grant, Handed, Sealed, Write, Written, grant_of, leased_of
-from buffer.redis_access import RedisAccess
-from buffer.refusals import checked
-from buffer.side_store import SideStore
-from buffer.verbs import PORTION, Verbs, flat
-from buffer.wire import Argument
-from mesh.versions import PolicyVersion
+from rollmesh.buffer.drafts import DraftPlace
+from rollmesh.buffer.payloads import SetValue, set_value
+from rollmesh.buffer.records import Awaited, Grant, Handed, Sealed, Write, Written, grant_of, leased_of
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.buffer.refusals import checked
+from rollmesh.buffer.side_store import SideStore
+from rollmesh.buffer.verbs import PORTION, Verbs, flat
+from rollmesh.buffer.wire import Argument
+from rollmesh.mesh.versions import PolicyVersion
 
 # What writes of one lease share.
 _LEASE = attrgetter("group_id", "lease_id", "attempt", "ranges")

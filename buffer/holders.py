@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from buffer.context import FrontContext
-from buffer.members import read_members
-from buffer.policy.table import LEARNER
-from buffer.redis_access import RedisAccess
-from protos import buffer_pb2 as pb
-from protos import membership_pb2
+from rollmesh.buffer.context import FrontContext
+from rollmesh.buffer.members import read_members
+from rollmesh.buffer.policy.table import LEARNER
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import membership_pb2
 
 
 async def holders(front: FrontContext, access: RedisAccess, table: str, limit: int) -> pb.HoldersResponse:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from mesh.errors import StoreError
+from rollmesh.mesh.errors import StoreError
 
 T = TypeVar("T")
 # Of the caller's deadline; the rest is for the answer's way back.

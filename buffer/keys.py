@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from buffer.policy.table import LEARNER
+from rollmesh.buffer.policy.table import LEARNER
 
 
 @dataclass(frozen=True, slots=True)

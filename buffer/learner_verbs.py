@@ -7,15 +7,15 @@ from typing import Any
 
 import msgpack
 
-from buffer.limits import MAX_REASONS
-from buffer.payloads import digest_of
-from buffer.policy.order import Candidate, GroupFacts
-from buffer.policy.table import LEARNER
-from buffer.records import Leased, Outlook, facts_of, leased_of
-from buffer.refusals import checked, fenced
-from buffer.verbs import PORTION, Verbs, flat
-from mesh.versions import PolicyVersion
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.limits import MAX_REASONS
+from rollmesh.buffer.payloads import digest_of
+from rollmesh.buffer.policy.order import Candidate, GroupFacts
+from rollmesh.buffer.policy.table import LEARNER
+from rollmesh.buffer.records import Leased, Outlook, facts_of, leased_of
+from rollmesh.buffer.refusals import checked, fenced
+from rollmesh.buffer.verbs import PORTION, Verbs, flat
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 
 class LearnerVerbs(Verbs):

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from buffer.leases import Lease
-from buffer.streams import StandingStream
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.leases import Lease
+from rollmesh.buffer.streams import StandingStream
+from rollmesh.protos import buffer_pb2 as pb
 
 _REMEMBERED = 8192
 

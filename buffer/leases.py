@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protos import buffer_pb2 as pb
+from rollmesh.protos import buffer_pb2 as pb
 
 # (group id, lease id)
 Lease = tuple[str, str]

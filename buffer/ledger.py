@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from buffer.context import FrontContext
-from buffer.failures import failed_group
-from buffer.policy.rules import TABLES
-from buffer.redis_access import RedisAccess
-from mesh.errors import StoreError
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.context import FrontContext
+from rollmesh.buffer.failures import failed_group
+from rollmesh.buffer.policy.rules import TABLES
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.mesh.errors import StoreError
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 K = TypeVar("K")
 log = logging.getLogger(__name__)

@@ -6,21 +6,21 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from buffer.bounds import check_id, check_policy, check_status, check_text, checked_number
-from buffer.context import FrontContext
-from buffer.in_time import in_time
-from buffer.keys import Keys
-from buffer.limits import MAX_RUN_MEMBERS
-from buffer.policy.rules import TABLES
-from buffer.redis_access import RedisAccess
-from mesh.access.credentials import Credentials
-from mesh.access.proof import check_challenge, proven
-from mesh.errors import ConfigError, PayloadError, StoreError
-from mesh.membership import PROTOCOL
-from mesh.versions import checked_version
-from protos import membership_pb2 as pb
-from protos import membership_pb2_grpc
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.bounds import check_id, check_policy, check_status, check_text, checked_number
+from rollmesh.buffer.context import FrontContext
+from rollmesh.buffer.in_time import in_time
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.limits import MAX_RUN_MEMBERS
+from rollmesh.buffer.policy.rules import TABLES
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.mesh.access.credentials import Credentials
+from rollmesh.mesh.access.proof import check_challenge, proven
+from rollmesh.mesh.errors import ConfigError, PayloadError, StoreError
+from rollmesh.mesh.membership import PROTOCOL
+from rollmesh.mesh.versions import checked_version
+from rollmesh.protos import membership_pb2 as pb
+from rollmesh.protos import membership_pb2_grpc
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 # Heartbeats expected per lease term, and the part of one without any after which a member's word is called old.
 _BEATS_PER_TERM = 5

@@ -23,11 +23,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from buffer.drafts import DraftPlace, draft_places
-from buffer.keys import Keys
-from buffer.payloads import Place, name_of, places
-from buffer.redis_access import RedisAccess
-from buffer.wire import Argument
+from rollmesh.buffer.drafts import DraftPlace, draft_places
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.payloads import Place, name_of, places
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.buffer.wire import Argument
 
 # After so long what was found to be an orphan is gone, even if no pass comes back to it.
 _MARK_S = 3600

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protos import buffer_pb2 as pb
+from rollmesh.protos import buffer_pb2 as pb
 
 
 @dataclass(slots=True)

@@ -19,10 +19,10 @@ from typing import NamedTuple, Protocol
 
 import xxhash
 
-from buffer.at_hand import AtHand
-from buffer.keys import Keys
-from buffer.limits import INLINE_BYTES
-from buffer.redis_access import RedisAccess
+from rollmesh.buffer.at_hand import AtHand
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.limits import INLINE_BYTES
+from rollmesh.buffer.redis_access import RedisAccess
 
 # Bytes read from Redis at once.
 _PORTION_BYTES = 512 << 10

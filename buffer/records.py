@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from buffer.drafts import DraftPlace, draft_places
-from buffer.payloads import Place, name_of, places
-from buffer.policy.order import Candidate, GroupFacts
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.drafts import DraftPlace, draft_places
+from rollmesh.buffer.payloads import Place, name_of, places
+from rollmesh.buffer.policy.order import Candidate, GroupFacts
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from buffer.cluster import GUARD, ClusterWire
-from buffer.scripts import command_at, commands_of, load_scripts
-from buffer.wire import Argument, TlsError, Wire
-from mesh.config.redis_url import RedisAddress, RedisOptions, parse_redis_url
-from mesh.errors import StoreError
+from rollmesh.buffer.cluster import GUARD, ClusterWire
+from rollmesh.buffer.scripts import command_at, commands_of, load_scripts
+from rollmesh.buffer.wire import Argument, TlsError, Wire
+from rollmesh.mesh.config.redis_url import RedisAddress, RedisOptions, parse_redis_url
+from rollmesh.mesh.errors import StoreError
 
 log = logging.getLogger(__name__)
 # Pauses between looks at a Redis that is loading.

@@ -32,17 +32,17 @@ from typing import Literal
 import redis.asyncio
 import redis.exceptions
 
-from buffer.folder_lock import end_leftovers, owned
-from buffer.redis_access import translated
-from buffer.redis_socket import place_socket, remove_socket, socket_url
-from buffer.redis_users import ADMIN, readable, users
-from mesh.errors import StoreError
-from mesh.heap import KEEP_FREED_MEMORY
-from mesh.liveness.sight import look
-from mesh.liveness.verdict import Bounds, Frozen
-from mesh.liveness.watch import Answer, until_frozen
-from mesh.private import close_to_others, private_folder
-from mesh.supervised import wrapped
+from rollmesh.buffer.folder_lock import end_leftovers, owned
+from rollmesh.buffer.redis_access import translated
+from rollmesh.buffer.redis_socket import place_socket, remove_socket, socket_url
+from rollmesh.buffer.redis_users import ADMIN, readable, users
+from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.heap import KEEP_FREED_MEMORY
+from rollmesh.mesh.liveness.sight import look
+from rollmesh.mesh.liveness.verdict import Bounds, Frozen
+from rollmesh.mesh.liveness.watch import Answer, until_frozen
+from rollmesh.mesh.private import close_to_others, private_folder
+from rollmesh.mesh.supervised import wrapped
 
 log = logging.getLogger(__name__)
 Durability = Literal["always", "everysec", "none"]

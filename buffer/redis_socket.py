@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
-from mesh.errors import StoreError
+from rollmesh.mesh.errors import StoreError
 
 # In the server's folder: the URL of its socket.
 NOTE = "url"

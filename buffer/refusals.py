@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mesh.errors import ConfigError, FencedError, LostStateError, OldGenerationError, UnreachableError
+from rollmesh.mesh.errors import ConfigError, FencedError, LostStateError, OldGenerationError, UnreachableError
 
 
 def other_rules(table: str, differing: Sequence[Sequence[bytes]]) -> ConfigError:

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from buffer.leases import Lease
-from mesh.errors import UnreachableError
+from rollmesh.buffer.leases import Lease
+from rollmesh.mesh.errors import UnreachableError
 
 _QUESTIONS_PER_TERM = 3
 # A lease whose receipt has been due for so many seconds keeps further ones back.

@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mesh.versions import PolicyVersion
+from rollmesh.mesh.versions import PolicyVersion
 
 
 @dataclass(slots=True, eq=False)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 
-from buffer.beside import joined
-from buffer.context import FrontContext
-from buffer.leases import Lease
-from buffer.records import Leased
-from buffer.roll_call import RollCall
-from buffer.splice import fields, opening
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.beside import joined
+from rollmesh.buffer.context import FrontContext
+from rollmesh.buffer.leases import Lease
+from rollmesh.buffer.records import Leased
+from rollmesh.buffer.roll_call import RollCall
+from rollmesh.buffer.splice import fields, opening
+from rollmesh.protos import buffer_pb2 as pb
 
 _log = logging.getLogger(__name__)
 _MESSAGE_BYTES = 1 << 20

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from buffer.beside import Apart, cut, taking_apart
-from buffer.lease_stream import LeaseStream
-from buffer.leases import Lease
-from mesh.errors import PayloadError, RollmeshError
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.beside import Apart, cut, taking_apart
+from rollmesh.buffer.lease_stream import LeaseStream
+from rollmesh.buffer.leases import Lease
+from rollmesh.mesh.errors import PayloadError, RollmeshError
+from rollmesh.protos import buffer_pb2 as pb
 
 log = logging.getLogger(__name__)
 _METHOD = "/rollmesh.v1.Buffer/Sample"

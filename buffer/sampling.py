@@ -9,22 +9,22 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
-from buffer.bell import wait_for
-from buffer.context import FrontContext, StreamHold, pump
-from buffer.leases import Lease, leases_of
-from buffer.policy.order import Choice, choose_first, choose_in_order
-from buffer.policy.rules import TRAIN, Order
-from buffer.policy.table import LEARNER
-from buffer.records import Awaited, Leased, Outlook
-from buffer.refusals import fenced, lost_state, unknown_incarnation
-from buffer.roll_call import RollCall
-from buffer.sample_messages import messages_of
-from buffer.scoring import Ranking
-from buffer.view import TableView
-from buffer.waits import INSERTS
-from mesh.errors import StoreError
-from mesh.versions import checked_version
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.bell import wait_for
+from rollmesh.buffer.context import FrontContext, StreamHold, pump
+from rollmesh.buffer.leases import Lease, leases_of
+from rollmesh.buffer.policy.order import Choice, choose_first, choose_in_order
+from rollmesh.buffer.policy.rules import TRAIN, Order
+from rollmesh.buffer.policy.table import LEARNER
+from rollmesh.buffer.records import Awaited, Leased, Outlook
+from rollmesh.buffer.refusals import fenced, lost_state, unknown_incarnation
+from rollmesh.buffer.roll_call import RollCall
+from rollmesh.buffer.sample_messages import messages_of
+from rollmesh.buffer.scoring import Ranking
+from rollmesh.buffer.view import TableView
+from rollmesh.buffer.waits import INSERTS
+from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.versions import checked_version
+from rollmesh.protos import buffer_pb2 as pb
 
 _log = logging.getLogger(__name__)
 _RECHECK_S = 1.0

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from buffer.policy.order import Candidate, GroupFacts
-from mesh.errors import ConfigError, DataError
-from mesh.user_code import load_callable
+from rollmesh.buffer.policy.order import Candidate, GroupFacts
+from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.user_code import load_callable
 
 Score = Callable[[GroupFacts], float]
 

@@ -13,29 +13,29 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from buffer import figures, upkeep
-from buffer.context import FrontContext
-from buffer.enrolment import Enrolment
-from buffer.front import DECODERS, BufferServicer
-from buffer.keys import Keys
-from buffer.members import MembershipServicer
-from buffer.policy.rules import TABLES, Order, TableRules, rules_of
-from buffer.redis_access import RedisAccess
-from buffer.redis_server import RedisServer
-from buffer.scoring import load_score
-from buffer.side_store import SideStore
-from buffer.store import Store
-from mesh.access.credentials import Identity, Role, new_identity
-from mesh.access.secret_files import check_security
-from mesh.access.token_file import Expiry, credentials_of
-from mesh.config import Config
-from mesh.config.models import SecuritySection
-from mesh.config.redis_url import without_login
-from mesh.errors import RollmeshError, StoreError, ended_by
-from mesh.heap import keep_freed_memory, settle_heap
-from mesh.metrics_server import metrics_server
-from mesh.rpc import bind, new_server
-from mesh.service import (
+from rollmesh.buffer import figures, upkeep
+from rollmesh.buffer.context import FrontContext
+from rollmesh.buffer.enrolment import Enrolment
+from rollmesh.buffer.front import DECODERS, BufferServicer
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.members import MembershipServicer
+from rollmesh.buffer.policy.rules import TABLES, Order, TableRules, rules_of
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.buffer.redis_server import RedisServer
+from rollmesh.buffer.scoring import load_score
+from rollmesh.buffer.side_store import SideStore
+from rollmesh.buffer.store import Store
+from rollmesh.mesh.access.credentials import Identity, Role, new_identity
+from rollmesh.mesh.access.secret_files import check_security
+from rollmesh.mesh.access.token_file import Expiry, credentials_of
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.redis_url import without_login
+from rollmesh.mesh.errors import RollmeshError, StoreError, ended_by
+from rollmesh.mesh.heap import keep_freed_memory, settle_heap
+from rollmesh.mesh.metrics_server import metrics_server
+from rollmesh.mesh.rpc import bind, new_server
+from rollmesh.mesh.service import (
     Shutdown,
     add_health_and_reflection,
     advertised_address,
@@ -44,7 +44,7 @@ from mesh.service import (
     set_serving,
     write_ready_file,
 )
-from protos import buffer_pb2_grpc, membership_pb2_grpc
+from rollmesh.protos import buffer_pb2_grpc, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
 SERVICES = ("rollmesh.v1.Buffer", "rollmesh.v1.Membership")

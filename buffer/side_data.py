@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mesh.errors import PayloadError
-from protos import trajectory_pb2 as trajectory
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 # Element types of arrays; they travel little-endian.
 DTYPES = (

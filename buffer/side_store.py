@@ -25,9 +25,9 @@ from typing import BinaryIO
 
 import xxhash
 
-from buffer.side_data import check_name
-from mesh.errors import DataError, PayloadError, StoreError
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.side_data import check_name
+from rollmesh.mesh.errors import DataError, PayloadError, StoreError
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 _GROUP = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 _PART = ".part"

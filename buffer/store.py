@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from buffer.generator_verbs import GeneratorVerbs
-from buffer.learner_verbs import LearnerVerbs
-from buffer.leases import Lease
-from buffer.payloads import Place, places
-from buffer.policy.rules import TABLES, TableRules
-from buffer.policy.table import LEARNER
-from buffer.refusals import other_rules
-from buffer.verbs import PORTION, flat
+from rollmesh.buffer.generator_verbs import GeneratorVerbs
+from rollmesh.buffer.learner_verbs import LearnerVerbs
+from rollmesh.buffer.leases import Lease
+from rollmesh.buffer.payloads import Place, places
+from rollmesh.buffer.policy.rules import TABLES, TableRules
+from rollmesh.buffer.policy.table import LEARNER
+from rollmesh.buffer.refusals import other_rules
+from rollmesh.buffer.verbs import PORTION, flat
 
 
 class Store(GeneratorVerbs, LearnerVerbs):

@@ -15,9 +15,9 @@ from typing import Any
 
 import grpc
 
-from mesh.errors import LostStateError, OldGenerationError, RollmeshError, UnreachableError, ended_by
-from mesh.retries import Retries
-from mesh.rpc import is_transient, to_rollmesh_error
+from rollmesh.mesh.errors import LostStateError, OldGenerationError, RollmeshError, UnreachableError, ended_by
+from rollmesh.mesh.retries import Retries
+from rollmesh.mesh.rpc import is_transient, to_rollmesh_error
 
 log = logging.getLogger(__name__)
 _BACKOFF_S = 0.05

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from mesh.errors import RollmeshError
+from rollmesh.mesh.errors import RollmeshError
 
 log = logging.getLogger(__name__)
 AGAIN_S = 10.0

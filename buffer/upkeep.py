@@ -10,15 +10,15 @@ import logging
 import time
 from functools import partial
 
-from buffer.bell import wait_for
-from buffer.context import FrontContext
-from buffer.fleet import fleet_of
-from buffer.members import fronts_of, read_members
-from buffer.orphans import sweep_orphans
-from buffer.policy.rules import TABLES
-from buffer.redis_access import RedisAccess
-from buffer.waits import INSERTS, SAMPLES
-from mesh.errors import StoreError
+from rollmesh.buffer.bell import wait_for
+from rollmesh.buffer.context import FrontContext
+from rollmesh.buffer.fleet import fleet_of
+from rollmesh.buffer.members import fronts_of, read_members
+from rollmesh.buffer.orphans import sweep_orphans
+from rollmesh.buffer.policy.rules import TABLES
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.buffer.waits import INSERTS, SAMPLES
+from rollmesh.mesh.errors import StoreError
 
 log = logging.getLogger(__name__)
 # Leases are at least a second; their end is noticed within this time.

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from buffer.bounds import check_group_id
-from buffer.context import FrontContext
-from buffer.limits import MAX_PIECES, PIECE_BYTES
-from buffer.payloads import Place, name_of
-from buffer.records import Write
-from buffer.side_data import check_digest, check_name
-from mesh.errors import PayloadError
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.bounds import check_group_id
+from rollmesh.buffer.context import FrontContext
+from rollmesh.buffer.limits import MAX_PIECES, PIECE_BYTES
+from rollmesh.buffer.payloads import Place, name_of
+from rollmesh.buffer.records import Write
+from rollmesh.buffer.side_data import check_digest, check_name
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.protos import buffer_pb2 as pb
 
 _IN_FLIGHT = 4
 _OPEN = 1

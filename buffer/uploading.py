@@ -14,14 +14,14 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from buffer.limits import PIECE_BYTES
-from buffer.outgoing import Outgoing
-from buffer.side_data import DTYPES, check_name
-from mesh.errors import PayloadError
-from mesh.rpc import call_with_retry
-from mesh.trajectory import head_of
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.limits import PIECE_BYTES
+from rollmesh.buffer.outgoing import Outgoing
+from rollmesh.buffer.side_data import DTYPES, check_name
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.rpc import call_with_retry
+from rollmesh.mesh.trajectory import head_of
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 _PIECES_PER_CALL = 16
 _AT_ONCE = 2

@@ -6,24 +6,18 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from buffer.bounds import check_group_id
-from buffer.limits import (
-    MAX_PIECES,
-    MAX_WHOLE_BYTES,
-    MESSAGE_MEMBERS,
-    MESSAGE_PAYLOAD_BYTES,
-    META_BYTES,
-)
-from buffer.payloads import digest_of
-from buffer.policy.lineage import VersionRanges
-from buffer.records import Write
-from buffer.side_data import check_digest, check_side
-from mesh.errors import PayloadError
-from mesh.text import REASON_CHARACTERS, bounded
-from mesh.trajectory import PayloadInfo, inspect
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.bounds import check_group_id
+from rollmesh.buffer.limits import MAX_PIECES, MAX_WHOLE_BYTES, MESSAGE_MEMBERS, MESSAGE_PAYLOAD_BYTES, META_BYTES
+from rollmesh.buffer.payloads import digest_of
+from rollmesh.buffer.policy.lineage import VersionRanges
+from rollmesh.buffer.records import Write
+from rollmesh.buffer.side_data import check_digest, check_side
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.text import REASON_CHARACTERS, bounded
+from rollmesh.mesh.trajectory import PayloadInfo, inspect
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 _OUTCOMES = frozenset({trajectory.OUTCOME_SCORED, trajectory.OUTCOME_UNSCORABLE, trajectory.OUTCOME_ERROR})
 

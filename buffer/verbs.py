@@ -14,14 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from buffer.drafts import Drafts
-from buffer.keys import Keys
-from buffer.payloads import Payloads
-from buffer.policy.rules import TABLES
-from buffer.redis_access import RedisAccess
-from buffer.refusals import checked, lost_state
-from buffer.side_store import SideStore
-from buffer.view import TableView
+from rollmesh.buffer.drafts import Drafts
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.payloads import Payloads
+from rollmesh.buffer.policy.rules import TABLES
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.buffer.refusals import checked, lost_state
+from rollmesh.buffer.side_store import SideStore
+from rollmesh.buffer.view import TableView
 
 log = logging.getLogger(__name__)
 # Verbs whose answer must not be used where it comes from a state that has gone back.

@@ -23,9 +23,9 @@ from typing import Any, cast
 
 import hiredis
 
-from mesh.config.redis_url import RedisAddress
-from mesh.errors import ConfigError
-from mesh.private import check_closed
+from rollmesh.mesh.config.redis_url import RedisAddress
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.private import check_closed
 
 Argument = str | bytes | int
 # Rate below which a link counts as broken rather than slow.

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from buffer.beside import joined
-from buffer.limits import MAX_WHOLE_BYTES, MESSAGE_MEMBERS, PIECE_BYTES
-from buffer.outgoing import Outgoing
-from buffer.splice import fields
-from buffer.streams import StandingStream
-from buffer.uploading import Uploader
-from mesh.errors import PayloadError, RollmeshError
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.beside import joined
+from rollmesh.buffer.limits import MAX_WHOLE_BYTES, MESSAGE_MEMBERS, PIECE_BYTES
+from rollmesh.buffer.outgoing import Outgoing
+from rollmesh.buffer.splice import fields
+from rollmesh.buffer.streams import StandingStream
+from rollmesh.buffer.uploading import Uploader
+from rollmesh.mesh.errors import PayloadError, RollmeshError
+from rollmesh.protos import buffer_pb2 as pb
 
 # Of one message. Larger ones cost a little less, but then writer, front and Redis work in turns: short members are so
 # many in a megabyte that a generator's whole window would be one message.

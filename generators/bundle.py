@@ -9,11 +9,11 @@ from pathlib import Path
 
 import grpc
 
-from generators.learner_link import LearnerLink, closed_under_call
-from mesh.bundle import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, is_bundled
-from mesh.errors import DataError, UnreachableError
-from mesh.rpc import is_transient, to_rollmesh_error
-from protos import weights_pb2
+from rollmesh.generators.learner_link import LearnerLink, closed_under_call
+from rollmesh.mesh.bundle import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, is_bundled
+from rollmesh.mesh.errors import DataError, UnreachableError
+from rollmesh.mesh.rpc import is_transient, to_rollmesh_error
+from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 _PAUSE_S = 0.5

@@ -7,13 +7,13 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from generators.engines.base import EngineStatus, GenerationRequest, GenerationResult, InferenceEngine
-from generators.held import sampling_of
-from generators.text import TextCodec
-from mesh.errors import PayloadError, UnreachableError
-from mesh.service import Shutdown
-from mesh.versions import PolicyVersion
-from protos import generator_pb2, generator_pb2_grpc, trajectory_pb2, weights_pb2
+from rollmesh.generators.engines.base import EngineStatus, GenerationRequest, GenerationResult, InferenceEngine
+from rollmesh.generators.held import sampling_of
+from rollmesh.generators.text import TextCodec
+from rollmesh.mesh.errors import PayloadError, UnreachableError
+from rollmesh.mesh.service import Shutdown
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import generator_pb2, generator_pb2_grpc, trajectory_pb2, weights_pb2
 
 SERVICE_NAME = generator_pb2.DESCRIPTOR.services_by_name["GeneratorControl"].full_name
 _PREFIX = "manual-"
@@ -86,7 +86,7 @@ class Probes:
             PayloadError: the engine refuses the tokens.
         """
         # Imported late: torch takes a second.
-        from generators.weights.inspection import inspect
+        from rollmesh.generators.weights.inspection import inspect
 
         found = await asyncio.wrap_future(self._engine.probe(token_ids))
         response = generator_pb2.ProbeResponse(

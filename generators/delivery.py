@@ -18,18 +18,18 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from buffer.client import Outgoing, WriteResult
-from generators.engines.base import GenerationResult
-from generators.held import FinishedMember, HeldGroup
-from generators.packing import member_write, pack
-from generators.responder import EpisodeResult, failure_of
-from generators.rollout import Batch
-from generators.text import TextCodec
-from generators.together import run_together
-from mesh.errors import RollmeshError, UnreachableError
-from mesh.text import REASON_CHARACTERS, bounded
-from protos import buffer_pb2, reward_pb2, trajectory_pb2
-from reward_service.client import RewardScorer
+from rollmesh.buffer.client import Outgoing, WriteResult
+from rollmesh.generators.engines.base import GenerationResult
+from rollmesh.generators.held import FinishedMember, HeldGroup
+from rollmesh.generators.packing import member_write, pack
+from rollmesh.generators.responder import EpisodeResult, failure_of
+from rollmesh.generators.rollout import Batch
+from rollmesh.generators.text import TextCodec
+from rollmesh.generators.together import run_together
+from rollmesh.mesh.errors import RollmeshError, UnreachableError
+from rollmesh.mesh.text import REASON_CHARACTERS, bounded
+from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
+from rollmesh.reward_service.client import RewardScorer
 
 log = logging.getLogger(__name__)
 _FINISH = {

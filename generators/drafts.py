@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from buffer.client import Outgoing, WriteResult
-from generators.engines.base import PartialResponse
-from generators.held import HeldGroup
-from generators.packing import member_write, pack
-from generators.responder import Responder
-from protos import buffer_pb2, trajectory_pb2
+from rollmesh.buffer.client import Outgoing, WriteResult
+from rollmesh.generators.engines.base import PartialResponse
+from rollmesh.generators.held import HeldGroup
+from rollmesh.generators.packing import member_write, pack
+from rollmesh.generators.responder import Responder
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 log = logging.getLogger(__name__)
 _TABLE = "train"

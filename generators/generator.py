@@ -17,23 +17,23 @@ from typing import Any
 
 import grpc
 
-from generators.bundle import fetch_model_bundle
-from generators.control import ManualRequests, Probes
-from generators.engine_watch import watch
-from generators.engines.base import EngineError, EngineStatus
-from generators.learner_link import LearnerLink
-from generators.metrics import GeneratorMetrics
-from generators.parts import Parts, ResultFeed, load_engine, load_libraries
-from generators.silence import Silence
-from generators.together import run_together
-from generators.weights import Relay
-from mesh.config.models import Config, SecuritySection
-from mesh.errors import RollmeshError
-from mesh.heap import settle_heap
-from mesh.membership import MembershipAgent
-from mesh.service import Shutdown
-from protos import membership_pb2
-from reward_service.client import RewardScorer, needs_discovery
+from rollmesh.generators.bundle import fetch_model_bundle
+from rollmesh.generators.control import ManualRequests, Probes
+from rollmesh.generators.engine_watch import watch
+from rollmesh.generators.engines.base import EngineError, EngineStatus
+from rollmesh.generators.learner_link import LearnerLink
+from rollmesh.generators.metrics import GeneratorMetrics
+from rollmesh.generators.parts import Parts, ResultFeed, load_engine, load_libraries
+from rollmesh.generators.silence import Silence
+from rollmesh.generators.together import run_together
+from rollmesh.generators.weights import Relay
+from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.heap import settle_heap
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.service import Shutdown
+from rollmesh.protos import membership_pb2
+from rollmesh.reward_service.client import RewardScorer, needs_discovery
 
 log = logging.getLogger(__name__)
 _REPORT_INTERVAL_S = 1.0

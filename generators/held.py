@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from buffer.client import Lease
-from generators.engines.base import GenerationResult, SampledTokens, SamplingParams
-from generators.responder import MemberRequest
-from mesh.errors import PayloadError
-from mesh.trajectory import decode
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2, trajectory_pb2
+from rollmesh.buffer.client import Lease
+from rollmesh.generators.engines.base import GenerationResult, SampledTokens, SamplingParams
+from rollmesh.generators.responder import MemberRequest
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory import decode
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 log = logging.getLogger(__name__)
 

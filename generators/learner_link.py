@@ -14,13 +14,13 @@ from functools import partial
 
 import grpc
 
-from mesh.access.credentials import Identity, Role
-from mesh.config.models import SecuritySection
-from mesh.errors import UnauthenticatedError
-from mesh.membership import MembershipAgent
-from mesh.rpc import open_channel
-from mesh.versions import PolicyVersion
-from protos import weights_pb2_grpc
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import UnauthenticatedError
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc import open_channel
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import weights_pb2_grpc
 
 log = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 0.25

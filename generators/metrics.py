@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from generators.delivery import Delivery
-from generators.drafts import Drafts
-from generators.engines.base import EngineStatus
-from generators.rollout import Rollout
-from protos import weights_pb2
+from rollmesh.generators.delivery import Delivery
+from rollmesh.generators.drafts import Drafts
+from rollmesh.generators.engines.base import EngineStatus
+from rollmesh.generators.rollout import Rollout
+from rollmesh.protos import weights_pb2
 
 _HELP = {
     "tokens_per_second": "Sampled tokens per second since the last report.",

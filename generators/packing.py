@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from buffer.client import Outgoing
-from generators.engines.base import GenerationResult, SampledTokens
-from generators.held import HeldGroup
-from mesh.trajectory import Codec, Trajectory, encode
-from protos import buffer_pb2, trajectory_pb2
+from rollmesh.buffer.client import Outgoing
+from rollmesh.generators.engines.base import GenerationResult, SampledTokens
+from rollmesh.generators.held import HeldGroup
+from rollmesh.mesh.trajectory import Codec, Trajectory, encode
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 
 def pack(sampled: GenerationResult | SampledTokens, *, codec: Codec = "none", level: int = 1) -> bytes:

@@ -12,16 +12,16 @@ from pathlib import Path
 import grpc
 from prometheus_client import CollectorRegistry
 
-from buffer.client import BufferClient
-from generators.admission import fair_share
-from generators.agents import AgentRunner, build_runner
-from generators.agents.program import ProgramRunner, open_runner
-from generators.control import ManualRequests, Probes
-from generators.delivery import Delivery
-from generators.drafts import Drafts
-from generators.endpoint.service import Endpoint
-from generators.engines import create_engine
-from generators.engines.base import (
+from rollmesh.buffer.client import BufferClient
+from rollmesh.generators.admission import fair_share
+from rollmesh.generators.agents import AgentRunner, build_runner
+from rollmesh.generators.agents.program import ProgramRunner, open_runner
+from rollmesh.generators.control import ManualRequests, Probes
+from rollmesh.generators.delivery import Delivery
+from rollmesh.generators.drafts import Drafts
+from rollmesh.generators.endpoint.service import Endpoint
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import (
     EngineError,
     EngineListener,
     EngineSettings,
@@ -30,22 +30,22 @@ from generators.engines.base import (
     KvPolicy,
     TokenEvent,
 )
-from generators.held import HeldGroup
-from generators.learner_link import LearnerLink
-from generators.packing import pack
-from generators.responder import Responder
-from generators.rollout import Rollout
-from generators.streams import Admission, Writers
-from generators.text import TextCodec
-from generators.weights import Relay, WeightReceiver
-from mesh.config.models import Config, SecuritySection
-from mesh.devices import choose_device
-from mesh.errors import RollmeshError
-from mesh.hosts import host_id
-from mesh.membership import MembershipAgent
-from mesh.tools import agent_schemas
-from protos import buffer_pb2, weights_pb2
-from reward_service.client import build_scorer
+from rollmesh.generators.held import HeldGroup
+from rollmesh.generators.learner_link import LearnerLink
+from rollmesh.generators.packing import pack
+from rollmesh.generators.responder import Responder
+from rollmesh.generators.rollout import Rollout
+from rollmesh.generators.streams import Admission, Writers
+from rollmesh.generators.text import TextCodec
+from rollmesh.generators.weights import Relay, WeightReceiver
+from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.devices import choose_device
+from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.tools import agent_schemas
+from rollmesh.protos import buffer_pb2, weights_pb2
+from rollmesh.reward_service.client import build_scorer
 
 log = logging.getLogger(__name__)
 # Seconds of a wait for rewards that are worth telling.

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from generators.engines.base import EngineStatus, GenerationRequest, GenerationResult, PartialResponse
-from protos import trajectory_pb2
+from rollmesh.generators.engines.base import EngineStatus, GenerationRequest, GenerationResult, PartialResponse
+from rollmesh.protos import trajectory_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,16 +18,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from buffer.client import Lease
-from generators.admission import Load, credits_for
-from generators.circuit_breaker import CircuitBreaker
-from generators.concurrency import Concurrency, Look
-from generators.engines.base import EngineStatus, GenerationResult
-from generators.held import FinishedMember, HeldGroup
-from generators.responder import MemberRequest, Responder, failure_of
-from mesh.errors import PayloadError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2
+from rollmesh.buffer.client import Lease
+from rollmesh.generators.admission import Load, credits_for
+from rollmesh.generators.circuit_breaker import CircuitBreaker
+from rollmesh.generators.concurrency import Concurrency, Look
+from rollmesh.generators.engines.base import EngineStatus, GenerationResult
+from rollmesh.generators.held import FinishedMember, HeldGroup
+from rollmesh.generators.responder import MemberRequest, Responder, failure_of
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2
 
 log = logging.getLogger(__name__)
 PARTIAL_AFTER_S = 2.0

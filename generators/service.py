@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pydantic
 
-from generators.control import SERVICE_NAME, GeneratorControl
-from generators.generator import Generator
-from generators.weights.relay import Relay
-from mesh.access.code import CodeRule, check_code
-from mesh.access.credentials import Identity, Role
-from mesh.access.secret_files import check_keys, check_security
-from mesh.access.token_file import identity_of
-from mesh.config.models import Config, SecuritySection
-from mesh.errors import ConfigError
-from mesh.fronts import open_mesh
-from mesh.heap import TENSOR_BYTES, keep_freed_memory
-from mesh.hosts import host_id, is_loopback
-from mesh.membership import MembershipAgent
-from mesh.metrics_server import metrics_server
-from mesh.rpc import bind, new_server
-from mesh.service import (
+from rollmesh.generators.control import SERVICE_NAME, GeneratorControl
+from rollmesh.generators.generator import Generator
+from rollmesh.generators.weights.relay import Relay
+from rollmesh.mesh.access.code import CodeRule, check_code
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.secret_files import check_keys, check_security
+from rollmesh.mesh.access.token_file import identity_of
+from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.fronts import open_mesh
+from rollmesh.mesh.heap import TENSOR_BYTES, keep_freed_memory
+from rollmesh.mesh.hosts import host_id, is_loopback
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.metrics_server import metrics_server
+from rollmesh.mesh.rpc import bind, new_server
+from rollmesh.mesh.service import (
     Shutdown,
     add_health_and_reflection,
     advertised_address,
@@ -35,8 +35,8 @@ from mesh.service import (
     set_serving,
     write_ready_file,
 )
-from mesh.threads import available_cores, plan_threads, thread_environment
-from protos import generator_pb2_grpc, membership_pb2
+from rollmesh.mesh.threads import available_cores, plan_threads, thread_environment
+from rollmesh.protos import generator_pb2_grpc, membership_pb2
 
 log = logging.getLogger(__name__)
 

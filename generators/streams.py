@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 from functools import partial
 
-from buffer.client import AdmitStream, BufferClient, Writer
-from generators.rollout import Rollout
-from generators.together import run_together
-from mesh.errors import RollmeshError
-from mesh.membership import MembershipAgent
-from mesh.versions import PolicyVersion
+from rollmesh.buffer.client import AdmitStream, BufferClient, Writer
+from rollmesh.generators.rollout import Rollout
+from rollmesh.generators.together import run_together
+from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.versions import PolicyVersion
 
 TABLES = ("train", "eval")
 

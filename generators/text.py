@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mesh.errors import DataError
+from rollmesh.mesh.errors import DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

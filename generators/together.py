@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from mesh.errors import UnreachableError
+from rollmesh.mesh.errors import UnreachableError
 
 
 async def run_together(*coroutines: Coroutine[Any, Any, Any]) -> None:

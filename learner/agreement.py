@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.engines.base import Engine
+from rollmesh.learner.engines.base import Engine
 
 # Elements that are summed up at once; their weights are as many.
 _CHUNK = 1 << 20

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from buffer.client import BufferClient
-from learner.evaluation import Evaluator
-from learner.state import LearnerState
-from learner.weights.publisher import WeightPublisher
-from mesh.service import AsyncBridge
-from mesh.versions import PolicyVersion
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.evaluation import Evaluator
+from rollmesh.learner.state import LearnerState
+from rollmesh.learner.weights.publisher import WeightPublisher
+from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
     import torch

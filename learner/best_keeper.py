@@ -11,9 +11,9 @@ import logging
 import threading
 from typing import Literal
 
-from learner.checkpoint.best import Best, BestCheckpoint
-from learner.evaluation import EvalResult
-from mesh.versions import PolicyVersion
+from rollmesh.learner.checkpoint.best import Best, BestCheckpoint
+from rollmesh.learner.evaluation import EvalResult
+from rollmesh.mesh.versions import PolicyVersion
 
 _log = logging.getLogger(__name__)
 

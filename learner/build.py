@@ -8,23 +8,23 @@ from pathlib import Path
 
 import torch
 
-from learner.algorithms.base import Algorithm
-from learner.algorithms.load import load_algorithm
-from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import Role, UpdatePlan
-from learner.checkpoint.store import CheckpointStore
-from learner.engines.base import Engine, EngineSpec
-from learner.engines.registry import ModelType, create_engine
-from learner.model_folder import resolve_model
-from learner.payloads import Payloads
-from learner.provisions import check_needs
-from learner.rollout_batch import ACTOR
-from learner.worker import Worker
-from mesh.config.models import Config, ModelSection, OptimizerSection, RoleSection
-from mesh.config.section import DeviceName
-from mesh.devices import DeviceType, choose_device
-from mesh.errors import ConfigError
-from mesh.threads import available_cores, plan_threads
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.load import load_algorithm
+from rollmesh.learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.types import Role, UpdatePlan
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.engines.base import Engine, EngineSpec
+from rollmesh.learner.engines.registry import ModelType, create_engine
+from rollmesh.learner.model_folder import resolve_model
+from rollmesh.learner.payloads import Payloads
+from rollmesh.learner.provisions import check_needs
+from rollmesh.learner.rollout_batch import ACTOR
+from rollmesh.learner.worker import Worker
+from rollmesh.mesh.config.models import Config, ModelSection, OptimizerSection, RoleSection
+from rollmesh.mesh.config.section import DeviceName
+from rollmesh.mesh.devices import DeviceType, choose_device
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.threads import available_cores, plan_threads
 
 _log = logging.getLogger(__name__)
 _MODEL_TYPES: tuple[ModelType, ...] = ("language_model", "value_model")

@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from buffer.client import BufferClient
-from learner.best_keeper import BestKeeper
-from learner.checkpoint.retention import prune
-from learner.controls import Controls
-from learner.state import LearnerState
-from learner.team import Team
-from mesh.config.models import CheckpointSection
-from mesh.errors import DataError
-from mesh.service import AsyncBridge
-from mesh.versions import PolicyVersion
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.best_keeper import BestKeeper
+from rollmesh.learner.checkpoint.retention import prune
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.state import LearnerState
+from rollmesh.learner.team import Team
+from rollmesh.mesh.config.models import CheckpointSection
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.versions import PolicyVersion
 
 # Longest commit; its client repeats the call for less than this.
 _COMMIT_S = 180.0

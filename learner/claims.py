@@ -14,19 +14,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from buffer.client import BufferClient
-from learner.algorithms.base import Algorithm
-from learner.consumption import ConsumptionLog, Use, UsedGroup
-from learner.groups import SampledGroup
-from learner.priorities import PrioritySetter
-from learner.rank_payloads import Unusable
-from learner.reassertion import Reasserter
-from learner.recording import BatchRecorder
-from learner.screening import screen
-from learner.source import UNREADABLE, GroupSource
-from mesh.errors import StarvedError
-from mesh.service import AsyncBridge
-from protos import buffer_pb2
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.consumption import ConsumptionLog, Use, UsedGroup
+from rollmesh.learner.groups import SampledGroup
+from rollmesh.learner.priorities import PrioritySetter
+from rollmesh.learner.rank_payloads import Unusable
+from rollmesh.learner.reassertion import Reasserter
+from rollmesh.learner.recording import BatchRecorder
+from rollmesh.learner.screening import screen
+from rollmesh.learner.source import UNREADABLE, GroupSource
+from rollmesh.mesh.errors import StarvedError
+from rollmesh.mesh.service import AsyncBridge
+from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 # Groups that may be dropped for one version, in batches, before the run ends with an error.

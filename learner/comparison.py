@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mesh.errors import DataError
+from rollmesh.mesh.errors import DataError
 
 # What depends on the clock, on the machine's state, or on the mesh that a replay does without.
 _PREFIXES = ("timing_s/", "clock/", "push/", "eval/")

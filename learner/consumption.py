@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from mesh.errors import DataError
+from rollmesh.mesh.errors import DataError
 
 LOG_NAME = "consumption.jsonl"
 """In the run folder."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from learner.controls import Controls
-from learner.state import LearnerState
-from protos import learner_pb2, learner_pb2_grpc
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.state import LearnerState
+from rollmesh.protos import learner_pb2, learner_pb2_grpc
 
 SERVICE_NAME = learner_pb2.DESCRIPTOR.services_by_name["LearnerControl"].full_name
 

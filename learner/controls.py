@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from mesh.errors import RollmeshError
+from rollmesh.mesh.errors import RollmeshError
 
 
 class Controls:

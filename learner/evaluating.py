@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from buffer.client import BufferClient
-from learner.best_keeper import BestKeeper
-from learner.checkpoint.best import BestCheckpoint
-from learner.checkpoint.names import CHECKPOINTS_NAME
-from learner.eval_log import EvalLog
-from learner.evaluation import EvalResult, Evaluator
-from learner.lineage import Lineage
-from learner.measured_by import measured_by
-from learner.metrics.figures import RunFigures
-from learner.recorder import Recorder
-from learner.state import LearnerState
-from mesh.config import Config
-from mesh.versions import PolicyVersion
-from protos import trajectory_pb2
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.best_keeper import BestKeeper
+from rollmesh.learner.checkpoint.best import BestCheckpoint
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
+from rollmesh.learner.eval_log import EvalLog
+from rollmesh.learner.evaluation import EvalResult, Evaluator
+from rollmesh.learner.lineage import Lineage
+from rollmesh.learner.measured_by import measured_by
+from rollmesh.learner.metrics.figures import RunFigures
+from rollmesh.learner.recorder import Recorder
+from rollmesh.learner.state import LearnerState
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import trajectory_pb2
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -22,16 +22,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from buffer.client import Arrived, BufferClient, SampleStream
-from learner.data import PromptEncoder, RowSource
-from learner.data.prompts import Refused, TaskShape
-from learner.eval_log import shortened
-from learner.eval_metrics import figures_of
-from learner.groups import is_scored
-from mesh import trajectory
-from mesh.errors import DataError, RollmeshError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2, trajectory_pb2
+from rollmesh.buffer.client import Arrived, BufferClient, SampleStream
+from rollmesh.learner.data import PromptEncoder, RowSource
+from rollmesh.learner.data.prompts import Refused, TaskShape
+from rollmesh.learner.eval_log import shortened
+from rollmesh.learner.eval_metrics import figures_of
+from rollmesh.learner.groups import is_scored
+from rollmesh.mesh import trajectory
+from rollmesh.mesh.errors import DataError, RollmeshError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 Decode = Callable[[list[int]], str]
 

@@ -9,11 +9,11 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from buffer.client import Lease
-from mesh import trajectory
-from mesh.errors import PayloadError
-from mesh.trajectory import Trajectory
-from protos import buffer_pb2, trajectory_pb2
+from rollmesh.buffer.client import Lease
+from rollmesh.mesh import trajectory
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory import Trajectory
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 
 @dataclass(frozen=True, slots=True, eq=False)

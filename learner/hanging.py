@@ -16,10 +16,10 @@ import logging
 import os
 from typing import NoReturn
 
-from learner.controls import Controls
-from learner.state import LearnerState
-from learner.watchdog import MAX_LOOK_S
-from mesh.errors import RollmeshError, StuckError
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.state import LearnerState
+from rollmesh.learner.watchdog import MAX_LOOK_S
+from rollmesh.mesh.errors import RollmeshError, StuckError
 
 _log = logging.getLogger(__name__)
 AT_LEAST_S = 600.0

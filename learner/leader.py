@@ -15,50 +15,43 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from learner.algorithms.base import Algorithm
-from learner.announcer import Announcer
-from learner.checkpoint.best import protected
-from learner.checkpoint.going_back import way_back
-from learner.checkpoint.names import CHECKPOINTS_NAME, version_of
-from learner.checkpoint.retention import sweep
-from learner.checkpoint.store import DamagedCheckpointError
-from learner.checkpoints import CheckpointKeeper
-from learner.claims import BatchClaimer
-from learner.consumption import LOG_NAME, ConsumptionLog
-from learner.controls import Controls
-from learner.data import AgentPrompts, DataOrder, PromptEncoder, PromptStream, open_dataset
-from learner.data.prompts import TaskShape
-from learner.evaluating import Evaluating, open_evaluation
-from learner.evaluation import Evaluator, evaluation_tasks
-from learner.lineage import Lineage
-from learner.loop import TURN_S, TrainingLoop
-from learner.metrics import MetricsWriter, open_trackers
-from learner.metrics.figures import RunFigures, write_learner_json
-from learner.model_checks import check_context
-from learner.model_folder import context_length, load_tokenizer
-from learner.payloads import HeldPayloads
-from learner.priorities import PrioritySetter, priority_function
-from learner.reassertion import History, left_behind
-from learner.recorder import Recorder
-from learner.samples import SampleLog
-from learner.session import Session
-from learner.state import LearnerState
-from learner.team import Team
-from learner.weights import WeightPublisher, read_model_bundle
-from learner.weights.offers import further_offers
-from mesh.config import Config
-from mesh.errors import (
-    DataError,
-    LostStateError,
-    StalledError,
-    StarvedError,
-    StoreError,
-    UnreachableError,
-)
-from mesh.images import ImageProcessor
-from mesh.service import AsyncBridge
-from mesh.versions import PolicyVersion
-from protos import trajectory_pb2
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.announcer import Announcer
+from rollmesh.learner.checkpoint.best import protected
+from rollmesh.learner.checkpoint.going_back import way_back
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, version_of
+from rollmesh.learner.checkpoint.retention import sweep
+from rollmesh.learner.checkpoint.store import DamagedCheckpointError
+from rollmesh.learner.checkpoints import CheckpointKeeper
+from rollmesh.learner.claims import BatchClaimer
+from rollmesh.learner.consumption import LOG_NAME, ConsumptionLog
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.data import AgentPrompts, DataOrder, PromptEncoder, PromptStream, open_dataset
+from rollmesh.learner.data.prompts import TaskShape
+from rollmesh.learner.evaluating import Evaluating, open_evaluation
+from rollmesh.learner.evaluation import Evaluator, evaluation_tasks
+from rollmesh.learner.lineage import Lineage
+from rollmesh.learner.loop import TURN_S, TrainingLoop
+from rollmesh.learner.metrics import MetricsWriter, open_trackers
+from rollmesh.learner.metrics.figures import RunFigures, write_learner_json
+from rollmesh.learner.model_checks import check_context
+from rollmesh.learner.model_folder import context_length, load_tokenizer
+from rollmesh.learner.payloads import HeldPayloads
+from rollmesh.learner.priorities import PrioritySetter, priority_function
+from rollmesh.learner.reassertion import History, left_behind
+from rollmesh.learner.recorder import Recorder
+from rollmesh.learner.samples import SampleLog
+from rollmesh.learner.session import Session
+from rollmesh.learner.state import LearnerState
+from rollmesh.learner.team import Team
+from rollmesh.learner.weights import WeightPublisher, read_model_bundle
+from rollmesh.learner.weights.offers import further_offers
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import DataError, LostStateError, StalledError, StarvedError, StoreError, UnreachableError
+from rollmesh.mesh.images import ImageProcessor
+from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import trajectory_pb2
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,24 +11,24 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from learner.algorithms.types import Group
-from learner.claims import Candidate
-from learner.controls import Controls
-from learner.lineage import Lineage
-from learner.metrics.figures import RunFigures
-from learner.payloads import HeldPayloads
-from learner.plan import TrainPlan, plan_training
-from learner.rank_payloads import Unusable
-from learner.recorder import FinishedStep, Recorder, StepTimings
-from learner.screening import algorithm_view
-from learner.skipping import SkipLimit
-from learner.source import Interrupted
-from learner.state import LearnerState
-from learner.team import Team
-from learner.worker import TrainResult
-from mesh.config.models import BatchSection
-from mesh.errors import RollmeshError
-from mesh.service import AsyncBridge
+from rollmesh.learner.algorithms.types import Group
+from rollmesh.learner.claims import Candidate
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.lineage import Lineage
+from rollmesh.learner.metrics.figures import RunFigures
+from rollmesh.learner.payloads import HeldPayloads
+from rollmesh.learner.plan import TrainPlan, plan_training
+from rollmesh.learner.rank_payloads import Unusable
+from rollmesh.learner.recorder import FinishedStep, Recorder, StepTimings
+from rollmesh.learner.screening import algorithm_view
+from rollmesh.learner.skipping import SkipLimit
+from rollmesh.learner.source import Interrupted
+from rollmesh.learner.state import LearnerState
+from rollmesh.learner.team import Team
+from rollmesh.learner.worker import TrainResult
+from rollmesh.mesh.config.models import BatchSection
+from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.service import AsyncBridge
 
 if TYPE_CHECKING:
     from torch import Tensor

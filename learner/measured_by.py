@@ -7,8 +7,8 @@ from pathlib import Path
 
 import xxhash
 
-from learner.run_record import agent_files, fingerprint, reward_files
-from mesh.config.models import Config
+from rollmesh.learner.run_record import agent_files, fingerprint, reward_files
+from rollmesh.mesh.config.models import Config
 
 _EVAL = {"rows", "n", "temperature", "right_at"}
 _ROLLOUT = {"max_prompt_tokens", "max_response_tokens", "stop"}

@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.types import GlobalCounts, Rollouts, TokenBatch
-from learner.batching.pack import lay_out, trained_mask
-from learner.batching.plan import Item, plan_batch
-from learner.batching.transfer import to_device
-from learner.batching.types import PackedBatch, Row, TrainSequence
-from learner.plan import TrainPlan
+from rollmesh.learner.algorithms.types import GlobalCounts, Rollouts, TokenBatch
+from rollmesh.learner.batching.pack import lay_out, trained_mask
+from rollmesh.learner.batching.plan import Item, plan_batch
+from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.batching.types import PackedBatch, Row, TrainSequence
+from rollmesh.learner.plan import TrainPlan
 
 Integers = NDArray[np.int64]
 

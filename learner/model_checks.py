@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from learner.tokenizer_files import check_tokenizer
-from mesh.errors import ConfigError, DataError
+from rollmesh.learner.tokenizer_files import check_tokenizer
+from rollmesh.mesh.errors import ConfigError, DataError
 
 _TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken")
 _AGAIN = "download or copy the folder again"

@@ -6,9 +6,9 @@ import json
 import re
 from pathlib import Path
 
-from learner.model_checks import check_model_files, declared_context
-from mesh.config.models import ModelSection
-from mesh.errors import DataError
+from rollmesh.learner.model_checks import check_model_files, declared_context
+from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.errors import DataError
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 

@@ -12,16 +12,16 @@ from collections import Counter
 
 import psutil
 
-from buffer.client import BufferClient
-from learner.claims import MAX_DROPPED_BATCHES
-from learner.controls import Controls
-from learner.source import fenced_error
-from learner.stalls import StallReporter
-from learner.state import LearnerState
-from mesh.errors import RollmeshError, StarvedError, ended_by
-from mesh.membership import MembershipAgent
-from mesh.metrics import GaugeBoard
-from protos import buffer_pb2
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.claims import MAX_DROPPED_BATCHES
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.source import fenced_error
+from rollmesh.learner.stalls import StallReporter
+from rollmesh.learner.state import LearnerState
+from rollmesh.mesh.errors import RollmeshError, StarvedError, ended_by
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.metrics import GaugeBoard
+from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 1.0

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Protocol
 
-from buffer.client import BufferClient
-from learner.groups import SampledGroup
-from learner.plan import PlannedMember
-from mesh import trajectory
-from mesh.errors import DataError, PayloadError
-from mesh.service import AsyncBridge
-from mesh.trajectory import Trajectory
-from protos import buffer_pb2
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.groups import SampledGroup
+from rollmesh.learner.plan import PlannedMember
+from rollmesh.mesh import trajectory
+from rollmesh.mesh.errors import DataError, PayloadError
+from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.trajectory import Trajectory
+from rollmesh.protos import buffer_pb2
 
 Found = Trajectory | PayloadError | DataError
 """A trajectory, or why there is none: it is malformed, or its group has ended."""

@@ -13,11 +13,11 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.batching.plan import BatchPlan, Item, plan_batch
-from learner.batching.types import Packing
-from learner.groups import SampledGroup
-from learner.lineage import Lineage
-from learner.screening import is_truncated
+from rollmesh.learner.batching.plan import BatchPlan, Item, plan_batch
+from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.groups import SampledGroup
+from rollmesh.learner.lineage import Lineage
+from rollmesh.learner.screening import is_truncated
 
 
 @dataclass(frozen=True, slots=True)

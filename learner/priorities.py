@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from buffer.client import BufferClient
-from learner.algorithms.types import Group
-from learner.groups import SampledGroup
-from learner.screening import algorithm_view
-from mesh.config import Config
-from mesh.errors import ConfigError
-from mesh.user_code import load_callable
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.algorithms.types import Group
+from rollmesh.learner.groups import SampledGroup
+from rollmesh.learner.screening import algorithm_view
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.user_code import load_callable
 
 Priority = Callable[[Group], float]
 # Priority of a group whose rewards do not differ: it teaches nothing, but can still be drawn.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from learner.algorithms.types import Needs
-from mesh.config.models import Config, RewardSection
-from mesh.errors import ConfigError
+from rollmesh.learner.algorithms.types import Needs
+from rollmesh.mesh.config.models import Config, RewardSection
+from rollmesh.mesh.errors import ConfigError
 
 
 def check_needs(config: Config, needs: Needs) -> None:

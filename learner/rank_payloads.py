@@ -8,12 +8,12 @@ from __future__ import annotations
 import msgpack
 import numpy as np
 
-from learner.batching.pack import check
-from learner.batching.types import TrainSequence
-from learner.engines.base import Engine
-from learner.payloads import Payloads
-from learner.plan import TrainPlan
-from mesh.errors import DataError, PayloadError, StoreError, UnreachableError
+from rollmesh.learner.batching.pack import check
+from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.payloads import Payloads
+from rollmesh.learner.plan import TrainPlan
+from rollmesh.mesh.errors import DataError, PayloadError, StoreError, UnreachableError
 
 Unusable = dict[str, str]
 """Groups that cannot be trained, and why."""

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from buffer.client import BufferClient
-from learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
-from learner.checkpoint.store import CheckpointStore
-from learner.consumption import LOG_NAME, Use, read_log, surviving
-from learner.state import LearnerState
-from mesh.errors import DataError, LostStateError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.consumption import LOG_NAME, Use, read_log, surviving
+from rollmesh.learner.state import LearnerState
+from rollmesh.mesh.errors import DataError, LostStateError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

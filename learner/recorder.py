@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from learner.evaluation import EvalResult
-from learner.groups import SampledGroup
-from learner.lineage import Lineage
-from learner.metrics.figures import RunFigures, peak_rss_bytes
-from learner.metrics.step import group_metrics, staleness_histogram, staleness_metrics
-from learner.metrics.writer import MetricsWriter
-from learner.samples import SampleLog
-from learner.state import LearnerState
-from learner.weights.pushes import PushStatistics
+from rollmesh.learner.evaluation import EvalResult
+from rollmesh.learner.groups import SampledGroup
+from rollmesh.learner.lineage import Lineage
+from rollmesh.learner.metrics.figures import RunFigures, peak_rss_bytes
+from rollmesh.learner.metrics.step import group_metrics, staleness_histogram, staleness_metrics
+from rollmesh.learner.metrics.writer import MetricsWriter
+from rollmesh.learner.samples import SampleLog
+from rollmesh.learner.state import LearnerState
+from rollmesh.learner.weights.pushes import PushStatistics
 
 
 @dataclass(slots=True)

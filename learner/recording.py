@@ -23,11 +23,11 @@ from typing import BinaryIO, Protocol
 import xxhash
 import zstandard
 
-from learner.groups import SampledGroup, open_group
-from learner.lineage import Lineage
-from mesh import trajectory
-from mesh.errors import DataError, RollmeshError
-from protos import buffer_pb2, recording_pb2
+from rollmesh.learner.groups import SampledGroup, open_group
+from rollmesh.learner.lineage import Lineage
+from rollmesh.mesh import trajectory
+from rollmesh.mesh.errors import DataError, RollmeshError
+from rollmesh.protos import buffer_pb2, recording_pb2
 
 _log = logging.getLogger(__name__)
 FOLDER = "recording"

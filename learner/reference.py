@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.algorithms.reference import fill, markdown_table, sections
-from learner.metrics.catalogue import catalogue_markdown
+from rollmesh.learner.algorithms.reference import fill, markdown_table, sections
+from rollmesh.learner.metrics.catalogue import catalogue_markdown
 
 
 def page(text: str, exceptions: Sequence[Mapping[str, Any]]) -> str:
@@ -35,7 +35,7 @@ def _exceptions(exceptions: Sequence[Mapping[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m learner.reference", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m rollmesh.learner.reference", description=__doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("--exceptions", type=Path, required=True)
     options = parser.parse_args(arguments)

@@ -17,36 +17,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from learner.algorithms.base import Algorithm
-from learner.build import build_algorithm, build_engines, build_worker, set_learner_threads
-from learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
-from learner.checkpoint.store import CheckpointStore
-from learner.claims import Candidate
-from learner.controls import Controls
-from learner.groups import SampledGroup
-from learner.lineage import Lineage
-from learner.loop import TrainingLoop
-from learner.metrics.figures import RunFigures
-from learner.metrics.trackers import open_trackers
-from learner.metrics.writer import MetricsWriter
-from learner.model_folder import load_tokenizer, resolve_model
-from learner.payloads import Found, HeldPayloads, Payloads
-from learner.plan import PlannedMember
-from learner.rank_payloads import Unusable
-from learner.recorder import Recorder
-from learner.recording import FOLDER, Recording, open_groups
-from learner.rollout_batch import ACTOR
-from learner.samples import SampleLog
-from learner.screening import screen
-from learner.state import LearnerState
-from learner.team import Link, Team, follow
-from learner.weights.pushes import PushStatistics
-from mesh.config import Config
-from mesh.errors import DataError
-from mesh.ranks import check_ranks
-from mesh.service import AsyncBridge
-from mesh.trajectory import Trajectory
-from mesh.versions import PolicyVersion
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.build import build_algorithm, build_engines, build_worker, set_learner_threads
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.claims import Candidate
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.groups import SampledGroup
+from rollmesh.learner.lineage import Lineage
+from rollmesh.learner.loop import TrainingLoop
+from rollmesh.learner.metrics.figures import RunFigures
+from rollmesh.learner.metrics.trackers import open_trackers
+from rollmesh.learner.metrics.writer import MetricsWriter
+from rollmesh.learner.model_folder import load_tokenizer, resolve_model
+from rollmesh.learner.payloads import Found, HeldPayloads, Payloads
+from rollmesh.learner.plan import PlannedMember
+from rollmesh.learner.rank_payloads import Unusable
+from rollmesh.learner.recorder import Recorder
+from rollmesh.learner.recording import FOLDER, Recording, open_groups
+from rollmesh.learner.rollout_batch import ACTOR
+from rollmesh.learner.samples import SampleLog
+from rollmesh.learner.screening import screen
+from rollmesh.learner.state import LearnerState
+from rollmesh.learner.team import Link, Team, follow
+from rollmesh.learner.weights.pushes import PushStatistics
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.ranks import check_ranks
+from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.trajectory import Trajectory
+from rollmesh.mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.agreement import agree
-from learner.algorithms.base import Algorithm, Loss
-from learner.algorithms.types import ModelOutput, Rollouts, StepView
-from learner.batching.pack import response_lengths, sampled_values, trained_mask
-from learner.batching.transfer import to_device
-from learner.engines.base import Engine, StepResult
-from learner.micro_batches import Share, Step
-from learner.plan import TrainPlan
-from mesh.errors import ConfigError
+from rollmesh.learner.agreement import agree
+from rollmesh.learner.algorithms.base import Algorithm, Loss
+from rollmesh.learner.algorithms.types import ModelOutput, Rollouts, StepView
+from rollmesh.learner.batching.pack import response_lengths, sampled_values, trained_mask
+from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.engines.base import Engine, StepResult
+from rollmesh.learner.micro_batches import Share, Step
+from rollmesh.learner.plan import TrainPlan
+from rollmesh.mesh.errors import ConfigError
 
 ACTOR = "actor"
 _EXTRA = "extra."

@@ -18,13 +18,13 @@ import xxhash
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from learner.checkpoint.names import CHECKPOINTS_NAME, newest
-from learner.consumption import LOG_NAME
-from learner.model_checks import architecture, read_model_config
-from mesh.config import Config, save_config
-from mesh.config.models import RewardSection
-from mesh.config.rollout import AgentSection
-from mesh.errors import ConfigError, DataError
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest
+from rollmesh.learner.consumption import LOG_NAME
+from rollmesh.learner.model_checks import architecture, read_model_config
+from rollmesh.mesh.config import Config, save_config
+from rollmesh.mesh.config.models import RewardSection
+from rollmesh.mesh.config.rollout import AgentSection
+from rollmesh.mesh.errors import ConfigError, DataError
 
 CONFIG = "config.yaml"
 """The configuration with which the run was last taken over."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from learner.groups import SampledGroup
-from mesh.trajectory import Trajectory
-from protos import trajectory_pb2
+from rollmesh.learner.groups import SampledGroup
+from rollmesh.mesh.trajectory import Trajectory
+from rollmesh.protos import trajectory_pb2
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from learner.algorithms.base import Algorithm
-from learner.algorithms.types import Group, Needs
-from learner.groups import SampledGroup
-from mesh.errors import RewardError
-from protos import trajectory_pb2
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.types import Group, Needs
+from rollmesh.learner.groups import SampledGroup
+from rollmesh.mesh.errors import RewardError
+from rollmesh.protos import trajectory_pb2
 
 # The greedy response that the algorithm subtracts was not scored.
 NO_BASELINE = "no_baseline"

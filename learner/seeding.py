@@ -13,12 +13,12 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from buffer.client import BufferClient
-from learner.data import PromptStream
-from learner.data.stream import Window
-from learner.reassertion import Reasserter
-from mesh.errors import RollmeshError, ended_by
-from protos import buffer_pb2
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.data import PromptStream
+from rollmesh.learner.data.stream import Window
+from rollmesh.learner.reassertion import Reasserter
+from rollmesh.mesh.errors import RollmeshError, ended_by
+from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 # Tasks per Seed call: bounds the size of the message.

@@ -15,33 +15,33 @@ from pathlib import Path
 
 import grpc
 
-from buffer.client import BufferClient
-from learner.build import build_algorithm, build_engines, build_worker, set_learner_threads
-from learner.checkpoint.names import CHECKPOINTS_NAME
-from learner.controls import Controls
-from learner.leader import Leader
-from learner.model_folder import resolve_model
-from learner.payloads import FetchedPayloads, HeldPayloads, Payloads
-from learner.rollout_batch import ACTOR
-from learner.run_record import RunRecord
-from learner.team import Link, Team, follow
-from mesh.access.credentials import Identity, Role
-from mesh.access.secret_files import check_security
-from mesh.config import Config
-from mesh.errors import RollmeshError
-from mesh.fronts import MeshChannel, open_mesh
-from mesh.heap import TENSOR_BYTES, keep_freed_memory, settle_heap
-from mesh.hosts import is_loopback
-from mesh.ranks import check_ranks
-from mesh.rpc import bind, new_server
-from mesh.service import (
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.build import build_algorithm, build_engines, build_worker, set_learner_threads
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.leader import Leader
+from rollmesh.learner.model_folder import resolve_model
+from rollmesh.learner.payloads import FetchedPayloads, HeldPayloads, Payloads
+from rollmesh.learner.rollout_batch import ACTOR
+from rollmesh.learner.run_record import RunRecord
+from rollmesh.learner.team import Link, Team, follow
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.secret_files import check_security
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.fronts import MeshChannel, open_mesh
+from rollmesh.mesh.heap import TENSOR_BYTES, keep_freed_memory, settle_heap
+from rollmesh.mesh.hosts import is_loopback
+from rollmesh.mesh.ranks import check_ranks
+from rollmesh.mesh.rpc import bind, new_server
+from rollmesh.mesh.service import (
     AsyncBridge,
     add_health_and_reflection,
     advertised_address,
     set_serving,
     write_ready_file,
 )
-from mesh.telemetry import setup_logging
+from rollmesh.mesh.telemetry import setup_logging
 
 _log = logging.getLogger(__name__)
 

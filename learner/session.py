@@ -12,34 +12,34 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from buffer.client import BufferClient
-from learner.consumption import LOG_NAME
-from learner.control_service import SERVICE_NAME as CONTROL_SERVICE
-from learner.control_service import LearnerControlService
-from learner.controls import Controls
-from learner.data import PromptStream
-from learner.hanging import end_where_it_hangs
-from learner.lineage import Lineage
-from learner.monitor import Monitor
-from learner.reassertion import History, Reasserter, assert_history
-from learner.recording import FOLDER, BatchRecorder
-from learner.seeding import TaskFeeder
-from learner.source import GroupSource
-from learner.stalls import StallReporter
-from learner.state import LearnerState
-from learner.weights import WeightPublisher, WeightsService
-from learner.weights.push_metrics import PushCollector
-from learner.weights.service import SERVICE_NAME as WEIGHTS_SERVICE
-from mesh.access.credentials import Role
-from mesh.access.token_file import identity_of
-from mesh.config import Config
-from mesh.fronts import open_mesh
-from mesh.hosts import host_id
-from mesh.membership import MembershipAgent
-from mesh.metrics_server import metrics_server
-from mesh.rpc import bind, new_server
-from mesh.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
-from protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.consumption import LOG_NAME
+from rollmesh.learner.control_service import SERVICE_NAME as CONTROL_SERVICE
+from rollmesh.learner.control_service import LearnerControlService
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.data import PromptStream
+from rollmesh.learner.hanging import end_where_it_hangs
+from rollmesh.learner.lineage import Lineage
+from rollmesh.learner.monitor import Monitor
+from rollmesh.learner.reassertion import History, Reasserter, assert_history
+from rollmesh.learner.recording import FOLDER, BatchRecorder
+from rollmesh.learner.seeding import TaskFeeder
+from rollmesh.learner.source import GroupSource
+from rollmesh.learner.stalls import StallReporter
+from rollmesh.learner.state import LearnerState
+from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights.push_metrics import PushCollector
+from rollmesh.learner.weights.service import SERVICE_NAME as WEIGHTS_SERVICE
+from rollmesh.mesh.access.credentials import Role
+from rollmesh.mesh.access.token_file import identity_of
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.fronts import open_mesh
+from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.metrics_server import metrics_server
+from rollmesh.mesh.rpc import bind, new_server
+from rollmesh.mesh.service import add_health_and_reflection, advertised_address, set_serving, write_ready_file
+from rollmesh.protos import learner_pb2_grpc, membership_pb2, weights_pb2_grpc
 
 _log = logging.getLogger(__name__)
 # Grace of the server for calls in flight when the learner ends.

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
-from learner.batching.pack import pack
-from learner.batching.plan import Item, plan_batch
-from learner.batching.types import TrainSequence
-from learner.engines.base import EngineSpec
-from learner.engines.registry import create_engine
-from mesh.config.models import ModelSection, OptimizerSection
-from mesh.devices import choose_device
-from mesh.errors import DataError
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.plan import Item, plan_batch
+from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.engines.base import EngineSpec
+from rollmesh.learner.engines.registry import create_engine
+from rollmesh.mesh.config.models import ModelSection, OptimizerSection
+from rollmesh.mesh.devices import choose_device
+from rollmesh.mesh.errors import DataError
 
 Pair = tuple[Sequence[int], Sequence[int]] | tuple[Sequence[int], Sequence[int], Sequence[int]]
 """Token ids of a prompt and of its response (end token included); where not all of the response is the model's to say

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from mesh.errors import DivergedError
+from rollmesh.mesh.errors import DivergedError
 
 
 class SkipLimit:

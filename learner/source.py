@@ -14,11 +14,11 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from buffer.client import Arrived, BufferClient, Lease
-from learner.groups import SampledGroup, open_group
-from learner.unsent_payloads import fetch_left_out
-from mesh.errors import DataError, FencedError, PayloadError, RollmeshError, ended_by
-from protos import buffer_pb2
+from rollmesh.buffer.client import Arrived, BufferClient, Lease
+from rollmesh.learner.groups import SampledGroup, open_group
+from rollmesh.learner.unsent_payloads import fetch_left_out
+from rollmesh.mesh.errors import DataError, FencedError, PayloadError, RollmeshError, ended_by
+from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 UNREADABLE = "payload_invalid"

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from buffer.client import BufferClient
-from learner.controls import Controls
-from learner.state import LearnerState
-from learner.watchdog import Exceeded, Look, Over, Stalled, Watchdog
-from mesh.errors import RollmeshError, StalledError
-from mesh.who_holds import NAMED, reasons
-from protos import buffer_pb2
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.state import LearnerState
+from rollmesh.learner.watchdog import Exceeded, Look, Over, Stalled, Watchdog
+from rollmesh.mesh.errors import RollmeshError, StalledError
+from rollmesh.mesh.who_holds import NAMED, reasons
+from rollmesh.protos import buffer_pb2
 
 _log = logging.getLogger(__name__)
 FILE = "stalls.jsonl"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mesh.versions import PolicyVersion
+from rollmesh.mesh.versions import PolicyVersion
 
 Phase = Literal["starting", "waiting_for_groups", "training", "publishing", "checkpointing", "evaluating", "ending"]
 

@@ -16,12 +16,12 @@ import msgpack
 import torch
 import torch.distributed as dist
 
-from learner.batching.types import Packing
-from learner.plan import TrainPlan
-from learner.rank_payloads import Unusable
-from learner.worker import TrainResult, UpdateRefused, Worker
-from mesh.errors import StoreError, UnreachableError
-from mesh.versions import PolicyVersion
+from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.plan import TrainPlan
+from rollmesh.learner.rank_payloads import Unusable
+from rollmesh.learner.worker import TrainResult, UpdateRefused, Worker
+from rollmesh.mesh.errors import StoreError, UnreachableError
+from rollmesh.mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
     from torch import Tensor

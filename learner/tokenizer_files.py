@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mesh.errors import DataError
+from rollmesh.mesh.errors import DataError
 
 _NAMED = 3
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from buffer.client import BufferClient
-from learner.groups import left_out
-from protos import buffer_pb2
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.groups import left_out
+from rollmesh.protos import buffer_pb2
 
 
 async def fetch_left_out(client: BufferClient, table: str, leased: buffer_pb2.LeasedGroup) -> dict[int, bytes]:

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from learner.agreement import agree_on_state
-from learner.algorithms.base import Algorithm
-from learner.batching.types import Packing
-from learner.checkpoint.fits import algorithm_state, name_of
-from learner.checkpoint.store import CheckpointStore, load_checkpoint
-from learner.engines.base import Engine
-from learner.micro_batches import Share
-from learner.payloads import Payloads
-from learner.plan import TrainPlan
-from learner.rank_payloads import Unusable, gather_share
-from learner.rollout_batch import ACTOR, RolloutBatch
-from mesh.versions import PolicyVersion
+from rollmesh.learner.agreement import agree_on_state
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.checkpoint.fits import algorithm_state, name_of
+from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
+from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.micro_batches import Share
+from rollmesh.learner.payloads import Payloads
+from rollmesh.learner.plan import TrainPlan
+from rollmesh.learner.rank_payloads import Unusable, gather_share
+from rollmesh.learner.rollout_batch import ACTOR, RolloutBatch
+from rollmesh.mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
     import torch

@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from mesh.errors import PayloadError
+from rollmesh.mesh.errors import PayloadError
 
 _WIDTH = 4
 

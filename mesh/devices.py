@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from mesh.config.section import DeviceName
-from mesh.errors import ConfigError
+from rollmesh.mesh.config.section import DeviceName
+from rollmesh.mesh.errors import ConfigError
 
 DeviceType = Literal["cpu", "cuda"]
 

@@ -20,12 +20,12 @@ from typing import Any
 
 import grpc
 
-from mesh.access.credentials import Credentials, Identity
-from mesh.access.token_file import credentials_of
-from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError
-from mesh.hosts import is_loopback
-from mesh.rpc import KEEPALIVE_S, is_transient_code, open_channel
+from rollmesh.mesh.access.credentials import Credentials, Identity
+from rollmesh.mesh.access.token_file import credentials_of
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.hosts import is_loopback
+from rollmesh.mesh.rpc import KEEPALIVE_S, is_transient_code, open_channel
 
 # Seconds for which a front that failed a call is passed over.
 _SUSPECT_S = 5.0

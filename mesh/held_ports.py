@@ -14,7 +14,7 @@ import socket
 from contextlib import ExitStack
 from types import MappingProxyType, TracebackType
 
-from mesh.errors import PortInUseError
+from rollmesh.mesh.errors import PortInUseError
 
 # Tells a service that its port is held by who has started it.
 ENVIRONMENT = MappingProxyType({"ROLLMESH_PORT_IS_HELD": "1"})

@@ -11,10 +11,10 @@ from typing import Literal
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-from mesh.access.secret_files import read_key
-from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError
-from mesh.hosts import is_loopback
+from rollmesh.mesh.access.secret_files import read_key
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.hosts import is_loopback
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesh.errors import DataError, PayloadError
+from rollmesh.mesh.errors import DataError, PayloadError
 
 if TYPE_CHECKING:
     import torch

@@ -18,17 +18,17 @@ from typing import Any
 
 import grpc
 
-from mesh.access.claiming import Claiming
-from mesh.access.credentials import Credentials
-from mesh.access.proof import check_answer, new_challenge
-from mesh.access.token_file import Expiry
-from mesh.errors import ConfigError, RollmeshError, UnauthenticatedError, UnreachableError, ended_by
-from mesh.fronts import MeshChannel
-from mesh.retries import Retries
-from mesh.rpc import call_with_retry, to_rollmesh_error
-from mesh.text import WAITING_CHARACTERS, bounded
-from mesh.versions import PolicyVersion
-from protos import membership_pb2, membership_pb2_grpc
+from rollmesh.mesh.access.claiming import Claiming
+from rollmesh.mesh.access.credentials import Credentials
+from rollmesh.mesh.access.proof import check_answer, new_challenge
+from rollmesh.mesh.access.token_file import Expiry
+from rollmesh.mesh.errors import ConfigError, RollmeshError, UnauthenticatedError, UnreachableError, ended_by
+from rollmesh.mesh.fronts import MeshChannel
+from rollmesh.mesh.retries import Retries
+from rollmesh.mesh.rpc import call_with_retry, to_rollmesh_error
+from rollmesh.mesh.text import WAITING_CHARACTERS, bounded
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import membership_pb2, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
 # Of the contracts. A mesh takes members that speak its own alone.

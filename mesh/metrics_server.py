@@ -17,12 +17,12 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from mesh.access.tls import server_context
-from mesh.config.models import SecuritySection
-from mesh.errors import PortInUseError
-from mesh.http_connections import Connections
-from mesh.http_server import http_key, is_bearer
-from mesh.http_server import log as http_log
+from rollmesh.mesh.access.tls import server_context
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import PortInUseError
+from rollmesh.mesh.http_connections import Connections
+from rollmesh.mesh.http_server import http_key, is_bearer
+from rollmesh.mesh.http_server import log as http_log
 
 log = logging.getLogger(__name__)
 PATH = "/metrics"

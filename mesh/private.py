@@ -11,7 +11,7 @@ import os
 import stat
 from pathlib import Path
 
-from mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError
 
 _ROOT = 0
 _OTHERS = 0o077

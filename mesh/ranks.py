@@ -22,12 +22,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mesh.errors import ConfigError
-from mesh.supervised import wrapped
-from mesh.telemetry import setup_logging
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.supervised import wrapped
+from rollmesh.mesh.telemetry import setup_logging
 
 if TYPE_CHECKING:
-    from mesh.config.models import SecuritySection
+    from rollmesh.mesh.config.models import SecuritySection
 
 _log = logging.getLogger(__name__)
 # The file in which ranks meet, in the environment of those that were started here.

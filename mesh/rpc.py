@@ -18,18 +18,18 @@ import grpc
 import tenacity
 from google.protobuf.message import DecodeError
 
-from mesh import errors
-from mesh.access.claiming import AUTHORIZATION, Claiming
-from mesh.access.credentials import Credentials, Identity, SharedKey
-from mesh.access.permissions import HEALTH, HEALTH_CHECK, check_member, check_role, contract_of, names_member
-from mesh.access.tls import channel_credentials, server_credentials, unreached_hint
-from mesh.access.token_file import credentials_of
-from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError, PortInUseError, RollmeshError, UnauthenticatedError, UnreachableError
-from mesh.held_ports import is_held
-from mesh.hosts import is_loopback
-from mesh.open_files import connections_here
-from mesh.retries import Retries
+from rollmesh.mesh import errors
+from rollmesh.mesh.access.claiming import AUTHORIZATION, Claiming
+from rollmesh.mesh.access.credentials import Credentials, Identity, SharedKey
+from rollmesh.mesh.access.permissions import HEALTH, HEALTH_CHECK, check_member, check_role, contract_of, names_member
+from rollmesh.mesh.access.tls import channel_credentials, server_credentials, unreached_hint
+from rollmesh.mesh.access.token_file import credentials_of
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError, PortInUseError, RollmeshError, UnauthenticatedError, UnreachableError
+from rollmesh.mesh.held_ports import is_held
+from rollmesh.mesh.hosts import is_loopback
+from rollmesh.mesh.open_files import connections_here
+from rollmesh.mesh.retries import Retries
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

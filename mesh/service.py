@@ -23,8 +23,8 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from mesh.errors import RollmeshError, UnreachableError
-from mesh.telemetry import setup_logging
+from rollmesh.mesh.errors import RollmeshError, UnreachableError
+from rollmesh.mesh.telemetry import setup_logging
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

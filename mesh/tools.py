@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
-from mesh.errors import ConfigError
-from mesh.user_code import load_callable
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.user_code import load_callable
 
 if TYPE_CHECKING:
-    from mesh.config.rollout import AgentSection
+    from rollmesh.mesh.config.rollout import AgentSection
 
 # Of hints that only a type checker can resolve.
 _UNRESOLVED = (NameError, AttributeError, TypeError, SyntaxError)

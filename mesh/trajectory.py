@@ -32,9 +32,9 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from mesh.compression import check_frame, compress, decompress
-from mesh.errors import PayloadError
-from mesh.versions import VersionRuns
+from rollmesh.mesh.compression import check_frame, compress, decompress
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.versions import VersionRuns
 
 MAGIC = b"RMT1"
 _PREFIX = struct.Struct("<4sI")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mesh.errors import RollmeshError
+from rollmesh.mesh.errors import RollmeshError
 
 
 def load_callable(path: str, what: str, raises: type[RollmeshError]) -> Callable[..., Any]:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mesh.errors import PayloadError
-from protos import trajectory_pb2
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.protos import trajectory_pb2
 
 # The largest version and incarnation: far beyond any run, and exact wherever numbers are doubles (Redis' scripts).
 MAX_VERSION = 2**31 - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from protos import buffer_pb2
+from rollmesh.protos import buffer_pb2
 
 # Holders that are asked for where they are named: in a run of many, the rest is counted.
 NAMED = 20

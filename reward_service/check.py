@@ -16,11 +16,11 @@ from typing import Any, Literal
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from mesh.config.models import SecuritySection
-from protos import reward_pb2, reward_pb2_grpc
-from reward_service.endpoint import connector, mesh_connector
-from reward_service.samples import builtin_items, item, items_from_file
-from reward_service.validation import match_answer
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.protos import reward_pb2, reward_pb2_grpc
+from rollmesh.reward_service.endpoint import connector, mesh_connector
+from rollmesh.reward_service.samples import builtin_items, item, items_from_file
+from rollmesh.reward_service.validation import match_answer
 
 Severity = Literal["error", "warning", "note"]
 _BIG_BATCH = 256

@@ -10,19 +10,19 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from mesh.access.credentials import Identity, Role
-from mesh.config.models import Config, SecuritySection
-from mesh.errors import PayloadError
-from mesh.threads import reward_workers
-from protos import reward_pb2
-from reward_service.dispatcher import ClientStats, Dispatcher
-from reward_service.endpoint import Connect, connector, mesh_connector
-from reward_service.engine import ScoringEngine
-from reward_service.interface import RewardScorer
-from reward_service.loading import FunctionSpec
-from reward_service.outcomes import waits_for_its_turn
-from reward_service.routing import split_routes
-from reward_service.times import GRACE_S
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.threads import reward_workers
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.dispatcher import ClientStats, Dispatcher
+from rollmesh.reward_service.endpoint import Connect, connector, mesh_connector
+from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.interface import RewardScorer
+from rollmesh.reward_service.loading import FunctionSpec
+from rollmesh.reward_service.outcomes import waits_for_its_turn
+from rollmesh.reward_service.routing import split_routes
+from rollmesh.reward_service.times import GRACE_S
 
 __all__ = [
     "ClientStats",

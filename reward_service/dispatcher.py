@@ -19,11 +19,11 @@ from typing import Any
 
 import grpc
 
-from protos import reward_pb2
-from reward_service.endpoint import Connect, Endpoint, close_all
-from reward_service.outcomes import error_result, waits_for_its_turn
-from reward_service.tickets import Entry, Ticket
-from reward_service.validation import match_answer
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.endpoint import Connect, Endpoint, close_all
+from rollmesh.reward_service.outcomes import error_result, waits_for_its_turn
+from rollmesh.reward_service.tickets import Entry, Ticket
+from rollmesh.reward_service.validation import match_answer
 
 log = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ from types import MappingProxyType
 
 import grpc
 
-from mesh.access.claiming import Claiming
-from mesh.access.credentials import Identity, SharedKey
-from mesh.access.tls import channel_credentials
-from mesh.config.models import SecuritySection
-from mesh.private import read_secret
-from mesh.rpc import open_channel
-from protos import reward_pb2, reward_pb2_grpc
-from reward_service.circuit import Circuit
-from reward_service.routing import target_of
+from rollmesh.mesh.access.claiming import Claiming
+from rollmesh.mesh.access.credentials import Identity, SharedKey
+from rollmesh.mesh.access.tls import channel_credentials
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.private import read_secret
+from rollmesh.mesh.rpc import open_channel
+from rollmesh.protos import reward_pb2, reward_pb2_grpc
+from rollmesh.reward_service.circuit import Circuit
+from rollmesh.reward_service.routing import target_of
 
 Connect = Callable[[str], grpc.aio.Channel]
 

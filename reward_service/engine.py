@@ -17,17 +17,26 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
-from mesh.errors import PayloadError, RewardError
-from protos import reward_pb2
-from reward_service.coroutines import CoroutinePool
-from reward_service.functions import RewardFunction
-from reward_service.loading import FunctionSpec, is_path, load_function, named
-from reward_service.outcomes import NOT_BEGUN, Failed, Outcome, RewardItem, Scored, Unscorable, not_begun, to_proto
-from reward_service.scorers import is_linear, reads_mathematics
-from reward_service.scorers.graders import check_versions
-from reward_service.threads import ThreadPool
-from reward_service.times import Times
-from reward_service.workers.pool import PoolStats, ProcessPool
+from rollmesh.mesh.errors import PayloadError, RewardError
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.coroutines import CoroutinePool
+from rollmesh.reward_service.functions import RewardFunction
+from rollmesh.reward_service.loading import FunctionSpec, is_path, load_function, named
+from rollmesh.reward_service.outcomes import (
+    NOT_BEGUN,
+    Failed,
+    Outcome,
+    RewardItem,
+    Scored,
+    Unscorable,
+    not_begun,
+    to_proto,
+)
+from rollmesh.reward_service.scorers import is_linear, reads_mathematics
+from rollmesh.reward_service.scorers.graders import check_versions
+from rollmesh.reward_service.threads import ThreadPool
+from rollmesh.reward_service.times import Times
+from rollmesh.reward_service.workers.pool import PoolStats, ProcessPool
 
 Answers = list[list[Outcome] | Failed]
 

@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mesh.errors import PayloadError, RewardError
-from reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable, checked
-from reward_service.scorers import ItemScorer
+from rollmesh.mesh.errors import PayloadError, RewardError
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable, checked
+from rollmesh.reward_service.scorers import ItemScorer
 
 log = logging.getLogger(__name__)
 Call = Callable[[Sequence[RewardItem]], Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from protos import reward_pb2
+from rollmesh.protos import reward_pb2
 
 
 class RewardScorer(Protocol):

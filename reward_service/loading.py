@@ -9,10 +9,10 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mesh.errors import RewardError
-from mesh.user_code import load_callable
-from reward_service.functions import RewardFunction, adapt, from_scorer
-from reward_service.scorers import SCORERS
+from rollmesh.mesh.errors import RewardError
+from rollmesh.mesh.user_code import load_callable
+from rollmesh.reward_service.functions import RewardFunction, adapt, from_scorer
+from rollmesh.reward_service.scorers import SCORERS
 
 FunctionSpec = str | Callable[..., Any]
 

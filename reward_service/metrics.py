@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protos import reward_pb2
-from reward_service.engine import ScoringEngine
-from reward_service.outcomes import NOT_BEGUN
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.outcomes import NOT_BEGUN
 
 _SECONDS = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 

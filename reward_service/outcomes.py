@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mesh.errors import PayloadError
-from mesh.text import bounded
-from protos import reward_pb2
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.text import bounded
+from rollmesh.protos import reward_pb2
 
 NOT_BEGUN = "not_begun"
 """Code of an item for which there was no room yet: no failure, it is asked again for as long as it takes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError
 
 SCHEMES = ("grpc://", "grpcs://")
 

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mesh.errors import DataError
-from protos import reward_pb2
+from rollmesh.mesh.errors import DataError
+from rollmesh.protos import reward_pb2
 
 _MAX_ROWS = 16
 

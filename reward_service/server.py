@@ -14,14 +14,14 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from mesh.access.credentials import Identity, SharedKey
-from mesh.config.models import SecuritySection
-from mesh.errors import PayloadError
-from mesh.rpc import bind, new_server
-from mesh.service import add_health_and_reflection, set_serving
-from protos import reward_pb2, reward_pb2_grpc
-from reward_service.engine import ScoringEngine
-from reward_service.metrics import RewardMetrics
+from rollmesh.mesh.access.credentials import Identity, SharedKey
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.rpc import bind, new_server
+from rollmesh.mesh.service import add_health_and_reflection, set_serving
+from rollmesh.protos import reward_pb2, reward_pb2_grpc
+from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.metrics import RewardMetrics
 
 log = logging.getLogger(__name__)
 SERVICE_NAME = reward_pb2.DESCRIPTOR.services_by_name["Reward"].full_name

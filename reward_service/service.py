@@ -11,20 +11,20 @@ import logging
 import socket
 from pathlib import Path
 
-from mesh.access.credentials import Identity, Role
-from mesh.access.secret_files import check_security
-from mesh.access.token_file import identity_of
-from mesh.config.models import Config
-from mesh.fronts import open_mesh
-from mesh.heap import settle_heap
-from mesh.membership import MembershipAgent
-from mesh.metrics_server import metrics_server
-from mesh.service import Shutdown, advertised_address, run_service, write_ready_file
-from mesh.threads import reward_workers
-from protos import membership_pb2
-from reward_service.engine import ScoringEngine
-from reward_service.routing import split_routes
-from reward_service.server import RewardServer
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.secret_files import check_security
+from rollmesh.mesh.access.token_file import identity_of
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.fronts import open_mesh
+from rollmesh.mesh.heap import settle_heap
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.metrics_server import metrics_server
+from rollmesh.mesh.service import Shutdown, advertised_address, run_service, write_ready_file
+from rollmesh.mesh.threads import reward_workers
+from rollmesh.protos import membership_pb2
+from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.routing import split_routes
+from rollmesh.reward_service.server import RewardServer
 
 log = logging.getLogger(__name__)
 # Seconds between refreshes of what heartbeats carry.

@@ -18,8 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from reward_service.outcomes import Failed, Outcome, not_begun
-from reward_service.times import Times
+from rollmesh.reward_service.outcomes import Failed, Outcome, not_begun
+from rollmesh.reward_service.times import Times
 
 log = logging.getLogger(__name__)
 Work = Callable[[], list[Outcome]]

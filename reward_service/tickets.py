@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from protos import reward_pb2
-from reward_service.outcomes import error_result
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.outcomes import error_result
 
 
 class Ticket:

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protos import reward_pb2
-from reward_service.outcomes import error_result
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.outcomes import error_result
 
 
 @dataclass(frozen=True, slots=True)

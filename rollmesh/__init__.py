@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mesh.config import Config, load_config
-    from mesh.errors import RollmeshError
     from rollmesh.api import train
+    from rollmesh.mesh.config import Config, load_config
+    from rollmesh.mesh.errors import RollmeshError
     from rollmesh.report.summary import Summary
 
 __all__ = ["Config", "RollmeshError", "Summary", "load_config", "train"]
 
 _HOMES = {
-    "Config": "mesh.config",
-    "RollmeshError": "mesh.errors",
+    "Config": "rollmesh.mesh.config",
+    "RollmeshError": "rollmesh.mesh.errors",
     "Summary": "rollmesh.report.summary",
-    "load_config": "mesh.config",
+    "load_config": "rollmesh.mesh.config",
     "train": "rollmesh.api",
 }
 

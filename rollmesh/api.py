@@ -15,19 +15,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mesh.access.credentials import SharedKey
-from mesh.access.secret import new_token
-from mesh.config import Config, load_config
-from mesh.errors import ConfigError
-from mesh.service import AsyncBridge, advertised_address
-from mesh.threads import reward_workers
-from reward_service.engine import ScoringEngine
-from reward_service.routing import split_routes
-from reward_service.server import RewardServer
 from rollmesh.launcher.local import LocalRun
 from rollmesh.launcher.preflight import check_code, check_files
 from rollmesh.launcher.view import SilentView, View, open_view
+from rollmesh.mesh.access.credentials import SharedKey
+from rollmesh.mesh.access.secret import new_token
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.service import AsyncBridge, advertised_address
+from rollmesh.mesh.threads import reward_workers
 from rollmesh.report.summary import Summary
+from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.routing import split_routes
+from rollmesh.reward_service.server import RewardServer
 
 RewardFunction = Callable[..., Any]
 _START_DEADLINE_S = 30.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from learner.checkpoint.best import best_checkpoint
-from learner.checkpoint.names import CHECKPOINTS_NAME, listed
-from mesh.errors import DataError
+from rollmesh.learner.checkpoint.best import best_checkpoint
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, listed
+from rollmesh.mesh.errors import DataError
 
 BEST = "best"
 """Stands for the name of the best one."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from learner.build import build_actor
-from learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
-from learner.checkpoint.store import ACTOR, CheckpointStore, load_checkpoint
-from learner.model_folder import resolve_model
-from mesh.config.models import Config
-from mesh.errors import ConfigError, DataError
+from rollmesh.learner.build import build_actor
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, STATE_NAME
+from rollmesh.learner.checkpoint.store import ACTOR, CheckpointStore, load_checkpoint
+from rollmesh.learner.model_folder import resolve_model
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError, DataError
 
 
 def latest_checkpoint(run: Path) -> Path:

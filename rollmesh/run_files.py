@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from learner.run_record import CONFIG
-from mesh.config import load_config
-from mesh.config.models import Config
-from mesh.errors import DataError
+from rollmesh.learner.run_record import CONFIG
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import DataError
 
 LAUNCH = Path("services", CONFIG)
 """What the services of a launch read; it becomes the run's own once the learner has taken the run over."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 NOWHERE = "127.0.0.1:9"
-_LOGGER = logging.getLogger("mesh.membership")
+_LOGGER = logging.getLogger("rollmesh.mesh.membership")
 
 
 class _Listener(logging.Handler):

@@ -48,7 +48,7 @@ def _offence(path: Path, module: str, at_top: bool) -> str | None:
     if at_top and target in HEAVY and not (target in ENGINES and path.is_relative_to(ENGINES[target])):
         return "heavy packages are imported where they are used"
     for name, home in ENGINES.items():
-        if at_top and module.startswith(f"generators.engines.{name}.") and not path.is_relative_to(home):
+        if at_top and module.startswith(f"rollmesh.generators.engines.{name}.") and not path.is_relative_to(home):
             return "an engine is loaded by its name"
     return None
 

@@ -14,19 +14,19 @@ import torch
 import yaml
 from transformers import PreTrainedTokenizerFast
 
-from generators.engines import checkpoint
-from generators.engines.driven.folder import read_folder
-from generators.engines.hf import layers
-from generators.engines.hf.loading import load_model as load_model_of_generator
-from generators.engines.hf.loading import load_tokenizer
-from generators.text import TextCodec
-from learner import model_folder
-from learner.engines.fsdp2.architecture import describe_packing
-from learner.engines.fsdp2.loading import load_model
-from mesh.config import load
-from mesh.config.models import ModelSection
-from mesh.errors import DataError
-from mesh.images import ImageProcessor
+from rollmesh.generators.engines import checkpoint
+from rollmesh.generators.engines.driven.folder import read_folder
+from rollmesh.generators.engines.hf import layers
+from rollmesh.generators.engines.hf.loading import load_model as load_model_of_generator
+from rollmesh.generators.engines.hf.loading import load_tokenizer
+from rollmesh.generators.text import TextCodec
+from rollmesh.learner import model_folder
+from rollmesh.learner.engines.fsdp2.architecture import describe_packing
+from rollmesh.learner.engines.fsdp2.loading import load_model
+from rollmesh.mesh.config import load
+from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.images import ImageProcessor
 from tests.generators.engines import tiny
 from tests.test_layers import FILES, ROOT
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from buffer.service import run
-from mesh.config import load_config
+from rollmesh.buffer.service import run
+from rollmesh.mesh.config import load_config
 
 
 def serve(values: dict[str, Any], ready: Path, profile: Path | None) -> None:

@@ -22,9 +22,9 @@ import redis
 
 from benchmarks.buffer import front, roles
 from benchmarks.buffer.plan import Plan
-from mesh.config.models import SecuritySection
-from mesh.errors import RollmeshError
 from rollmesh.launcher.own_secrets import TOKEN, make_secrets
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import RollmeshError
 
 _READY_S = 60.0
 _FILL_S = 900.0

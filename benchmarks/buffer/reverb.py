@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.buffer.plan import Plan
 from benchmarks.common import REPOSITORY
-from mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError
 
 PEER = REPOSITORY / "benchmarks" / "peers" / "reverb_queue.py"
 # Where the environment is looked for when the command line does not say.

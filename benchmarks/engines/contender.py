@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from mesh.errors import RollmeshError
+from rollmesh.mesh.errors import RollmeshError
 
 # A server on a busy machine takes minutes to come up.
 _ANSWER_S = 600.0

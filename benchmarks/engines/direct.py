@@ -17,8 +17,8 @@ import uvloop
 
 from benchmarks.engines.contender import requests
 from benchmarks.engines.plan import Arrival, Plan
-from generators.engines.base import SamplingParams
-from generators.engines.driven.folder import read_folder
+from rollmesh.generators.engines.base import SamplingParams
+from rollmesh.generators.engines.driven.folder import read_folder
 
 # Name, prompt, tokens, and how its tokens are to come.
 Respond = Callable[[str, tuple[int, ...], int, str], Awaitable[Arrival]]
@@ -30,8 +30,8 @@ def vllm(pipe: Connection, plan: Plan) -> None:
 
 
 async def _vllm(pipe: Connection, plan: Plan) -> None:
-    from generators.engines.vllm import environment
-    from generators.engines.vllm.arguments import engine_arguments
+    from rollmesh.generators.engines.vllm import environment
+    from rollmesh.generators.engines.vllm.arguments import engine_arguments
 
     settings = plan.settings()
     environment.prepare(settings)
@@ -39,7 +39,7 @@ async def _vllm(pipe: Connection, plan: Plan) -> None:
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from generators.engines.vllm.sampling import to_vllm
+    from rollmesh.generators.engines.vllm.sampling import to_vllm
 
     arguments = engine_arguments(plan.model, settings, context=plan.context, tokenizer=True)
     del arguments["weight_transfer_config"]
@@ -73,7 +73,7 @@ def sglang(pipe: Connection, plan: Plan) -> None:
 async def _sglang(pipe: Connection, plan: Plan) -> None:
     import aiohttp
 
-    from generators.engines.sglang import requests as bodies
+    from rollmesh.generators.engines.sglang import requests as bodies
 
     eos = sorted(read_folder(plan.model, plan.context).limits.eos)
     # The server closes connections that were idle for 5 s.

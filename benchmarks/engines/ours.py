@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 from benchmarks.engines.contender import requests
 from benchmarks.engines.plan import Arrival, Plan
-from generators.engines import create_engine
-from generators.engines.base import (
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import (
     EngineError,
     EngineListener,
     GenerationRequest,
@@ -20,7 +20,7 @@ from generators.engines.base import (
     SamplingParams,
     TokenEvent,
 )
-from mesh.versions import PolicyVersion
+from rollmesh.mesh.versions import PolicyVersion
 
 _PASS_S = 500.0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workloads import Mode, Workload
-from generators.engines.base import EngineSettings, KvPolicy
-from mesh.config.rollout import EngineName, SglangSection, VllmSection
+from rollmesh.generators.engines.base import EngineSettings, KvPolicy
+from rollmesh.mesh.config.rollout import EngineName, SglangSection, VllmSection
 
 # Responses never end by themselves: their lengths are what the plan says.
 MODELS = {

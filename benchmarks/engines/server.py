@@ -10,10 +10,10 @@ import aiohttp
 
 from benchmarks.engines.contender import MeasurementError, requests
 from benchmarks.engines.plan import Plan
-from generators.engines.driven.folder import read_folder
-from generators.engines.sglang import launch
-from generators.engines.sglang.process import ServerProcess, free_port
-from mesh.config.rollout import SglangSection
+from rollmesh.generators.engines.driven.folder import read_folder
+from rollmesh.generators.engines.sglang import launch
+from rollmesh.generators.engines.sglang.process import ServerProcess, free_port
+from rollmesh.mesh.config.rollout import SglangSection
 
 _START_S = 400.0
 

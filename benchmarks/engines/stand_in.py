@@ -14,16 +14,16 @@ from safetensors.torch import load_file
 
 from benchmarks.engines.contender import requests
 from benchmarks.engines.plan import Arrival, Plan
-from buffer.client import BufferClient, SampleStream
-from learner.weights import WeightPublisher, WeightsService, read_model_bundle
-from mesh.config.models import SecuritySection
-from mesh.heap import keep_freed_memory, settle_heap
-from mesh.hosts import host_id
-from mesh.membership import MembershipAgent
-from mesh.rpc import bind, new_server, open_channel
-from mesh.trajectory import decode
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2, membership_pb2, trajectory_pb2, weights_pb2_grpc
+from rollmesh.buffer.client import BufferClient, SampleStream
+from rollmesh.learner.weights import WeightPublisher, WeightsService, read_model_bundle
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.heap import keep_freed_memory, settle_heap
+from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc import bind, new_server, open_channel
+from rollmesh.mesh.trajectory import decode
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2, weights_pb2_grpc
 
 RUN = "benchmark"
 BATCH_GROUPS = 8

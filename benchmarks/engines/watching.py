@@ -7,8 +7,14 @@ import time
 from dataclasses import dataclass, field
 
 from benchmarks.engines.contender import MeasurementError
-from generators.engines.base import EngineError, EngineListener, GenerationRequest, GenerationResult, TokenEvent
-from mesh.versions import PolicyVersion
+from rollmesh.generators.engines.base import (
+    EngineError,
+    EngineListener,
+    GenerationRequest,
+    GenerationResult,
+    TokenEvent,
+)
+from rollmesh.mesh.versions import PolicyVersion
 
 
 @dataclass(slots=True)

@@ -20,18 +20,18 @@ from typing import Any, cast
 
 import torch
 
-from generators.engines.base import InferenceEngine, SwapTimings
-from generators.learner_link import LearnerLink
-from generators.weights import WeightReceiver
-from learner.weights import WeightPublisher, WeightsService
-from learner.weights.published import PublishedVersion
-from mesh.config.models import EncodingName, SecuritySection
-from mesh.heap import TENSOR_BYTES, keep_freed_memory
-from mesh.membership import MembershipAgent
-from mesh.rpc import bind, new_server
-from mesh.service import AsyncBridge
-from mesh.versions import PolicyVersion
-from protos import membership_pb2, weights_pb2, weights_pb2_grpc
+from rollmesh.generators.engines.base import InferenceEngine, SwapTimings
+from rollmesh.generators.learner_link import LearnerLink
+from rollmesh.generators.weights import WeightReceiver
+from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights.published import PublishedVersion
+from rollmesh.mesh.config.models import EncodingName, SecuritySection
+from rollmesh.mesh.heap import TENSOR_BYTES, keep_freed_memory
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc import bind, new_server
+from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import membership_pb2, weights_pb2, weights_pb2_grpc
 
 RUN = "benchmark"
 _OPEN = SecuritySection(allow_insecure=True)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine, summarize, table, write_json, yardstick
-from mesh.ranks import environment_of
+from rollmesh.mesh.ranks import environment_of
 
 _RANKS = (1, 2, 4)
 _WAYS = ("buckets", "parameters", "model")
@@ -90,9 +90,9 @@ def run_rank(folder: Path, rounds: int) -> None:
     """One rank: measures, and prints what it saw as JSON."""
     import torch
 
-    from learner.engines.base import EngineSpec
-    from learner.engines.registry import create_engine
-    from mesh.config.models import ModelSection
+    from rollmesh.learner.engines.base import EngineSpec
+    from rollmesh.learner.engines.registry import create_engine
+    from rollmesh.mesh.config.models import ModelSection
 
     torch.set_num_threads(1)
     engine = create_engine(EngineSpec(ModelSection(path=str(folder), dtype="bfloat16"), None, 1))

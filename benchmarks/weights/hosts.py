@@ -21,21 +21,21 @@ from typing import Any
 
 import uvloop
 
-from generators.learner_link import LearnerConnection
-from generators.weights.relay import Relay
-from generators.weights.transfer import receive
-from generators.weights.transports import Fetch, Transport
-from generators.weights.transports.broadcast import Broadcast
-from generators.weights.transports.disk import Disk
-from generators.weights.transports.grpc import Grpc
-from generators.weights.transports.shm import SharedMemory
-from mesh.config.models import NetworkSection, SecuritySection
-from mesh.heap import TENSOR_BYTES, keep_freed_memory
-from mesh.hosts import host_id
-from mesh.rpc import bind, new_server, open_channel
-from mesh.versions import PolicyVersion
-from mesh.weights import Wanted
-from protos import weights_pb2, weights_pb2_grpc
+from rollmesh.generators.learner_link import LearnerConnection
+from rollmesh.generators.weights.relay import Relay
+from rollmesh.generators.weights.transfer import receive
+from rollmesh.generators.weights.transports import Fetch, Transport
+from rollmesh.generators.weights.transports.broadcast import Broadcast
+from rollmesh.generators.weights.transports.disk import Disk
+from rollmesh.generators.weights.transports.grpc import Grpc
+from rollmesh.generators.weights.transports.shm import SharedMemory
+from rollmesh.mesh.config.models import NetworkSection, SecuritySection
+from rollmesh.mesh.heap import TENSOR_BYTES, keep_freed_memory
+from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.rpc import bind, new_server, open_channel
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import Wanted
+from rollmesh.protos import weights_pb2, weights_pb2_grpc
 
 SECURITY = SecuritySection(allow_insecure=True)
 Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -45,7 +45,7 @@ async def learner(args: argparse.Namespace) -> None:
     """Publishes a new version whenever it is asked to; keeps one."""
     import torch
 
-    from learner.weights import WeightPublisher, WeightsService
+    from rollmesh.learner.weights import WeightPublisher, WeightsService
 
     publisher = WeightPublisher(
         "benchmark",
@@ -76,7 +76,7 @@ async def learner(args: argparse.Namespace) -> None:
 
 
 def _offers(args: argparse.Namespace) -> list[Any]:
-    from learner.weights.offers import Broadcast, Disk, Rendezvous
+    from rollmesh.learner.weights.offers import Broadcast, Disk, Rendezvous
 
     if args.transport == "gloo":
         return [Broadcast("gloo", Rendezvous(NetworkSection(host=args.bind), SECURITY), timeout_s=60.0)]

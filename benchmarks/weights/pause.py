@@ -30,7 +30,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common import machine, table, write_json, yardstick
-from generators.engines.base import (
+from rollmesh.generators.engines.base import (
     EngineError,
     EngineListener,
     EngineSettings,
@@ -41,18 +41,18 @@ from generators.engines.base import (
     SwapTimings,
     TokenEvent,
 )
-from generators.engines.hf.decoder import Step
-from generators.engines.hf.engine import HfEngine
-from generators.engines.hf.loading import load_model
-from generators.learner_link import LearnerLink
-from generators.weights import WeightReceiver
-from learner.weights import WeightPublisher, WeightsService
-from learner.weights.bundle import read_model_bundle
-from mesh.config.models import SecuritySection
-from mesh.hosts import host_id
-from mesh.rpc import bind, new_server
-from mesh.versions import PolicyVersion
-from protos import membership_pb2, weights_pb2, weights_pb2_grpc
+from rollmesh.generators.engines.hf.decoder import Step
+from rollmesh.generators.engines.hf.engine import HfEngine
+from rollmesh.generators.engines.hf.loading import load_model
+from rollmesh.generators.learner_link import LearnerLink
+from rollmesh.generators.weights import WeightReceiver
+from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights.bundle import read_model_bundle
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.rpc import bind, new_server
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import membership_pb2, weights_pb2, weights_pb2_grpc
 
 _SECURITY = SecuritySection()
 _DEADLINE_S = 300.0

@@ -30,17 +30,17 @@ import torch
 
 from benchmarks.common import Summary, machine, summarize, table, write_json, yardstick
 from benchmarks.weights.process import Host
-from generators.learner_link import LearnerConnection
-from generators.weights.transfer import receive
-from generators.weights.transports import Fetch
-from generators.weights.transports.shm import SharedMemory
-from learner.weights import WeightPublisher
-from mesh.config.models import SecuritySection
-from mesh.hosts import host_id
-from mesh.rpc import open_channel
-from mesh.versions import PolicyVersion
-from mesh.weights import Wanted
-from mesh.weights.tensors import named_tensors
+from rollmesh.generators.learner_link import LearnerConnection
+from rollmesh.generators.weights.transfer import receive
+from rollmesh.generators.weights.transports import Fetch
+from rollmesh.generators.weights.transports.shm import SharedMemory
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.rpc import open_channel
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights.tensors import named_tensors
 
 _MESSAGE_BYTES = 1 << 20
 _TENSOR_BYTES = 4 << 20

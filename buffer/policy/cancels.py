@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from buffer.policy.states import Group
+from rollmesh.buffer.policy.states import Group
 
 Lease = tuple[str, str]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from buffer.policy.generating import GeneratorVerbs
-from buffer.policy.reuse import may_be_used_again
-from buffer.policy.rules import Order
-from buffer.policy.states import Group, State
-from buffer.policy.table import LEARNER
+from rollmesh.buffer.policy.generating import GeneratorVerbs
+from rollmesh.buffer.policy.reuse import may_be_used_again
+from rollmesh.buffer.policy.rules import Order
+from rollmesh.buffer.policy.states import Group, State
+from rollmesh.buffer.policy.table import LEARNER
 
 
 class Claiming(GeneratorVerbs):

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from buffer.policy.states import Group, Task
+from rollmesh.buffer.policy.states import Group, Task
 
 WITHDRAWN = "withdrawn"
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from buffer.policy.lineage import VersionRanges
-from buffer.policy.states import Group
+from rollmesh.buffer.policy.lineage import VersionRanges
+from rollmesh.buffer.policy.states import Group
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from buffer.policy.drafts import Draft, hand_out
-from buffer.policy.lineage import VersionRanges
-from buffer.policy.rules import Order
-from buffer.policy.states import LEAP, Fate, Group, State, Task
-from buffer.policy.table import TableState
-from mesh.versions import PolicyVersion
+from rollmesh.buffer.policy.drafts import Draft, hand_out
+from rollmesh.buffer.policy.lineage import VersionRanges
+from rollmesh.buffer.policy.rules import Order
+from rollmesh.buffer.policy.states import LEAP, Fate, Group, State, Task
+from rollmesh.buffer.policy.table import TableState
+from rollmesh.mesh.versions import PolicyVersion
 
 # Different reasons of unscored members that a group keeps.
 MAX_CAUSES = 8

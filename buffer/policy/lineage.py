@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mesh.versions import PolicyVersion
+from rollmesh.mesh.versions import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from buffer.policy.claiming import Claiming
-from buffer.policy.lineage import Lineage
-from buffer.policy.order import freshest_key
-from buffer.policy.reassertion import Assertion
-from buffer.policy.resumes import Given
-from buffer.policy.reuse import kept_uses, may_be_used_again
-from buffer.policy.rules import Order
-from buffer.policy.states import LEAP, Fate, Group, State, Task
-from buffer.policy.table import LEARNER, Fenced, Suspect
+from rollmesh.buffer.policy.claiming import Claiming
+from rollmesh.buffer.policy.lineage import Lineage
+from rollmesh.buffer.policy.order import freshest_key
+from rollmesh.buffer.policy.reassertion import Assertion
+from rollmesh.buffer.policy.resumes import Given
+from rollmesh.buffer.policy.reuse import kept_uses, may_be_used_again
+from rollmesh.buffer.policy.rules import Order
+from rollmesh.buffer.policy.states import LEAP, Fate, Group, State, Task
+from rollmesh.buffer.policy.table import LEARNER, Fenced, Suspect
 
 # How the groups of a state are ranked.
 _SCORES: Mapping[State, Callable[[Group], float]] = {

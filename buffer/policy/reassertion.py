@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from buffer.policy.states import Fate, Group, State, Task
-from mesh.versions import PolicyVersion
+from rollmesh.buffer.policy.states import Fate, Group, State, Task
+from rollmesh.mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
-    from buffer.policy.machine import TableMachine
+    from rollmesh.buffer.policy.machine import TableMachine
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from buffer.limits import group_bytes
-from mesh.config import Config
-from mesh.errors import ConfigError
+from rollmesh.buffer.limits import group_bytes
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import ConfigError
 
 TRAIN = "train"
 EVAL = "eval"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from buffer.policy.lineage import VersionRanges
-from buffer.policy.reuse import WEIGHT_UNIT
-from mesh.versions import PolicyVersion
+from rollmesh.buffer.policy.lineage import VersionRanges
+from rollmesh.buffer.policy.reuse import WEIGHT_UNIT
+from rollmesh.mesh.versions import PolicyVersion
 
 # By so much ids, leases and attempts jump ahead after a loss, so that none that was given in the lost time comes again.
 LEAP = 1 << 20

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 
-from buffer.policy.cancels import Cancels
-from buffer.policy.dead_letter import DeadLetter
-from buffer.policy.drafts import Draft
-from buffer.policy.lengths import length_class
-from buffer.policy.lineage import Lineage
-from buffer.policy.order import freshest_key
-from buffer.policy.resumes import Resumes
-from buffer.policy.reuse import draw_key, spent
-from buffer.policy.rules import NO_BOUND, Order, TableRules
-from buffer.policy.states import Fate, Group, State, Task
+from rollmesh.buffer.policy.cancels import Cancels
+from rollmesh.buffer.policy.dead_letter import DeadLetter
+from rollmesh.buffer.policy.drafts import Draft
+from rollmesh.buffer.policy.lengths import length_class
+from rollmesh.buffer.policy.lineage import Lineage
+from rollmesh.buffer.policy.order import freshest_key
+from rollmesh.buffer.policy.resumes import Resumes
+from rollmesh.buffer.policy.reuse import draw_key, spent
+from rollmesh.buffer.policy.rules import NO_BOUND, Order, TableRules
+from rollmesh.buffer.policy.states import Fate, Group, State, Task
 
 LEARNER = "learner"
 

@@ -18,22 +18,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import learner.algorithms.losses  # noqa: F401 - importing enters the policy losses
-from learner.algorithms.aggregation import aggregate, read_aggregation
-from learner.algorithms.base import Algorithm, Batch
-from learner.algorithms.correction import (
+import rollmesh.learner.algorithms.losses  # noqa: F401 - importing enters the policy losses
+from rollmesh.learner.algorithms.aggregation import aggregate, read_aggregation
+from rollmesh.learner.algorithms.base import Algorithm, Batch
+from rollmesh.learner.algorithms.correction import (
     CorrectionSettings,
     anchor_and_weights,
     check_corrects,
     correct_batch,
     drift_metrics,
 )
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.numerics import log_ratio
-from learner.algorithms.ragged import discounted_returns
-from learner.algorithms.registry import build_policy_loss
-from learner.algorithms.settings import Component, Settings, SettingsError
-from learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Needs, Role, TokenBatch, UpdatePlan
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.numerics import log_ratio
+from rollmesh.learner.algorithms.ragged import discounted_returns
+from rollmesh.learner.algorithms.registry import build_policy_loss
+from rollmesh.learner.algorithms.settings import Component, Settings, SettingsError
+from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Needs, Role, TokenBatch, UpdatePlan
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from learner.algorithms.aggregation import aggregate, read_aggregation
-from learner.algorithms.base import Algorithm, Batch
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.numerics import finite_log_probs
-from learner.algorithms.ragged import segment_max, segment_min
-from learner.algorithms.settings import Settings
-from learner.algorithms.types import (
+from rollmesh.learner.algorithms.aggregation import aggregate, read_aggregation
+from rollmesh.learner.algorithms.base import Algorithm, Batch
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.numerics import finite_log_probs
+from rollmesh.learner.algorithms.ragged import segment_max, segment_min
+from rollmesh.learner.algorithms.settings import Settings
+from rollmesh.learner.algorithms.types import (
     GlobalCounts,
     Group,
     LossOutput,

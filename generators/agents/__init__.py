@@ -6,21 +6,21 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from generators.agents.chat import Chat
-from generators.agents.drivers import Driver, ToolDriver
-from generators.agents.environments import Environments, StepDriver, ToolEnvironmentDriver
-from generators.agents.episode import Limits
-from generators.agents.parsers import choose_parser
-from generators.agents.runner import AgentRunner
-from generators.agents.toolbox import Toolbox
-from generators.agents.user_calls import UserCalls
-from generators.engines.base import GenerationResult, InferenceEngine
-from generators.responder import MemberRequest
-from generators.text import TextCodec
-from mesh.tools import agent_schemas, load_environment, load_tools
+from rollmesh.generators.agents.chat import Chat
+from rollmesh.generators.agents.drivers import Driver, ToolDriver
+from rollmesh.generators.agents.environments import Environments, StepDriver, ToolEnvironmentDriver
+from rollmesh.generators.agents.episode import Limits
+from rollmesh.generators.agents.parsers import choose_parser
+from rollmesh.generators.agents.runner import AgentRunner
+from rollmesh.generators.agents.toolbox import Toolbox
+from rollmesh.generators.agents.user_calls import UserCalls
+from rollmesh.generators.engines.base import GenerationResult, InferenceEngine
+from rollmesh.generators.responder import MemberRequest
+from rollmesh.generators.text import TextCodec
+from rollmesh.mesh.tools import agent_schemas, load_environment, load_tools
 
 if TYPE_CHECKING:
-    from mesh.config.models import Config
+    from rollmesh.mesh.config.models import Config
 
 log = logging.getLogger(__name__)
 __all__ = ["AgentRunner", "build_runner"]

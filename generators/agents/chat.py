@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from mesh.errors import ConfigError
-from mesh.tools import Schema
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.tools import Schema
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from generators.agents.calls import ParsedTurn, ToolCall
-from generators.agents.chat import Chat, Message
-from generators.agents.parsers import Parser
-from generators.agents.toolbox import Observation, Toolbox
+from rollmesh.generators.agents.calls import ParsedTurn, ToolCall
+from rollmesh.generators.agents.chat import Chat, Message
+from rollmesh.generators.agents.parsers import Parser
+from rollmesh.generators.agents.toolbox import Observation, Toolbox
 
 # Calls of one turn that are run; further ones are answered with an error.
 _MAX_CALLS = 16

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from generators.agents.chat import Chat
-from generators.agents.drivers import Answer, BrokenError, StatefulDriver, ToolTurns
-from generators.agents.parsers import Parser
-from generators.agents.toolbox import Toolbox
-from generators.agents.user_calls import OverdueError, UserCalls
-from generators.agents.values import as_number, as_text, told
-from mesh.tools import EnvironmentSource
-from protos import trajectory_pb2
+from rollmesh.generators.agents.chat import Chat
+from rollmesh.generators.agents.drivers import Answer, BrokenError, StatefulDriver, ToolTurns
+from rollmesh.generators.agents.parsers import Parser
+from rollmesh.generators.agents.toolbox import Toolbox
+from rollmesh.generators.agents.user_calls import OverdueError, UserCalls
+from rollmesh.generators.agents.values import as_number, as_text, told
+from rollmesh.mesh.tools import EnvironmentSource
+from rollmesh.protos import trajectory_pb2
 
 log = logging.getLogger(__name__)
 

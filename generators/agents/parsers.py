@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from generators.agents.calls import ParsedTurn, ToolCall
-from mesh.config.rollout import ParserName
-from mesh.errors import ConfigError
+from rollmesh.generators.agents.calls import ParsedTurn, ToolCall
+from rollmesh.mesh.config.rollout import ParserName
+from rollmesh.mesh.errors import ConfigError
 
 Parser = Callable[[str], ParsedTurn]
 _Found = ToolCall | str

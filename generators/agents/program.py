@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from generators.agents.program_calls import AgentError, CommandProgram, FunctionProgram, Outcome, Program, Way
-from generators.agents.results import empty_result
-from generators.endpoint.completions import Completions
-from generators.endpoint.record import Record, Turn, branches, transcript
-from generators.endpoint.service import Endpoint
-from generators.endpoint.sessions import Rules, Session, Sessions
-from generators.engines.base import (
+from rollmesh.generators.agents.program_calls import AgentError, CommandProgram, FunctionProgram, Outcome, Program, Way
+from rollmesh.generators.agents.results import empty_result
+from rollmesh.generators.endpoint.completions import Completions
+from rollmesh.generators.endpoint.record import Record, Turn, branches, transcript
+from rollmesh.generators.endpoint.service import Endpoint
+from rollmesh.generators.endpoint.sessions import Rules, Session, Sessions
+from rollmesh.generators.engines.base import (
     EngineStatus,
     FinishReason,
     GenerationResult,
@@ -38,11 +38,11 @@ from generators.engines.base import (
     PartialResponse,
     SampledTokens,
 )
-from generators.responder import EpisodeResult, MemberRequest
-from mesh.config.rollout import AgentSection
-from mesh.errors import PayloadError
-from mesh.versions import VersionRuns
-from protos import trajectory_pb2
+from rollmesh.generators.responder import EpisodeResult, MemberRequest
+from rollmesh.mesh.config.rollout import AgentSection
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.versions import VersionRuns
+from rollmesh.protos import trajectory_pb2
 
 log = logging.getLogger(__name__)
 # Seconds that an overdue agent gets to notice that its session is over.

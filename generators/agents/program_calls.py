@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
 
-from generators.agents.user_calls import OverdueError, UserCalls
-from generators.agents.values import as_number, as_text, told
-from mesh.errors import ConfigError, RollmeshError
-from mesh.processes import start_process
-from mesh.user_code import load_callable
+from rollmesh.generators.agents.user_calls import OverdueError, UserCalls
+from rollmesh.generators.agents.values import as_number, as_text, told
+from rollmesh.mesh.errors import ConfigError, RollmeshError
+from rollmesh.mesh.processes import start_process
+from rollmesh.mesh.user_code import load_callable
 
 # What a command gets of the generator's environment: where and as whom it runs, and in which language.
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from generators.responder import EpisodeResult
-from mesh.versions import VersionRuns
+from rollmesh.generators.responder import EpisodeResult
+from rollmesh.mesh.versions import VersionRuns
 
 
 def empty_result(name: str, *, failure: str = "", aborted: bool = False) -> EpisodeResult:

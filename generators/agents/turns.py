@@ -10,8 +10,8 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from generators.engines.base import GenerationRequest, GenerationResult, InferenceEngine
-from mesh.errors import PayloadError, RollmeshError
+from rollmesh.generators.engines.base import GenerationRequest, GenerationResult, InferenceEngine
+from rollmesh.mesh.errors import PayloadError, RollmeshError
 
 _PREFIX = "turn-"
 

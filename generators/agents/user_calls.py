@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from mesh.service import AsyncBridge
+from rollmesh.mesh.service import AsyncBridge
 
 log = logging.getLogger(__name__)
 _MAX_LOST = 64

@@ -11,17 +11,17 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from generators.endpoint.failures import ApiError, not_ready
-from generators.endpoint.growing import GrowingText, whole_text
-from generators.endpoint.language import Language
-from generators.endpoint.messages import Message, normal
-from generators.endpoint.prefix_index import Totals
-from generators.endpoint.record import Place
-from generators.endpoint.requests import ChatRequest, TextRequest
-from generators.endpoint.sessions import Running, Session
-from generators.endpoint.stories import Story, extended, message_symbol, text_symbols
-from generators.endpoint.workers import Workers
-from generators.engines.base import GenerationRequest, GenerationResult, SampledTokens, TokenEvent
+from rollmesh.generators.endpoint.failures import ApiError, not_ready
+from rollmesh.generators.endpoint.growing import GrowingText, whole_text
+from rollmesh.generators.endpoint.language import Language
+from rollmesh.generators.endpoint.messages import Message, normal
+from rollmesh.generators.endpoint.prefix_index import Totals
+from rollmesh.generators.endpoint.record import Place
+from rollmesh.generators.endpoint.requests import ChatRequest, TextRequest
+from rollmesh.generators.endpoint.sessions import Running, Session
+from rollmesh.generators.endpoint.stories import Story, extended, message_symbol, text_symbols
+from rollmesh.generators.endpoint.workers import Workers
+from rollmesh.generators.engines.base import GenerationRequest, GenerationResult, SampledTokens, TokenEvent
 
 
 @dataclass(frozen=True, slots=True, eq=False)

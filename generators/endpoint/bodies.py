@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from generators.endpoint.failures import ApiError, overloaded
+from rollmesh.generators.endpoint.failures import ApiError, overloaded
 
 # Of a body: tools, names and structure besides what becomes tokens.
 _OTHER_BYTES = 1 << 20

@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
-from generators.endpoint.failures import ApiError
+from rollmesh.generators.endpoint.failures import ApiError
 
 
 def check_caller(host: str, origin: str | None, names: Collection[str]) -> None:

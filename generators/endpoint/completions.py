@@ -11,19 +11,19 @@ from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
-from generators.endpoint.answering import Answering, Prompt
-from generators.endpoint.engine_calls import EngineCalls
-from generators.endpoint.failures import INVALID, ApiError, not_ready, overloaded, too_long
-from generators.endpoint.language import Language, TooLongError
-from generators.endpoint.messages import Message, normal
-from generators.endpoint.prefix_index import Totals
-from generators.endpoint.record import Turn
-from generators.endpoint.requests import ChatRequest, TextRequest
-from generators.endpoint.sessions import Running, Session, first_tokens
-from generators.endpoint.stories import of_messages, of_text
-from generators.endpoint.workers import Workers
-from generators.engines.base import GenerationRequest, InferenceEngine, SamplingParams
-from mesh.errors import PayloadError
+from rollmesh.generators.endpoint.answering import Answering, Prompt
+from rollmesh.generators.endpoint.engine_calls import EngineCalls
+from rollmesh.generators.endpoint.failures import INVALID, ApiError, not_ready, overloaded, too_long
+from rollmesh.generators.endpoint.language import Language, TooLongError
+from rollmesh.generators.endpoint.messages import Message, normal
+from rollmesh.generators.endpoint.prefix_index import Totals
+from rollmesh.generators.endpoint.record import Turn
+from rollmesh.generators.endpoint.requests import ChatRequest, TextRequest
+from rollmesh.generators.endpoint.sessions import Running, Session, first_tokens
+from rollmesh.generators.endpoint.stories import of_messages, of_text
+from rollmesh.generators.endpoint.workers import Workers
+from rollmesh.generators.engines.base import GenerationRequest, InferenceEngine, SamplingParams
+from rollmesh.mesh.errors import PayloadError
 
 M = TypeVar("M", list[int], list[int] | None)
 

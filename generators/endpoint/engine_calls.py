@@ -11,7 +11,7 @@ import itertools
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-from generators.engines.base import GenerationRequest, GenerationResult, InferenceEngine, TokenEvent
+from rollmesh.generators.engines.base import GenerationRequest, GenerationResult, InferenceEngine, TokenEvent
 
 _PREFIX = "call-"
 Event = TokenEvent | GenerationResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mesh.errors import RollmeshError
+from rollmesh.mesh.errors import RollmeshError
 
 INVALID = "invalid_request_error"
 

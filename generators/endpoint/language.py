@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from generators.endpoint.messages import Message
+from rollmesh.generators.endpoint.messages import Message
 
 
 @dataclass(frozen=True, slots=True)

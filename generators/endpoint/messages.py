@@ -10,7 +10,7 @@ import contextlib
 import json
 from typing import Any
 
-from generators.endpoint.failures import ApiError
+from rollmesh.generators.endpoint.failures import ApiError
 
 Message = dict[str, Any]
 

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from generators.agents.transcript import Transcript
-from generators.endpoint.messages import Message
-from generators.endpoint.prefix_index import PrefixIndex, Totals, totals
-from generators.endpoint.stories import Story
-from generators.engines.base import FinishReason, GenerationResult, SampledTokens
+from rollmesh.generators.agents.transcript import Transcript
+from rollmesh.generators.endpoint.messages import Message
+from rollmesh.generators.endpoint.prefix_index import PrefixIndex, Totals, totals
+from rollmesh.generators.endpoint.stories import Story
+from rollmesh.generators.engines.base import FinishReason, GenerationResult, SampledTokens
 
 Sampled = GenerationResult | SampledTokens
 

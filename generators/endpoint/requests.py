@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import pydantic
 from pydantic import BaseModel, Field
 
-from generators.endpoint.failures import ApiError
+from rollmesh.generators.endpoint.failures import ApiError
 
 # What decides the distribution that tokens are drawn from, or the draws.
 FORCED = (

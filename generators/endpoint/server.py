@@ -21,24 +21,24 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from generators.endpoint.answering import Answering, Finished, Piece
-from generators.endpoint.bodies import Bodies
-from generators.endpoint.callers import check_caller
-from generators.endpoint.completions import Completions
-from generators.endpoint.failures import INVALID, ApiError, session_over
-from generators.endpoint.figures import EndpointFigures
-from generators.endpoint.requests import ChatRequest, Form, TextRequest, parse
-from generators.endpoint.sessions import Session, Sessions
-from generators.endpoint.wording import END_OF_STREAM, Wording, event
-from generators.endpoint.workers import Workers
-from mesh.access.tls import server_context
-from mesh.config.models import SecuritySection
-from mesh.errors import PortInUseError, RollmeshError
-from mesh.http_connections import Connections
-from mesh.http_server import http_key, is_bearer
-from mesh.http_server import log as http_log
-from mesh.open_files import connections_here
-from mesh.service import advertised_address
+from rollmesh.generators.endpoint.answering import Answering, Finished, Piece
+from rollmesh.generators.endpoint.bodies import Bodies
+from rollmesh.generators.endpoint.callers import check_caller
+from rollmesh.generators.endpoint.completions import Completions
+from rollmesh.generators.endpoint.failures import INVALID, ApiError, session_over
+from rollmesh.generators.endpoint.figures import EndpointFigures
+from rollmesh.generators.endpoint.requests import ChatRequest, Form, TextRequest, parse
+from rollmesh.generators.endpoint.sessions import Session, Sessions
+from rollmesh.generators.endpoint.wording import END_OF_STREAM, Wording, event
+from rollmesh.generators.endpoint.workers import Workers
+from rollmesh.mesh.access.tls import server_context
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import PortInUseError, RollmeshError
+from rollmesh.mesh.http_connections import Connections
+from rollmesh.mesh.http_server import http_key, is_bearer
+from rollmesh.mesh.http_server import log as http_log
+from rollmesh.mesh.open_files import connections_here
+from rollmesh.mesh.service import advertised_address
 
 log = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
-from generators.endpoint.completions import Completions
-from generators.endpoint.engine_calls import EngineCalls
-from generators.endpoint.figures import EndpointFigures
-from generators.endpoint.server import EndpointServer
-from generators.endpoint.sessions import Sessions
-from generators.endpoint.template import TokenizerLanguage
-from generators.engines.base import GenerationResult, InferenceEngine, TokenEvent
-from generators.text import TextCodec
-from mesh.config.models import Config, SecuritySection
+from rollmesh.generators.endpoint.completions import Completions
+from rollmesh.generators.endpoint.engine_calls import EngineCalls
+from rollmesh.generators.endpoint.figures import EndpointFigures
+from rollmesh.generators.endpoint.server import EndpointServer
+from rollmesh.generators.endpoint.sessions import Sessions
+from rollmesh.generators.endpoint.template import TokenizerLanguage
+from rollmesh.generators.engines.base import GenerationResult, InferenceEngine, TokenEvent
+from rollmesh.generators.text import TextCodec
+from rollmesh.mesh.config.models import Config, SecuritySection
 
 # In slots of the engine: answers that are sampled at once for clients outside of training, and agents that run at once.
 _AHEAD = 4

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from generators.endpoint.failures import overloaded, session_full, session_over
-from generators.endpoint.record import Place, Record
-from generators.engines.base import SampledTokens, SamplingParams
-from mesh.config.rollout import EndpointSection
-from mesh.versions import VersionRuns
+from rollmesh.generators.endpoint.failures import overloaded, session_full, session_over
+from rollmesh.generators.endpoint.record import Place, Record
+from rollmesh.generators.engines.base import SampledTokens, SamplingParams
+from rollmesh.mesh.config.rollout import EndpointSection
+from rollmesh.mesh.versions import VersionRuns
 
 # Tokens that are held of one session, and of all that are not training's: 12 bytes each at most.
 _SESSION_TOKENS = 4 << 20

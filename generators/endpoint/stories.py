@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from generators.endpoint.messages import Message
-from generators.endpoint.prefix_index import Totals, totals
+from rollmesh.generators.endpoint.messages import Message
+from rollmesh.generators.endpoint.prefix_index import Totals, totals
 
 _TEXT = xxhash.xxh3_64_intdigest(b"a text")
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from generators.agents.calls import typed_arguments
-from generators.agents.chat import Chat, as_unicode, longest_token, template_errors
-from generators.agents.parsers import choose_parser
-from generators.endpoint.failures import ApiError
-from generators.endpoint.language import Answer, TooLongError
-from generators.endpoint.messages import Message
-from mesh.config.rollout import ParserName
-from mesh.errors import ConfigError
+from rollmesh.generators.agents.calls import typed_arguments
+from rollmesh.generators.agents.chat import Chat, as_unicode, longest_token, template_errors
+from rollmesh.generators.agents.parsers import choose_parser
+from rollmesh.generators.endpoint.failures import ApiError
+from rollmesh.generators.endpoint.language import Answer, TooLongError
+from rollmesh.generators.endpoint.messages import Message
+from rollmesh.mesh.config.rollout import ParserName
+from rollmesh.mesh.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from generators.endpoint.answering import Answering, Finished, Piece
-from generators.endpoint.requests import ChatRequest, TextRequest
+from rollmesh.generators.endpoint.answering import Answering, Finished, Piece
+from rollmesh.generators.endpoint.requests import ChatRequest, TextRequest
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"
 END_OF_STREAM = b"data: [DONE]\n\n"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from generators.engines.base import EngineListener, EngineSettings, InferenceEngine
-from mesh.errors import ConfigError
+from rollmesh.generators.engines.base import EngineListener, EngineSettings, InferenceEngine
+from rollmesh.mesh.errors import ConfigError
 
 _FACTORIES = {
-    "hf": "generators.engines.hf.engine:HfEngine",
-    "sglang": "generators.engines.sglang.engine:SglangEngine",
-    "vllm": "generators.engines.vllm.engine:VllmEngine",
+    "hf": "rollmesh.generators.engines.hf.engine:HfEngine",
+    "sglang": "rollmesh.generators.engines.sglang.engine:SglangEngine",
+    "vllm": "rollmesh.generators.engines.vllm.engine:VllmEngine",
 }
 
 

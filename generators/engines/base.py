@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mesh.errors import RollmeshError
-from mesh.liveness.verdict import Sight
-from mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.liveness.verdict import Sight
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
 
 if TYPE_CHECKING:
     import torch
 
-    from mesh.config.rollout import HfSection, SglangSection, VllmSection
+    from rollmesh.mesh.config.rollout import HfSection, SglangSection, VllmSection
 
 FinishReason = Literal["stop", "length", "aborted"]
 # What becomes of running sequences at a swap. `keep`: they go on with the keys and values that older weights made.

@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
-from mesh.errors import DataError, WeightsError
+from rollmesh.mesh.errors import DataError, WeightsError
 
 
 def read_config(folder: Path) -> PreTrainedConfig:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from generators.engines.base import GenerationRequest, SampledTokens, SamplingParams
-from mesh.config.section import LEAST_TEMPERATURE
-from mesh.errors import PayloadError
-from mesh.images import ImageProcessor
+from rollmesh.generators.engines.base import GenerationRequest, SampledTokens, SamplingParams
+from rollmesh.mesh.config.section import LEAST_TEMPERATURE
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.images import ImageProcessor
 
 # Seeds are below: engines keep them as signed 64-bit numbers.
 SEEDS = 2**63

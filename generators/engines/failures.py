@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from generators.engines.base import EngineError
-from mesh.errors import ConfigError
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.mesh.errors import ConfigError
 
 
 class EngineSettingsError(EngineError):

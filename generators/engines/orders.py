@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from generators.engines.base import ProbeResult, SleepReport, SwapTimings
-from mesh.versions import PolicyVersion
+from rollmesh.generators.engines.base import ProbeResult, SleepReport, SwapTimings
+from rollmesh.mesh.versions import PolicyVersion
 
 StagedT = TypeVar("StagedT")
 

@@ -17,13 +17,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from generators.weights.memory import fresh
-from generators.weights.transfer import Verified
-from mesh.errors import WeightsError
-from mesh.weights import Wanted
-from mesh.weights.delta import Span, apply_bucket, spans_of
-from mesh.weights.way import links_from
-from protos import weights_pb2
+from rollmesh.generators.weights.memory import fresh
+from rollmesh.generators.weights.transfer import Verified
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights.delta import Span, apply_bucket, spans_of
+from rollmesh.mesh.weights.way import links_from
+from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 # Buckets in work at a time. Decoding goes on beside it, and needs the other cores.

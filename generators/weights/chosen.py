@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from generators.weights.transports import Transport
-from mesh.weights import Wanted
+from rollmesh.generators.weights.transports import Transport
+from rollmesh.mesh.weights import Wanted
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mesh.weights import digest_of, manifest_digest
-from mesh.weights.tensors import bytes_of, dtype_of, to_wire
-from protos import weights_pb2
+from rollmesh.mesh.weights import digest_of, manifest_digest
+from rollmesh.mesh.weights.tensors import bytes_of, dtype_of, to_wire
+from rollmesh.protos import weights_pb2
 
 
 @dataclass(frozen=True, slots=True)

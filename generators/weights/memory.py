@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 
-from mesh.errors import WeightsError
+from rollmesh.mesh.errors import WeightsError
 
 
 def fresh(nbytes: int) -> memoryview:

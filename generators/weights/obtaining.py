@@ -6,16 +6,16 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from generators.learner_link import LearnerConnection
-from generators.weights.base import BaseCopy
-from generators.weights.chosen import Chosen
-from generators.weights.relay import Relay
-from generators.weights.transfer import Verified, receive
-from generators.weights.transports import Fetch, Transport, choose
-from mesh.config.models import EncodingName, TransportName
-from mesh.errors import WeightsError
-from mesh.weights import Wanted
-from protos import weights_pb2
+from rollmesh.generators.learner_link import LearnerConnection
+from rollmesh.generators.weights.base import BaseCopy
+from rollmesh.generators.weights.chosen import Chosen
+from rollmesh.generators.weights.relay import Relay
+from rollmesh.generators.weights.transfer import Verified, receive
+from rollmesh.generators.weights.transports import Fetch, Transport, choose
+from rollmesh.mesh.config.models import EncodingName, TransportName
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights import Wanted
+from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 

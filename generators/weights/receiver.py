@@ -18,19 +18,19 @@ from pathlib import Path
 
 import grpc
 
-from generators.engines.base import InferenceEngine, SwapTimings
-from generators.learner_link import LearnerConnection, LearnerLink
-from generators.together import run_together
-from generators.weights.chosen import Chosen
-from generators.weights.obtaining import Obtainer, Request
-from generators.weights.relay import Relay
-from generators.weights.reports import Reporter, failure, success
-from generators.weights.transports import transports
-from mesh.config.models import EncodingName, SecuritySection, TransportName
-from mesh.errors import VersionGoneError, WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights import check_manifest
-from protos import weights_pb2
+from rollmesh.generators.engines.base import InferenceEngine, SwapTimings
+from rollmesh.generators.learner_link import LearnerConnection, LearnerLink
+from rollmesh.generators.together import run_together
+from rollmesh.generators.weights.chosen import Chosen
+from rollmesh.generators.weights.obtaining import Obtainer, Request
+from rollmesh.generators.weights.relay import Relay
+from rollmesh.generators.weights.reports import Reporter, failure, success
+from rollmesh.generators.weights.transports import transports
+from rollmesh.mesh.config.models import EncodingName, SecuritySection, TransportName
+from rollmesh.mesh.errors import VersionGoneError, WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import check_manifest
+from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 0.2
@@ -268,7 +268,7 @@ class WeightReceiver:
             raise over
         self._say(f"waits for the engine to swap to version {policy} (pinned evaluation requests finish first)")
         # Imported late: torch takes a second, and the learner is waited for meanwhile.
-        from mesh.weights.tensors import named_tensors
+        from rollmesh.mesh.weights.tensors import named_tensors
 
         self._manifests[policy] = manifest
         try:

@@ -18,12 +18,12 @@ from typing import Any
 
 import grpc
 
-from mesh.errors import PayloadError, WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights import Wanted
-from mesh.weights.chunks import frame, frames
-from mesh.weights.readers import Readers
-from protos import weights_pb2
+from rollmesh.mesh.errors import PayloadError, WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights.chunks import frame, frames
+from rollmesh.mesh.weights.readers import Readers
+from rollmesh.protos import weights_pb2
 
 SERVICE_NAME = weights_pb2.DESCRIPTOR.services_by_name["Weights"].full_name
 HEARTBEAT_S = 1.0

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import grpc
 
-from generators.engines.base import SwapTimings
-from generators.learner_link import LearnerConnection
-from generators.weights.transfer import Verified
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
-from protos import weights_pb2
+from rollmesh.generators.engines.base import SwapTimings
+from rollmesh.generators.learner_link import LearnerConnection
+from rollmesh.generators.weights.transfer import Verified
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 _TIMEOUT_S = 10.0

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from generators.weights.transports import Fetch, Transport
-from mesh.errors import WeightsError
-from mesh.weights import Encoding
+from rollmesh.generators.weights.transports import Fetch, Transport
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights import Encoding
 
 # Verifying more than this would hold up the event loop for milliseconds.
 _VERIFY_INLINE_BYTES = 8 << 20

@@ -13,15 +13,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from learner.algorithms.aggregation import aggregate
-from learner.algorithms.base import Batch, Loss
-from learner.algorithms.metrics import Metrics, distribution
-from learner.algorithms.notices import idle_value_clip
-from learner.algorithms.numerics import finite_log_probs
-from learner.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
-from learner.algorithms.settings import Component, Settings, SettingsError
-from learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Needs, Role, Rollouts, TokenBatch
-from learner.algorithms.value import ValueSettings, value_loss
+from rollmesh.learner.algorithms.aggregation import aggregate
+from rollmesh.learner.algorithms.base import Batch, Loss
+from rollmesh.learner.algorithms.metrics import Metrics, distribution
+from rollmesh.learner.algorithms.notices import idle_value_clip
+from rollmesh.learner.algorithms.numerics import finite_log_probs
+from rollmesh.learner.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
+from rollmesh.learner.algorithms.settings import Component, Settings, SettingsError
+from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Needs, Role, Rollouts, TokenBatch
+from rollmesh.learner.algorithms.value import ValueSettings, value_loss
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import GlobalCounts, TokenBatch
+from rollmesh.learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
 
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm", "token_sum"]
 AGGREGATIONS: tuple[Aggregation, ...] = (

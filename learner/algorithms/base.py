@@ -23,9 +23,18 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from learner.algorithms.settings import Settings
-from learner.algorithms.types import GlobalCounts, Group, LossOutput, ModelOutput, Needs, Rollouts, StepView, TokenBatch
-from learner.algorithms.types import UpdatePlan as UpdatePlan
+from rollmesh.learner.algorithms.settings import Settings
+from rollmesh.learner.algorithms.types import (
+    GlobalCounts,
+    Group,
+    LossOutput,
+    ModelOutput,
+    Needs,
+    Rollouts,
+    StepView,
+    TokenBatch,
+)
+from rollmesh.learner.algorithms.types import UpdatePlan as UpdatePlan
 
 Loss = Callable[[ModelOutput, TokenBatch, GlobalCounts], LossOutput]
 """(model output with gradient, tokens, global counts) -> this micro-batch's share."""

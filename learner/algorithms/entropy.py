@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learner.algorithms.settings import Settings, SettingsError
+from rollmesh.learner.algorithms.settings import Settings, SettingsError
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.ragged import segment_max, segment_min
-from learner.algorithms.settings import Settings, SettingsError
-from learner.algorithms.types import Group, Rollouts
+from rollmesh.learner.algorithms.ragged import segment_max, segment_min
+from rollmesh.learner.algorithms.settings import Settings, SettingsError
+from rollmesh.learner.algorithms.types import Group, Rollouts
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.settings import SettingsError
 
 
 def import_attribute(location: str, path: str) -> Any:

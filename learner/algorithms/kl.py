@@ -28,8 +28,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.numerics import MAX_LOG_RATIO, MIN_LOG_PROB, finite_log_probs, log_ratio
-from learner.algorithms.settings import Settings, SettingsError
+from rollmesh.learner.algorithms.numerics import MAX_LOG_RATIO, MIN_LOG_PROB, finite_log_probs, log_ratio
+from rollmesh.learner.algorithms.settings import Settings, SettingsError
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 ESTIMATORS: tuple[Estimator, ...] = ("k1", "k2", "k3", "abs")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from learner.algorithms import presets  # noqa: F401 - entering the registries
-from learner.algorithms.base import Algorithm
-from learner.algorithms.registry import ALGORITHMS
-from learner.algorithms.settings import Settings, SettingsError, merge, parse
-from learner.algorithms.types import UpdatePlan
+from rollmesh.learner.algorithms import presets  # noqa: F401 - entering the registries
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.registry import ALGORITHMS
+from rollmesh.learner.algorithms.settings import Settings, SettingsError, merge, parse
+from rollmesh.learner.algorithms.types import UpdatePlan
 
 
 def load_algorithm(name: str, params: Mapping[str, Any], plan: UpdatePlan) -> Algorithm:
@@ -45,5 +45,7 @@ def read_settings(name: str, params: Mapping[str, Any]) -> tuple[type[Algorithm]
     """
     algorithm_type = ALGORITHMS.get(name, "algorithm.name").target
     if not (isinstance(algorithm_type, type) and issubclass(algorithm_type, Algorithm)):
-        raise SettingsError("algorithm.name", f"{name!r} is not a subclass of learner.algorithms.base.Algorithm")
+        raise SettingsError(
+            "algorithm.name", f"{name!r} is not a subclass of rollmesh.learner.algorithms.base.Algorithm"
+        )
     return algorithm_type, parse(algorithm_type.settings_type, merge(algorithm_type.defaults, params))

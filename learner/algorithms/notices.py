@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from learner.algorithms.correction.settings import CorrectionSettings
-from learner.algorithms.types import UpdatePlan
+from rollmesh.learner.algorithms.correction.settings import CorrectionSettings
+from rollmesh.learner.algorithms.types import UpdatePlan
 
 
 def ratio_is_one(correction: CorrectionSettings, plan: UpdatePlan) -> bool:

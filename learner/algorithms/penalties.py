@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from learner.algorithms.ragged import segment_max, segment_min
+from rollmesh.learner.algorithms.ragged import segment_max, segment_min
 
 
 def soft_overlong(lengths: Tensor, *, max_response_tokens: int, buffer_tokens: int, factor: float = 1.0) -> Tensor:

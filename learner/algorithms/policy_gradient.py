@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-import learner.algorithms.advantages
-import learner.algorithms.losses  # noqa: F401 - importing both fills the registries
-from learner.algorithms.advantages.whitening import whiten
-from learner.algorithms.aggregation import aggregate, read_aggregation
-from learner.algorithms.base import Algorithm, Batch
-from learner.algorithms.correction import (
+import rollmesh.learner.algorithms.advantages
+import rollmesh.learner.algorithms.losses  # noqa: F401 - importing both fills the registries
+from rollmesh.learner.algorithms.advantages.whitening import whiten
+from rollmesh.learner.algorithms.aggregation import aggregate, read_aggregation
+from rollmesh.learner.algorithms.base import Algorithm, Batch
+from rollmesh.learner.algorithms.correction import (
     CorrectionSettings,
     anchor_and_weights,
     check_corrects,
@@ -28,17 +28,17 @@ from learner.algorithms.correction import (
     interpolated_proximal,
     needs_proximal,
 )
-from learner.algorithms.entropy import EntropySettings, applied_entropy_coefficient, next_entropy_coefficient
-from learner.algorithms.filters import FilterSettings, advantage_keep, filter_group, truncated_keep
-from learner.algorithms.kl import KLSettings, kl_estimate, kl_rewards, next_coefficient, sampling_ratio
-from learner.algorithms.losses.modifiers import off_policy_sequence_keep, top_entropy_selection
-from learner.algorithms.metrics import Metrics, distribution
-from learner.algorithms.notices import idle_loss_settings, ratio_is_one
-from learner.algorithms.registry import POLICY_LOSSES, build_advantage, build_policy_loss, keyword_settings
-from learner.algorithms.resampling import ResampleSettings, pf_ppo_weights, resample
-from learner.algorithms.settings import Component, Settings, SettingsError
-from learner.algorithms.shaping import RewardSettings, RunningMoments, shape_rewards
-from learner.algorithms.types import (
+from rollmesh.learner.algorithms.entropy import EntropySettings, applied_entropy_coefficient, next_entropy_coefficient
+from rollmesh.learner.algorithms.filters import FilterSettings, advantage_keep, filter_group, truncated_keep
+from rollmesh.learner.algorithms.kl import KLSettings, kl_estimate, kl_rewards, next_coefficient, sampling_ratio
+from rollmesh.learner.algorithms.losses.modifiers import off_policy_sequence_keep, top_entropy_selection
+from rollmesh.learner.algorithms.metrics import Metrics, distribution
+from rollmesh.learner.algorithms.notices import idle_loss_settings, ratio_is_one
+from rollmesh.learner.algorithms.registry import POLICY_LOSSES, build_advantage, build_policy_loss, keyword_settings
+from rollmesh.learner.algorithms.resampling import ResampleSettings, pf_ppo_weights, resample
+from rollmesh.learner.algorithms.settings import Component, Settings, SettingsError
+from rollmesh.learner.algorithms.shaping import RewardSettings, RunningMoments, shape_rewards
+from rollmesh.learner.algorithms.types import (
     Estimate,
     GlobalCounts,
     Group,

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from learner.algorithms.actor_critic import ActorCritic
-from learner.algorithms.policy_gradient import PolicyGradient
-from learner.algorithms.process_rewards import Prime
-from learner.algorithms.registry import register_algorithm
+from rollmesh.learner.algorithms.actor_critic import ActorCritic
+from rollmesh.learner.algorithms.policy_gradient import PolicyGradient
+from rollmesh.learner.algorithms.process_rewards import Prime
+from rollmesh.learner.algorithms.registry import register_algorithm
 
 
 @register_algorithm("policy_gradient")

@@ -10,10 +10,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.numerics import log_ratio
-from learner.algorithms.ragged import segment_count, segment_sum, sequence_mean, sequence_sum
-from learner.algorithms.types import GlobalCounts, LossOutput, TokenBatch
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.numerics import log_ratio
+from rollmesh.learner.algorithms.ragged import segment_count, segment_sum, sequence_mean, sequence_sum
+from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, TokenBatch
 
 
 def process_rewards(log_probs: Tensor, reference_log_probs: Tensor, beta: float) -> Tensor:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from learner.algorithms.base import Batch
-from learner.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
-from learner.algorithms.prime import prm_loss
-from learner.algorithms.settings import Component, Settings
-from learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Needs, Role, TokenBatch
+from rollmesh.learner.algorithms.base import Batch
+from rollmesh.learner.algorithms.policy_gradient import PolicyGradient, PolicyGradientSettings
+from rollmesh.learner.algorithms.prime import prm_loss
+from rollmesh.learner.algorithms.settings import Component, Settings
+from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, Needs, Role, TokenBatch
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from learner.algorithms import aggregation
-from learner.algorithms.load import load_algorithm
-from learner.algorithms.policy_gradient import PolicyGradientSettings
-from learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, AdvantageTraits, LossTraits
-from learner.algorithms.settings import Component, Settings
-from learner.algorithms.types import Needs, UpdatePlan
+from rollmesh.learner.algorithms import aggregation
+from rollmesh.learner.algorithms.load import load_algorithm
+from rollmesh.learner.algorithms.policy_gradient import PolicyGradientSettings
+from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, AdvantageTraits, LossTraits
+from rollmesh.learner.algorithms.settings import Component, Settings
+from rollmesh.learner.algorithms.types import Needs, UpdatePlan
 
 _SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):$", re.MULTILINE)
 _ITEM = re.compile(r"^ {4}(\w[\w, ]*):(?: (.*))?$")

@@ -22,11 +22,11 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
-from learner.algorithms.base import Algorithm
-from learner.algorithms.imports import import_attribute
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.settings import Component, SettingsError, convert
-from learner.algorithms.types import Estimate, Rollouts, StepView, TokenBatch
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.imports import import_attribute
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.settings import Component, SettingsError, convert
+from rollmesh.learner.algorithms.types import Estimate, Rollouts, StepView, TokenBatch
 
 AdvantageFunction = Callable[[Rollouts], Tensor | Estimate]
 """Whole batch -> advantages: a tensor has one per sequence [S], an `Estimate` one per token [R]."""

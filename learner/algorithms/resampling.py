@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.ragged import segment_count
-from learner.algorithms.settings import Settings, SettingsError
+from rollmesh.learner.algorithms.ragged import segment_count
+from rollmesh.learner.algorithms.settings import Settings, SettingsError
 
 ResampleMethod = Literal["none", "pow", "max_min", "max_random"]
 # Added to every weight, so that a batch of zero rewards can be drawn from.

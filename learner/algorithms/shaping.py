@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from learner.algorithms.metrics import distribution
-from learner.algorithms.penalties import cosine, shortest_correct, soft_overlong
-from learner.algorithms.settings import Settings, SettingsError
-from learner.algorithms.types import Rollouts
+from rollmesh.learner.algorithms.metrics import distribution
+from rollmesh.learner.algorithms.penalties import cosine, shortest_correct, soft_overlong
+from rollmesh.learner.algorithms.settings import Settings, SettingsError
+from rollmesh.learner.algorithms.types import Rollouts
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.settings import Settings, SettingsError
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.settings import Settings, SettingsError
 
 ValueLossKind = Literal["mse", "huber"]
 

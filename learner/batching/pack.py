@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.types import GlobalCounts, TokenBatch
-from learner.batching.transfer import to_device
-from learner.batching.types import PackedBatch, Row, Segments, TrainSequence
-from mesh.errors import PayloadError
+from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
+from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.batching.types import PackedBatch, Row, Segments, TrainSequence
+from rollmesh.mesh.errors import PayloadError
 
 _CPU = torch.device("cpu")
 Scalar = TypeVar("Scalar", bound=np.generic)

@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from learner.batching.partition import partition, sequence_cost
-from learner.batching.types import Packing
+from rollmesh.learner.batching.partition import partition, sequence_cost
+from rollmesh.learner.batching.types import Packing
 
 MicroBatchPlan = tuple[int, ...]
 """Indices of items, groups side by side."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.types import GlobalCounts, TokenBatch
+from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
 
 
 class Packing(Enum):

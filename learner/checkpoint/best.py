@@ -21,7 +21,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from mesh.errors import DataError, FencedError
+from rollmesh.mesh.errors import DataError, FencedError
 
 FILE = "best.json"
 _LOCK = ".best.lock"

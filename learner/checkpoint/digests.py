@@ -13,9 +13,9 @@ from pathlib import Path
 import xxhash
 from pydantic import TypeAdapter
 
-from learner.checkpoint.names import STATE_NAME
-from learner.checkpoint.together import together
-from learner.engines.base import Engine
+from rollmesh.learner.checkpoint.names import STATE_NAME
+from rollmesh.learner.checkpoint.together import together
+from rollmesh.learner.engines.base import Engine
 
 _FILE = "digests.json"
 _DIGESTS = TypeAdapter(dict[str, str])

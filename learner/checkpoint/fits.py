@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from learner.checkpoint.names import STATE_NAME, newest
-from learner.checkpoint.names import name_of as checkpoint_name
-from mesh.errors import DataError
+from rollmesh.learner.checkpoint.names import STATE_NAME, newest
+from rollmesh.learner.checkpoint.names import name_of as checkpoint_name
+from rollmesh.mesh.errors import DataError
 
 if TYPE_CHECKING:
-    from learner.algorithms.base import Algorithm
+    from rollmesh.learner.algorithms.base import Algorithm
 
 _HINT = "resume with the algorithm that wrote it, or start a run under another name"
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from learner.checkpoint.names import listed, version_of
-from mesh.versions import PolicyVersion
+from rollmesh.learner.checkpoint.names import listed, version_of
+from rollmesh.mesh.versions import PolicyVersion
 
 
 def way_back(failed: Path, survives: Callable[[PolicyVersion], bool]) -> str:

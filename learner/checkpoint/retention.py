@@ -14,8 +14,8 @@ import re
 import shutil
 from pathlib import Path
 
-from learner.checkpoint.best import protected
-from learner.checkpoint.names import listed
+from rollmesh.learner.checkpoint.best import protected
+from rollmesh.learner.checkpoint.names import listed
 
 _log = logging.getLogger(__name__)
 _UNFINISHED = re.compile(r"^\.(?:partial|removed)-i(\d{4,})-v\d{8,}$")

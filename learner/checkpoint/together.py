@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
-from learner.engines.base import Engine
+from rollmesh.learner.engines.base import Engine
 
 
 def together(engine: Engine, part: Callable[[], object]) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from learner.data.rows import Row, RowSource, parse_row
-from mesh.errors import DataError
+from rollmesh.learner.data.rows import Row, RowSource, parse_row
+from rollmesh.mesh.errors import DataError
 
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
 # Rows that are looked at in a moment.
@@ -36,7 +36,7 @@ def open_dataset(path: Path, prompt_key: str = "prompt") -> RowSource:
     suffix = path.suffix.lower()
     source: RowSource
     if suffix == ".parquet":
-        from learner.data.parquet import ParquetRows
+        from rollmesh.learner.data.parquet import ParquetRows
 
         source = ParquetRows(path, prompt_key)
     elif suffix in _JSON_LINES:

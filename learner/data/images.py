@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mesh.errors import DataError
-from mesh.images import MAX_IMAGE_BYTES
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.images import MAX_IMAGE_BYTES
 
 MARK = "<image>"
 # A file, or what it holds.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from learner.data.rows import Row, parse_row
-from mesh.errors import DataError
+from rollmesh.learner.data.rows import Row, parse_row
+from rollmesh.mesh.errors import DataError
 
 
 class ParquetRows:

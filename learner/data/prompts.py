@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from learner.data.images import MARK, load_images, parted
-from learner.data.rows import Row
-from mesh.errors import DataError, PayloadError
-from mesh.images import ImageProcessor
-from mesh.tools import agent_schemas
-from protos import trajectory_pb2
+from rollmesh.learner.data.images import MARK, load_images, parted
+from rollmesh.learner.data.rows import Row
+from rollmesh.mesh.errors import DataError, PayloadError
+from rollmesh.mesh.images import ImageProcessor
+from rollmesh.mesh.tools import agent_schemas
+from rollmesh.protos import trajectory_pb2
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from mesh.config.rollout import AgentSection
+    from rollmesh.mesh.config.rollout import AgentSection
 
 
 # Stands where an open prompt ends.

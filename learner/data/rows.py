@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from learner.data.images import MARK, ImageSource, image_source, parted
-from mesh.errors import DataError
+from rollmesh.learner.data.images import MARK, ImageSource, image_source, parted
+from rollmesh.mesh.errors import DataError
 
 _FORM_HINT = (
     "rows need `prompt`, `data_source` and `reward_model: {style, ground_truth}`; `data.prompt_key` renames the first"

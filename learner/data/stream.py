@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from learner.data.order import DataOrder
-from learner.data.prompts import PromptEncoder, Refused, TaskShape
-from learner.data.rows import RowSource
-from mesh.errors import DataError
-from protos import trajectory_pb2
+from rollmesh.learner.data.order import DataOrder
+from rollmesh.learner.data.prompts import PromptEncoder, Refused, TaskShape
+from rollmesh.learner.data.rows import RowSource
+from rollmesh.mesh.errors import DataError
+from rollmesh.protos import trajectory_pb2
 
 _log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.base import Loss
-from learner.algorithms.types import GlobalCounts, ModelOutput
-from learner.batching.types import PackedBatch, Packing
-from learner.engines.tolerances import Evidence
-from mesh.config.models import ModelSection, OptimizerSection
+from rollmesh.learner.algorithms.base import Loss
+from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
+from rollmesh.learner.batching.types import PackedBatch, Packing
+from rollmesh.learner.engines.tolerances import Evidence
+from rollmesh.mesh.config.models import ModelSection, OptimizerSection
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,16 @@ import importlib
 from collections.abc import Callable
 from typing import Literal
 
-from learner.engines.base import Engine, EngineSpec
-from mesh.errors import ConfigError
+from rollmesh.learner.engines.base import Engine, EngineSpec
+from rollmesh.mesh.errors import ConfigError
 
 ModelType = Literal["language_model", "value_model"]
 
 _ENGINES: dict[tuple[str, str, str], str] = {
-    ("language_model", "fsdp2", "cpu"): "learner.engines.fsdp2.language_model:LanguageModelEngine",
-    ("language_model", "fsdp2", "cuda"): "learner.engines.fsdp2.language_model:LanguageModelEngine",
-    ("value_model", "fsdp2", "cpu"): "learner.engines.fsdp2.value_model:ValueModelEngine",
-    ("value_model", "fsdp2", "cuda"): "learner.engines.fsdp2.value_model:ValueModelEngine",
+    ("language_model", "fsdp2", "cpu"): "rollmesh.learner.engines.fsdp2.language_model:LanguageModelEngine",
+    ("language_model", "fsdp2", "cuda"): "rollmesh.learner.engines.fsdp2.language_model:LanguageModelEngine",
+    ("value_model", "fsdp2", "cpu"): "rollmesh.learner.engines.fsdp2.value_model:ValueModelEngine",
+    ("value_model", "fsdp2", "cuda"): "rollmesh.learner.engines.fsdp2.value_model:ValueModelEngine",
 }
 
 

@@ -1,6 +1,6 @@
 """What a run says of itself: records per step, trackers that take them, figures for the summary."""
 
-from learner.metrics.trackers import Record, Tracker, open_trackers
-from learner.metrics.writer import MetricsWriter
+from rollmesh.learner.metrics.trackers import Record, Tracker, open_trackers
+from rollmesh.learner.metrics.writer import MetricsWriter
 
 __all__ = ["MetricsWriter", "Record", "Tracker", "open_trackers"]

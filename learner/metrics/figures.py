@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from learner.weights.pushes import PushSummary
+from rollmesh.learner.weights.pushes import PushSummary
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from learner.metrics.catalogue import describe
-from learner.metrics.trackers import Record
+from rollmesh.learner.metrics.catalogue import describe
+from rollmesh.learner.metrics.trackers import Record
 
 
 def with_aliases(record: Record) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.groups import SampledGroup, is_scored
-from learner.lineage import Lineage
-from mesh.versions import PolicyVersion
-from protos import trajectory_pb2
+from rollmesh.learner.groups import SampledGroup, is_scored
+from rollmesh.learner.lineage import Lineage
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import trajectory_pb2
 
 # Of a cause's code: reward services may send any.
 _CODE_CHARACTERS = 64

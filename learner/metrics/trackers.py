@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from mesh.config import Config
-from mesh.errors import ConfigError
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from learner.metrics.names import with_aliases
-from learner.metrics.trackers import Record, Tracker
+from rollmesh.learner.metrics.names import with_aliases
+from rollmesh.learner.metrics.trackers import Record, Tracker
 
 _log = logging.getLogger(__name__)
 

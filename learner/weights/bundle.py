@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mesh.bundle import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, is_bundled
-from mesh.errors import DataError
+from rollmesh.mesh.bundle import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES, is_bundled
+from rollmesh.mesh.errors import DataError
 
 
 def read_model_bundle(folder: Path) -> dict[str, bytes]:

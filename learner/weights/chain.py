@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from learner.weights.published import PublishedVersion
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights import digest_of
-from mesh.weights.delta import Span, encode_bucket, spans_of
-from mesh.weights.way import same_layout
-from protos import weights_pb2
+from rollmesh.learner.weights.published import PublishedVersion
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import digest_of
+from rollmesh.mesh.weights.delta import Span, encode_bucket, spans_of
+from rollmesh.mesh.weights.way import same_layout
+from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 # A link of more than this share of the full bytes is not worth its memory, nor a receiver's work.

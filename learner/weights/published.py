@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learner.weights.storage import VersionBytes
-from mesh.versions import PolicyVersion
-from protos import weights_pb2
+from rollmesh.learner.weights.storage import VersionBytes
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,19 +18,19 @@ from pathlib import Path
 
 import torch
 
-from learner.weights.chain import DeltaChain
-from learner.weights.offers import SHARED_MEMORY, Offer, shared_memory
-from learner.weights.published import PublishedVersion
-from learner.weights.pushes import PushStatistics
-from learner.weights.storage import VersionBytes, VersionWriter
-from mesh.config.models import EncodingName, TransportName
-from mesh.errors import VersionGoneError, WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_starts, digest_of, manifest_digest
-from mesh.weights.layout import DTYPE_BYTES
-from mesh.weights.readers import Readers
-from mesh.weights.tensors import bytes_of, dtype_name, dtype_of, to_wire
-from protos import weights_pb2
+from rollmesh.learner.weights.chain import DeltaChain
+from rollmesh.learner.weights.offers import SHARED_MEMORY, Offer, shared_memory
+from rollmesh.learner.weights.published import PublishedVersion
+from rollmesh.learner.weights.pushes import PushStatistics
+from rollmesh.learner.weights.storage import VersionBytes, VersionWriter
+from rollmesh.mesh.config.models import EncodingName, TransportName
+from rollmesh.mesh.errors import VersionGoneError, WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import ALIGNMENT, BucketLayout, Digest, bucket_starts, digest_of, manifest_digest
+from rollmesh.mesh.weights.layout import DTYPE_BYTES
+from rollmesh.mesh.weights.readers import Readers
+from rollmesh.mesh.weights.tensors import bytes_of, dtype_name, dtype_of, to_wire
+from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 _PADDING = bytes(ALIGNMENT)

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from mesh.versions import PolicyVersion
-from protos import weights_pb2
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
 
 # Receivers remembered; every start of a generator is a new one.
 _RECEIVERS = 1024

@@ -12,14 +12,14 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-from learner.weights.offers import Broadcast
-from learner.weights.publisher import WeightPublisher
-from learner.weights.tree import RelayTrees
-from learner.weights.watcher import Watcher
-from mesh.errors import PayloadError, WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights.chunks import CHUNK_BYTES, frames
-from protos import weights_pb2, weights_pb2_grpc
+from rollmesh.learner.weights.offers import Broadcast
+from rollmesh.learner.weights.publisher import WeightPublisher
+from rollmesh.learner.weights.tree import RelayTrees
+from rollmesh.learner.weights.watcher import Watcher
+from rollmesh.mesh.errors import PayloadError, WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights.chunks import CHUNK_BYTES, frames
+from rollmesh.protos import weights_pb2, weights_pb2_grpc
 
 log = logging.getLogger(__name__)
 # What a report may say of bytes and microseconds (a petabyte, decades), so that sums of it can be told.

@@ -15,8 +15,8 @@ import os
 import secrets
 from pathlib import Path
 
-from mesh.errors import WeightsError
-from mesh.weights.digest import Buffer
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights.digest import Buffer
 
 log = logging.getLogger(__name__)
 _PREFIX = "rollmesh-weights-"

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from mesh.versions import PolicyVersion
+from rollmesh.mesh.versions import PolicyVersion
 
 # Parents that may fail a receiver before it is sent to the learner.
 _PATIENCE = 2

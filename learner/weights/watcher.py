@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from learner.weights.chain import DeltaChain
-from learner.weights.publisher import WeightPublisher
-from mesh.versions import PolicyVersion
-from protos import weights_pb2
+from rollmesh.learner.weights.chain import DeltaChain
+from rollmesh.learner.weights.publisher import WeightPublisher
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
 
 
 def patience_s(full_bytes: int, *, share: float, encoded_bytes_per_s: float, received_bytes_per_s: float) -> float:

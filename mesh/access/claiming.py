@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 
-from mesh.access.credentials import Credentials, SharedKey
-from mesh.access.permissions import contract_of
+from rollmesh.mesh.access.credentials import Credentials, SharedKey
+from rollmesh.mesh.access.permissions import contract_of
 
 AUTHORIZATION = "authorization"
 

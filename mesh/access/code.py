@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from mesh.config.models import Config
-from mesh.errors import ConfigError
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError
 
 
 class AllowCode(StrEnum):

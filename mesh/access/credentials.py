@@ -31,7 +31,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from mesh.errors import UnauthenticatedError
+from rollmesh.mesh.errors import UnauthenticatedError
 
 # Seconds for which a claim is good. Who has read one off the wire can use it so long.
 CLAIM_S = 300.0

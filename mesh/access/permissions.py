@@ -14,9 +14,9 @@ from typing import Any
 
 from google.protobuf import descriptor_pool
 
-from mesh.access.credentials import Identity, Role
-from mesh.errors import PermissionDeniedError
-from protos import membership_pb2
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.errors import PermissionDeniedError
+from rollmesh.protos import membership_pb2
 
 _LOOKERS = frozenset({Role.OPERATOR, Role.OBSERVER})
 _MEMBERS = frozenset({Role.LEARNER, Role.GENERATOR, Role.REWARD})

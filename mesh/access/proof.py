@@ -11,9 +11,9 @@ from __future__ import annotations
 import secrets
 from typing import TypeVar
 
-from mesh.access.credentials import Credentials, Role
-from mesh.errors import PayloadError, UnauthenticatedError
-from protos import membership_pb2 as pb
+from rollmesh.mesh.access.credentials import Credentials, Role
+from rollmesh.mesh.errors import PayloadError, UnauthenticatedError
+from rollmesh.protos import membership_pb2 as pb
 
 _CHALLENGE_BYTES = 32
 Request = pb.JoinRequest | pb.HeartbeatRequest

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from mesh.access.credentials import Role
-from mesh.access.permissions import VERBS
-from mesh.text import with_part
+from rollmesh.mesh.access.credentials import Role
+from rollmesh.mesh.access.permissions import VERBS
+from rollmesh.mesh.text import with_part
 
 _BEGIN, _END = "<!-- verbs: written by `make docs` -->", "<!-- end of verbs -->"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from mesh.access.credentials import (
+from rollmesh.mesh.access.credentials import (
     Credentials,
     Granted,
     Identity,
@@ -24,7 +24,7 @@ from mesh.access.credentials import (
     read_grant_file,
     told_by,
 )
-from mesh.errors import ConfigError, UnauthenticatedError
+from rollmesh.mesh.errors import ConfigError, UnauthenticatedError
 
 # Characters of a mesh's token: its signatures can be checked offline, so it must not be guessable.
 TOKEN_CHARACTERS = 32

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mesh.access.credentials import Identity
-from mesh.access.tls import channel_credentials, server_context
-from mesh.access.token_file import credentials_of
-from mesh.config.models import Config, SecuritySection
-from mesh.private import read_secret
+from rollmesh.mesh.access.credentials import Identity
+from rollmesh.mesh.access.tls import channel_credentials, server_context
+from rollmesh.mesh.access.token_file import credentials_of
+from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.private import read_secret
 
 
 def check_security(security: SecuritySection, identity: Identity | None, *, endpoint: bool) -> None:

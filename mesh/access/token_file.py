@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mesh.access.credentials import Credentials, Grant, Granted, Identity, Role, new_identity
-from mesh.access.secret import Secret, parse_secret
-from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError, UnauthenticatedError
-from mesh.private import read_secret
+from rollmesh.mesh.access.credentials import Credentials, Grant, Granted, Identity, Role, new_identity
+from rollmesh.mesh.access.secret import Secret, parse_secret
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError, UnauthenticatedError
+from rollmesh.mesh.private import read_secret
 
 log = logging.getLogger(__name__)
 # Seconds between two looks at a grant's file.

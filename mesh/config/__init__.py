@@ -1,6 +1,6 @@
 """The configuration: pydantic models, loading with overrides, derived figures."""
 
-from mesh.config.load import load_config, parse_overrides, save_config
-from mesh.config.models import Config
+from rollmesh.mesh.config.load import load_config, parse_overrides, save_config
+from rollmesh.mesh.config.models import Config
 
 __all__ = ["Config", "load_config", "parse_overrides", "save_config"]

@@ -12,9 +12,9 @@ from typing import Any, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from mesh.config.models import Config
-from mesh.config.section import section_of
-from mesh.errors import ConfigError
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.section import section_of
+from rollmesh.mesh.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):

@@ -11,11 +11,19 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from mesh.config.no_secrets import refuse_secrets
-from mesh.config.redis_url import RedisOptions, parse_redis_url
-from mesh.config.rollout import RolloutSection
-from mesh.config.section import DeviceName, DeviceNumbers, ModelPath, PositiveFloat, PositiveInt, Section, Temperature
-from mesh.errors import ConfigError
+from rollmesh.mesh.config.no_secrets import refuse_secrets
+from rollmesh.mesh.config.redis_url import RedisOptions, parse_redis_url
+from rollmesh.mesh.config.rollout import RolloutSection
+from rollmesh.mesh.config.section import (
+    DeviceName,
+    DeviceNumbers,
+    ModelPath,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Temperature,
+)
+from rollmesh.mesh.errors import ConfigError
 
 
 class RunSection(Section):
@@ -221,7 +229,7 @@ class BufferSection(Section):
         description="Which ready groups train first. in_order: as admitted, waiting for stragglers rather than "
         "dropping them; fifo: as sealed; freshest: newest tokens first; priority: drawn in proportion to priorities; "
         "`module:function` / `file.py:function`: highest score first, by a function of your own "
-        "(buffer.policy.order.GroupFacts -> float).",
+        "(rollmesh.buffer.policy.order.GroupFacts -> float).",
     )
     max_reuse: PositiveInt = Field(
         1, description="Uses of a group at most (R), one per version; at most `max_staleness` + 1."
@@ -232,7 +240,7 @@ class BufferSection(Section):
     priority: str = Field(
         "uniform",
         description="Priority of a group after a use, with `order: priority` (new groups have 1): uniform; "
-        "reward_std; or `module:function` / `file.py:function` of your own (learner.algorithms.types.Group -> float).",
+        "reward_std; or `module:function` / `file.py:function` of your own (rollmesh.learner.algorithms.types.Group -> float).",
     )
     priority_exponent: float = Field(
         1.0, ge=0, description="Weight of a draw = priority to this power, with `order: priority`; 0: uniform."

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from mesh.errors import ConfigError
-from mesh.private import read_secret
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.private import read_secret
 
 _PORT = 6379
 _SCHEMES = ("redis", "rediss", "unix", "redis-cluster", "rediss-cluster")

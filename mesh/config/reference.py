@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mesh.config.models import Config
-from mesh.config.section import Section, section_of
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.section import Section, section_of
 
 _HEAD = """# Configuration
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from mesh.liveness.verdict import Sight, State
+from rollmesh.mesh.liveness.verdict import Sight, State
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Fields of /proc/PID/stat, counted from the one after the command's name.

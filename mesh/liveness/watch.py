@@ -10,7 +10,7 @@ import asyncio
 import enum
 from collections.abc import Awaitable, Callable
 
-from mesh.liveness.verdict import Bounds, Frozen, Judge, Sight
+from rollmesh.mesh.liveness.verdict import Bounds, Frozen, Judge, Sight
 
 # Pause between an answer and the next question, in seconds.
 ASK_EVERY_S = 2.0

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, Work
 
-from mesh.errors import WeightsError
+from rollmesh.mesh.errors import WeightsError
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Backend

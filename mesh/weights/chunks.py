@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from google.protobuf.message import DecodeError
 
-from mesh.errors import PayloadError
-from protos import weights_pb2
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.protos import weights_pb2
 
 # Larger messages are slower, smaller ones cost more calls.
 CHUNK_BYTES = 1 << 20

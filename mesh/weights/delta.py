@@ -30,10 +30,10 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from mesh.errors import WeightsError
-from mesh.weights.digest import Buffer
-from mesh.weights.layout import DTYPE_BYTES
-from protos import weights_pb2
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights.digest import Buffer
+from rollmesh.mesh.weights.layout import DTYPE_BYTES
+from rollmesh.protos import weights_pb2
 
 # Elements of a block: what is in work at a time stays in the processor's caches.
 BLOCK = 1 << 20

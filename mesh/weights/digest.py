@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import xxhash
 
-from protos import weights_pb2
+from rollmesh.protos import weights_pb2
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
 
 INDEX_NAME = "model.safetensors.index.json"
 # Keys of the metadata.

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mesh.errors import WeightsError
+from rollmesh.mesh.errors import WeightsError
 
 ALIGNMENT = 64
 # Bytes per element of the dtypes that may travel, by the names that torch, safetensors and numpy share.

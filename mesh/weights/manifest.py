@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import accumulate
 
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights.digest import manifest_digest
-from mesh.weights.layout import ALIGNMENT, aligned, tensor_bytes
-from protos import weights_pb2
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights.digest import manifest_digest
+from rollmesh.mesh.weights.layout import ALIGNMENT, aligned, tensor_bytes
+from rollmesh.protos import weights_pb2
 
 
 def bucket_starts(buckets: Iterable[weights_pb2.BucketEntry]) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from mesh.errors import WeightsError
-from mesh.weights.broadcast import LONGEST_STALL_S
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights.broadcast import LONGEST_STALL_S
 
 
 def open_store(host: str, timeout_s: float) -> TCPStore:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mesh.versions import PolicyVersion
+from rollmesh.mesh.versions import PolicyVersion
 
 # From the end of one bucket to the beginning of the next, on a busy machine.
 GRACE_S = 5.0

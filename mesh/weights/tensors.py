@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from mesh.errors import WeightsError
-from mesh.weights.digest import Buffer
-from mesh.weights.layout import DTYPE_BYTES
-from mesh.weights.manifest import bucket_starts
-from protos import weights_pb2
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights.digest import Buffer
+from rollmesh.mesh.weights.layout import DTYPE_BYTES
+from rollmesh.mesh.weights.manifest import bucket_starts
+from rollmesh.protos import weights_pb2
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights.digest import Buffer, digest_of
-from mesh.weights.manifest import bucket_starts
-from protos import weights_pb2
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights.digest import Buffer, digest_of
+from rollmesh.mesh.weights.manifest import bucket_starts
+from rollmesh.protos import weights_pb2
 
 Encoding = Literal["full", "delta"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protos import weights_pb2
+from rollmesh.protos import weights_pb2
 
 
 def links_from(base: weights_pb2.Manifest, target: weights_pb2.Manifest) -> Sequence[weights_pb2.Delta]:

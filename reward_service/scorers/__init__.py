@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from reward_service.outcomes import Outcome, RewardItem
-from reward_service.scorers import (
+from rollmesh.reward_service.outcomes import Outcome, RewardItem
+from rollmesh.reward_service.scorers import (
     arithmetic,
     auto,
     environment,

@@ -6,8 +6,8 @@ listing many numbers earns nothing.
 
 from __future__ import annotations
 
-from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from reward_service.scorers.numbers import parse_number
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.scorers.numbers import parse_number
 
 
 def score(item: RewardItem) -> Outcome:

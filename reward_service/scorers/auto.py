@@ -7,8 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reward_service.outcomes import Failed, Outcome, RewardItem
-from reward_service.scorers import arithmetic, environment, exact_match, gsm8k, math_dapo, math_value, qa, strings
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem
+from rollmesh.reward_service.scorers import (
+    arithmetic,
+    environment,
+    exact_match,
+    gsm8k,
+    math_dapo,
+    math_value,
+    qa,
+    strings,
+)
 
 # First match wins: part of the data_source's name, scorer.
 _RULES = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reward_service.outcomes import Failed, Outcome, RewardItem, Scored
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored
 
 FIELD = "environment_reward"
 

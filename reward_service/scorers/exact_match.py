@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
 
 
 def accepted_answers(item: RewardItem) -> list[str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from mesh.errors import RewardError
-from reward_service.scorers import math_value
+from rollmesh.mesh.errors import RewardError
+from rollmesh.reward_service.scorers import math_value
 
 # Versions under which `_KNOWN` was recorded; None: any. As in pyproject.toml.
 _PINNED = {

@@ -5,8 +5,8 @@ Components: `correct` (the reward) and `format` (whether `####` introduced the a
 
 from __future__ import annotations
 
-from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from reward_service.scorers.numbers import NUMBER, parse_number
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.scorers.numbers import NUMBER, parse_number
 
 _MARK = "####"
 

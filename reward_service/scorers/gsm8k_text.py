@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
 
 Method = Literal["strict", "flexible"]
 _TAIL = 300

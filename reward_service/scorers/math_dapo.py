@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from reward_service.scorers.boxes import last_braced_box
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.scorers.boxes import last_braced_box
 
 INVALID = "[INVALID]"
 _TAIL = 300

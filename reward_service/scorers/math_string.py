@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from reward_service.scorers.boxes import last_boxed
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.scorers.boxes import last_boxed
 
 # In this order: text -> replacement.
 _REWRITES = (

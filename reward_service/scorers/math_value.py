@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from reward_service.scorers.boxes import last_boxed
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.scorers.boxes import last_boxed
 
 Reading = Literal["any", "expression_first", "latex", "box"]
 # Behind its last box a response may go on for so long; what follows would be read together with it.

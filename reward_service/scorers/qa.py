@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from reward_service.scorers.exact_match import accepted_answers
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.scorers.exact_match import accepted_answers
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _ARTICLES = re.compile(r"\b(a|an|the)\b")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
-from reward_service.scorers.exact_match import accepted_answers
+from rollmesh.reward_service.outcomes import Outcome, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.scorers.exact_match import accepted_answers
 
 _QUOTES = "\"'`"
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from reward_service.outcomes import Failed, Outcome
-from reward_service.times import Times
-from reward_service.workers.messages import pack
+from rollmesh.reward_service.outcomes import Failed, Outcome
+from rollmesh.reward_service.times import Times
+from rollmesh.reward_service.workers.messages import pack
 
 CLOSED = Failed("closed", "the reward workers are closed", retryable=True)
 

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import chain
 
-from reward_service.outcomes import Failed, not_begun
-from reward_service.workers.calls import CLOSED, Trial, Unit
-from reward_service.workers.effort import Effort, processor_seconds
-from reward_service.workers.process import WorkerProcess
-from reward_service.workers.slot import Slot
+from rollmesh.reward_service.outcomes import Failed, not_begun
+from rollmesh.reward_service.workers.calls import CLOSED, Trial, Unit
+from rollmesh.reward_service.workers.effort import Effort, processor_seconds
+from rollmesh.reward_service.workers.process import WorkerProcess
+from rollmesh.reward_service.workers.slot import Slot
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgpack
 
-from reward_service.outcomes import Failed, Outcome, Scored, Unscorable
+from rollmesh.reward_service.outcomes import Failed, Outcome, Scored, Unscorable
 
 READY, REFUSED, DONE = "ready", "refused", "done"
 ANSWER_BYTES = 16 << 20

@@ -24,20 +24,20 @@ from typing import Any, cast
 import msgpack
 import psutil
 
-from mesh.errors import RewardError
-from mesh.liveness.ends import descendants, survivors
-from mesh.supervised import wrapped
-from mesh.threads import thread_environment
-from reward_service.outcomes import Outcome
-from reward_service.workers.messages import DONE, MESSAGE_BYTES, READY, pack, stream, unpack_answer
-from reward_service.workers.page import Page
+from rollmesh.mesh.errors import RewardError
+from rollmesh.mesh.liveness.ends import descendants, survivors
+from rollmesh.mesh.supervised import wrapped
+from rollmesh.mesh.threads import thread_environment
+from rollmesh.reward_service.outcomes import Outcome
+from rollmesh.reward_service.workers.messages import DONE, MESSAGE_BYTES, READY, pack, stream, unpack_answer
+from rollmesh.reward_service.workers.page import Page
 
 # Unit, and its outcomes; None where it was not begun.
 Answer = tuple[int, list[Outcome] | None]
 # The path comes first: the package itself may be found by it alone.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from reward_service.workers.program import main; main()"
+    "from rollmesh.reward_service.workers.program import main; main()"
 )
 # Seconds for loading the functions; a reward model on a slow disk is among them.
 _LOAD_S = 150.0

@@ -23,15 +23,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mesh.errors import PayloadError, RewardError
-from mesh.telemetry import setup_logging
-from protos import reward_pb2
-from reward_service.functions import RewardFunction
-from reward_service.loading import load_function
-from reward_service.outcomes import Failed, Outcome, RewardItem
-from reward_service.scorers import prepare
-from reward_service.workers.messages import DONE, READY, REFUSED, pack, pack_answer, stream
-from reward_service.workers.page import Page
+from rollmesh.mesh.errors import PayloadError, RewardError
+from rollmesh.mesh.telemetry import setup_logging
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.functions import RewardFunction
+from rollmesh.reward_service.loading import load_function
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem
+from rollmesh.reward_service.scorers import prepare
+from rollmesh.reward_service.workers.messages import DONE, READY, REFUSED, pack, pack_answer, stream
+from rollmesh.reward_service.workers.page import Page
 
 T = TypeVar("T")
 Unit = tuple[int, float, Sequence[bytes]]

@@ -17,10 +17,10 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from mesh.errors import RewardError
-from reward_service.outcomes import Failed
-from reward_service.workers.calls import CLOSED, Trial, Unit
-from reward_service.workers.process import Ending, WorkerProcess
+from rollmesh.mesh.errors import RewardError
+from rollmesh.reward_service.outcomes import Failed
+from rollmesh.reward_service.workers.calls import CLOSED, Trial, Unit
+from rollmesh.reward_service.workers.process import Ending, WorkerProcess
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from learner.algorithms.base import Algorithm
-from learner.algorithms.policy_gradient import PolicyGradient
-from learner.algorithms.reference import read_documentation
-from learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, Registry, keyword_settings
-from learner.algorithms.settings import Component, Settings, merge
-from learner.algorithms.types import Role
-from learner.build import build_algorithm
-from mesh.config.models import Config
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.policy_gradient import PolicyGradient
+from rollmesh.learner.algorithms.reference import read_documentation
+from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, Registry, keyword_settings
+from rollmesh.learner.algorithms.settings import Component, Settings, merge
+from rollmesh.learner.algorithms.types import Role
+from rollmesh.learner.build import build_algorithm
+from rollmesh.mesh.config.models import Config
 
 _REGISTRIES: dict[str, Registry[Any]] = {"advantage": ADVANTAGES, "loss": POLICY_LOSSES}
 

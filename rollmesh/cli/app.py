@@ -14,13 +14,13 @@ from typing import Annotated
 
 import typer
 
-from mesh.errors import PERMANENT, RollmeshError
-from mesh.heap import collect_seldom
-from mesh.private import keep_private
-from mesh.ranks import started_here
 from rollmesh.cli import config, inspect, ledger, replay, results, run, services, token, weights
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.output import Output
+from rollmesh.mesh.errors import PERMANENT, RollmeshError
+from rollmesh.mesh.heap import collect_seldom
+from rollmesh.mesh.private import keep_private
+from rollmesh.mesh.ranks import started_here
 
 app = typer.Typer(
     name="rollmesh",

@@ -7,8 +7,8 @@ import json
 import typer
 import yaml
 
-from mesh.config.models import Config
 from rollmesh.cli.options import OVERRIDES, ConfigPath, read_config
+from rollmesh.mesh.config.models import Config
 
 
 def register(app: typer.Typer) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from mesh.config.models import Config
-from mesh.config.rollout import RolloutSection
-from mesh.errors import ConfigError
-from mesh.liveness.verdict import Bounds
-from mesh.threads import available_cores, plan_threads, reward_workers
 from rollmesh.launcher.devices import device_plan
 from rollmesh.launcher.services import interpreters_of
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.rollout import RolloutSection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.liveness.verdict import Bounds
+from rollmesh.mesh.threads import available_cores, plan_threads, reward_workers
 
 
 def explain(config: Config) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _packing(config: Config) -> str:
     """How the actor's sequences are computed; its folder says so."""
     if not Path(config.model.path).is_dir():
         return "known once the model is here"
-    from learner.engines.fsdp2.architecture import describe_packing
+    from rollmesh.learner.engines.fsdp2.architecture import describe_packing
 
     return describe_packing(config.model)
 
@@ -110,8 +110,8 @@ def _compute(config: Config) -> str:
 
 def _frozen(config: Config) -> str:
     """When silence is a failure."""
-    from generators.engine_watch import bounds_of
-    from learner.hanging import AT_LEAST_S, FACTOR
+    from rollmesh.generators.engine_watch import bounds_of
+    from rollmesh.learner.hanging import AT_LEAST_S, FACTOR
 
     after_s, first_s = config.resources.frozen_after_s, config.buffer.stall_limit_s
     if not after_s:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mesh.errors import RollmeshError
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
+from rollmesh.mesh.errors import RollmeshError
 
 # Characters; wider than any line of the tables.
 _PIPED_WIDTH = 320

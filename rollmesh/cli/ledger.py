@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mesh.errors import DataError
 from rollmesh.cli.options import Mesh, OptionalRunFolder, Target, TlsCa, TlsCert, TlsKey, TokenFile, ended_run, target
+from rollmesh.mesh.errors import DataError
 
 if TYPE_CHECKING:
-    from protos import buffer_pb2
     from rollmesh.launcher.monitor import MeshView
+    from rollmesh.protos import buffer_pb2
 
 TABLES = ("train", "eval")
 # All that the buffer keeps.

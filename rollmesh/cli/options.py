@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from mesh.config import load_config
-from mesh.config.models import Config, SecuritySection
-from mesh.errors import ConfigError, DataError
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.errors import ConfigError, DataError
 
 # For commands whose unknown options are `--section.key=value` overrides.
 OVERRIDES: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mesh.config import load_config
-from mesh.errors import ConfigError
-from mesh.ranks import become_ranks
 from rollmesh.cli.options import OVERRIDES, RunFolder
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.ranks import become_ranks
 
 if TYPE_CHECKING:
-    from learner.comparison import ComparedStep
+    from rollmesh.learner.comparison import ComparedStep
 
 # Values shown per version where all are equal, and where they are not.
 _SHOWN = ("critic/score/mean", "actor/loss", "actor/grad_norm")
@@ -51,8 +51,8 @@ def _replay(
     config = load_config(before.model_dump(mode="json"), context.args)
     become_ranks(config.learner.ranks)
     out = out or run / "replay"
-    from learner.replay import replay
-    from mesh.telemetry import setup_logging
+    from rollmesh.learner.replay import replay
+    from rollmesh.mesh.telemetry import setup_logging
 
     setup_logging("replay", config.logging.level)
     done = replay(config, run, out, checkpoint=from_checkpoint, steps=steps)
@@ -65,7 +65,7 @@ def _replay(
 
 def _compare(run: Path, out: Path, tolerance: float) -> bool:
     """Prints both runs step by step; whether they agree."""
-    from learner.comparison import compare
+    from rollmesh.learner.comparison import compare
 
     equal = True
     for step in compare(run / "metrics.jsonl", out / "metrics.jsonl", tolerance=tolerance):

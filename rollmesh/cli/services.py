@@ -9,9 +9,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mesh.access.code import AllowCode, rule_of
-from mesh.ranks import become_ranks
-from mesh.threads import thread_environment
 from rollmesh.cli.options import (
     OVERRIDES,
     AllowChanges,
@@ -30,6 +27,9 @@ from rollmesh.cli.options import (
     read_config,
     security_of,
 )
+from rollmesh.mesh.access.code import AllowCode, rule_of
+from rollmesh.mesh.ranks import become_ranks
+from rollmesh.mesh.threads import thread_environment
 
 Host = Annotated[str | None, typer.Option("--host", help="Address to bind; network.host if left out.")]
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to bind; 0 picks a free one.")]
@@ -64,7 +64,7 @@ def _buffer(
 ) -> None:
     """Serve the buffer: the mesh's one address."""
     config = read_config(config_path, context)
-    from buffer import service
+    from rollmesh.buffer import service
 
     _end(
         service.run(
@@ -86,7 +86,7 @@ def _reward(
 ) -> None:
     """Serve the configuration's reward functions; with --mesh, generators find the service by themselves."""
     config = read_config(config_path, context)
-    from reward_service import service
+    from rollmesh.reward_service import service
 
     _end(service.run(config, host=host or config.network.host, port=port, mesh=mesh, ready_file=ready_file))
 
@@ -103,7 +103,7 @@ def _reward_check(
     tls_key: TlsKey = None,
 ) -> None:
     """Call a reward service with sample items and say what is wrong with its answers."""
-    from reward_service.check import run_check
+    from rollmesh.reward_service.check import run_check
 
     security = security_of(token_file=token_file, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key)
     report = run_check(endpoint, timeout_s, samples, security)
@@ -155,8 +155,8 @@ def _generator(
     if threads is not None:
         # Read by the numerical libraries when they are loaded, which happens below.
         os.environ.update(thread_environment(threads))
-    from generators import service
-    from mesh.fronts import is_local
+    from rollmesh.generators import service
+    from rollmesh.mesh.fronts import is_local
 
     security = security_of(
         token_file=token_file,
@@ -200,8 +200,8 @@ def _learner(
     """Serve the learner, in as many processes as learner.ranks says; under torchrun, one rank of it."""
     config = read_config(config_path, context)
     become_ranks(config.learner.ranks)
-    from learner import service
     from rollmesh.best import chosen_of
+    from rollmesh.learner import service
 
     start = chosen_of(config.run.folder, from_checkpoint) if from_checkpoint is not None else None
     _end(

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from mesh.access.credentials import Role
-from mesh.access.secret import new_token, parse_secret
-from mesh.errors import ConfigError
-from mesh.private import read_secret
 from rollmesh.cli.options import OptionalRunFolder
+from rollmesh.mesh.access.credentials import Role
+from rollmesh.mesh.access.secret import new_token, parse_secret
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.private import read_secret
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SPAN = re.compile(r"([1-9][0-9]*)([mhd])")

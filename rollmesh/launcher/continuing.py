@@ -9,13 +9,13 @@ from typing import Any, cast, get_args
 
 import yaml
 
-from learner.checkpoint.names import CHECKPOINTS_NAME, newest, version_of
-from learner.run_record import nothing_trained
-from mesh.config.models import BufferSection, Config
-from mesh.errors import ConfigError, DataError
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.changes import changed
 from rollmesh.launcher.finished import why_finished
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest, version_of
+from rollmesh.learner.run_record import nothing_trained
+from rollmesh.mesh.config.models import BufferSection, Config
+from rollmesh.mesh.errors import ConfigError, DataError
 from rollmesh.report.metrics import is_training, run_records
 
 # What makes the values of two groups values of different things.

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.config.models import Config
-from mesh.config.rollout import RolloutSection
-from mesh.errors import ConfigError
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.rollout import RolloutSection
+from rollmesh.mesh.errors import ConfigError
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _DEADLINE_S = 120.0

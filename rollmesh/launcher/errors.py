@@ -6,8 +6,8 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from mesh.errors import RollmeshError, StuckError
-from mesh.liveness.verdict import Frozen
+from rollmesh.mesh.errors import RollmeshError, StuckError
+from rollmesh.mesh.liveness.verdict import Frozen
 from rollmesh.report.restarts import Reason
 
 

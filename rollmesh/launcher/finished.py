@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from learner.checkpoint.names import CHECKPOINTS_NAME, newest
-from learner.measured_by import measured_by
-from mesh.config.models import Config
-from mesh.versions import PolicyVersion
 from rollmesh.launcher import folder as folders
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME, newest
+from rollmesh.learner.measured_by import measured_by
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.versions import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from learner.run_record import CONFIG
-from mesh.config import save_config
-from mesh.config.models import Config
-from mesh.errors import ConfigError, DataError
-from mesh.private import open_to_others, private_folder
 from rollmesh.launcher.errors import RunBusyError
+from rollmesh.learner.run_record import CONFIG
+from rollmesh.mesh.config import save_config
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.private import open_to_others, private_folder
 from rollmesh.run_files import LAUNCH, is_run
 
 MESH = "mesh.json"

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError
 
 # A cold start from a network disk takes its time.
 _DEADLINE_S = 120.0

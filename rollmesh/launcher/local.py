@@ -14,11 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from learner.run_record import RunRecord
-from mesh.config.models import Config
-from mesh.errors import ConfigError, RollmeshError
-from mesh.held_ports import HeldPorts
-from protos import buffer_pb2
 from rollmesh.best import chosen_of
 from rollmesh.launcher import folder as folders
 from rollmesh.launcher.continuing import Continuation
@@ -36,6 +31,11 @@ from rollmesh.launcher.services import ServiceCatalogue, drain_order, mesh_addre
 from rollmesh.launcher.slow import SlowRewards, reward_wait_s, slow_rewards
 from rollmesh.launcher.supervisor import Observer, Supervisor
 from rollmesh.launcher.view import View, open_view
+from rollmesh.learner.run_record import RunRecord
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError, RollmeshError
+from rollmesh.mesh.held_ports import HeldPorts
+from rollmesh.protos import buffer_pb2
 from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, Record, is_training
 from rollmesh.report.summary import FinalState, Summary, build_summary, read_summary, write_summary

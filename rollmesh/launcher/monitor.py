@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from mesh.config.models import SecuritySection
-from mesh.errors import UnreachableError
-from mesh.fronts import open_mesh
-from mesh.rpc import is_transient, open_channel, to_rollmesh_error
-from mesh.who_holds import NAMED, reasons
-from protos import (
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.fronts import open_mesh
+from rollmesh.mesh.rpc import is_transient, open_channel, to_rollmesh_error
+from rollmesh.mesh.who_holds import NAMED, reasons
+from rollmesh.protos import (
     buffer_pb2,
     buffer_pb2_grpc,
     membership_pb2,

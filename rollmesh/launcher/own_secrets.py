@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from mesh.access.secret import new_token
-from mesh.config.models import Config
-from mesh.errors import ConfigError
+from rollmesh.mesh.access.secret import new_token
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError
 
 # Below the run folder.
 TOKEN, ENDPOINT_KEY, METRICS_KEY = "token", "endpoint.key", "metrics.key"

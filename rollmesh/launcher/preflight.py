@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from learner.model_checks import check_context, check_model_files, declared_context, read_model_config
-from mesh.access.secret_files import check_keys, check_security
-from mesh.config.models import Config
-from mesh.errors import ConfigError, DataError
-from reward_service.loading import is_path, load_function
-from reward_service.routing import split_routes
 from rollmesh.launcher.interpreters import check_interpreters
 from rollmesh.launcher.services import interpreters_of, needs_reward_service
 from rollmesh.launcher.trial import Trial, try_learner
+from rollmesh.learner.model_checks import check_context, check_model_files, declared_context, read_model_config
+from rollmesh.mesh.access.secret_files import check_keys, check_security
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.reward_service.loading import is_path, load_function
+from rollmesh.reward_service.routing import split_routes
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 # A module that loads a model when it is imported takes longer; its service waits for it.
@@ -98,7 +98,7 @@ def _check_model(key: str, path: str) -> None:
     folder = Path(path)
     if folder.is_dir():
         check_model_files(folder, key, tokenizer=key == "model.path")
-        from learner.model_folder import refuse_untrainable
+        from rollmesh.learner.model_folder import refuse_untrainable
 
         refuse_untrainable(folder, key.removesuffix(".path"))
     elif not _HUB_ID.match(path):

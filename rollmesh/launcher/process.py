@@ -20,16 +20,16 @@ from pathlib import Path
 
 import psutil
 
-from mesh.config.models import SecuritySection
-from mesh.errors import UnreachableError
-from mesh.liveness.ends import descendants
-from mesh.liveness.sight import look_at_part
-from mesh.liveness.verdict import Bounds, Frozen
-from mesh.liveness.watch import until_frozen
-from mesh.supervised import wrapped
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.health import HealthProbe
 from rollmesh.launcher.logs import explain_exit, tail
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.liveness.ends import descendants
+from rollmesh.mesh.liveness.sight import look_at_part
+from rollmesh.mesh.liveness.verdict import Bounds, Frozen
+from rollmesh.mesh.liveness.watch import until_frozen
+from rollmesh.mesh.supervised import wrapped
 
 # The ready file has no event a parent could wait for; this is how often it is looked for.
 _READY_POLL_S = 0.05

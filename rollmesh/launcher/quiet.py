@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from protos import buffer_pb2
 from rollmesh.launcher.monitor import Snapshot
+from rollmesh.protos import buffer_pb2
 from rollmesh.report.failures import failures_text
 
 _LEAST_S = 20.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from mesh.config.models import Config
-from mesh.held_ports import ENVIRONMENT, HeldPorts
-from mesh.threads import ThreadPlan, available_cores, plan_threads, thread_environment
 from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.folder import takeover_stamp
 from rollmesh.launcher.interpreters import Interpreter, command_of, environment_of
 from rollmesh.launcher.process import ServiceSpec, ready_file
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.held_ports import ENVIRONMENT, HeldPorts
+from rollmesh.mesh.threads import ThreadPlan, available_cores, plan_threads, thread_environment
 
 BUFFER = "buffer"
 REWARD = "reward"

@@ -5,10 +5,10 @@ A slow reward loses nothing: generators stop where too many responses wait, and 
 
 from __future__ import annotations
 
-from mesh.config.models import RewardSection
-from mesh.threads import reward_workers
-from protos import membership_pb2
 from rollmesh.launcher.monitor import Snapshot
+from rollmesh.mesh.config.models import RewardSection
+from rollmesh.mesh.threads import reward_workers
+from rollmesh.protos import membership_pb2
 
 _LEAST_S = 10.0
 # Rewards were quick for so long: what was told before is over.

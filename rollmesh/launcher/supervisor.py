@@ -20,17 +20,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from mesh.config.models import SecuritySection
-from mesh.errors import (
-    PERMANENT,
-    PortInUseError,
-    RewardError,
-    RollmeshError,
-    TakeoverRefusedError,
-)
 from rollmesh.launcher.backoff import Restarts
 from rollmesh.launcher.errors import FrozenServiceError, ServiceExitError
 from rollmesh.launcher.process import ServiceProcess, ServiceSpec
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import PERMANENT, PortInUseError, RewardError, RollmeshError, TakeoverRefusedError
 from rollmesh.report.restarts import Reason, note_restart
 
 # As `PERMANENT`, but only before the service was ever healthy: later they may be the echo of its predecessor's end.

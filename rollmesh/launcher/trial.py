@@ -19,13 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from learner.checkpoint.names import CHECKPOINTS_NAME
-from learner.run_record import nothing_trained
-from mesh.config import Config, load_config
-from mesh.errors import ConfigError, DataError, RewardError, RollmeshError
-from mesh.heap import collect_seldom
-from mesh.supervised import wrapped
 from rollmesh.launcher.interpreters import environment_of
+from rollmesh.learner.checkpoint.names import CHECKPOINTS_NAME
+from rollmesh.learner.run_record import nothing_trained
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.errors import ConfigError, DataError, RewardError, RollmeshError
+from rollmesh.mesh.heap import collect_seldom
+from rollmesh.mesh.supervised import wrapped
 
 _ERRORS = {kind.exit_code: kind for kind in (ConfigError, DataError, RewardError)}
 _ANSWER = "rollmesh trial: "
@@ -119,30 +119,30 @@ def try_learner(config: Config, *, fresh: bool) -> list[str]:
     Raises:
         ConfigError, DataError: what is wrong; the engine `hf` does not serve the model.
     """
-    from learner.data.dataset import check_beginning
+    from rollmesh.learner.data.dataset import check_beginning
 
     for path in (config.data.train, config.data.eval):
         if path is not None:
             check_beginning(path, config.data.prompt_key)
     # Torch takes a second or more.
-    from learner.build import build_algorithm
-    from learner.checkpoint.fits import check_newest
-    from learner.priorities import priority_function
+    from rollmesh.learner.build import build_algorithm
+    from rollmesh.learner.checkpoint.fits import check_newest
+    from rollmesh.learner.priorities import priority_function
 
     algorithm = build_algorithm(config)
     priority_function(config)
     if not fresh and not nothing_trained(config.run.folder):
         check_newest(config.run.folder / CHECKPOINTS_NAME, algorithm)
     if config.rollout.engine == "hf" and (folder := Path(config.model.path)).is_dir():
-        from generators.engines.hf.layers import layout_of, read_config
+        from rollmesh.generators.engines.hf.layers import layout_of, read_config
 
         layout_of(read_config(folder), folder)
     return algorithm.notices()
 
 
 def _reward(config: Config) -> list[str]:
-    from reward_service.loading import load_function
-    from reward_service.routing import split_routes
+    from rollmesh.reward_service.loading import load_function
+    from rollmesh.reward_service.routing import split_routes
 
     functions, _ = split_routes(config.reward.by_data_source)
     for name in (*config.reward.functions, *(name for names in functions.values() for name in names)):

@@ -15,10 +15,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from protos import membership_pb2
 from rollmesh.launcher.logs import readable
 from rollmesh.launcher.monitor import Snapshot
 from rollmesh.launcher.output import Output
+from rollmesh.protos import membership_pb2
 from rollmesh.report.failures import failures_text
 from rollmesh.report.metrics import REWARD, Record, is_evaluation, is_training
 from rollmesh.report.series import number

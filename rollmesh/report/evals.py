@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from learner.checkpoint.best import Best, best_checkpoint
-from learner.eval_log import EvalLog
-from mesh.errors import DataError
+from rollmesh.learner.checkpoint.best import Best, best_checkpoint
+from rollmesh.learner.eval_log import EvalLog
+from rollmesh.mesh.errors import DataError
 
 # Of a run folder; named here because the store of checkpoints loads torch.
 _CHECKPOINTS = "checkpoints"

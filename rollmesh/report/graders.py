@@ -9,12 +9,12 @@ import json
 import subprocess
 from itertools import chain
 
-from mesh.config.models import Config
-from reward_service.routing import split_routes
-from reward_service.scorers import reads_mathematics
-from reward_service.scorers.graders import versions
+from rollmesh.mesh.config.models import Config
+from rollmesh.reward_service.routing import split_routes
+from rollmesh.reward_service.scorers import reads_mathematics
+from rollmesh.reward_service.scorers.graders import versions
 
-_ASK = "import json; from reward_service.scorers.graders import versions; print(json.dumps(versions()))"
+_ASK = "import json; from rollmesh.reward_service.scorers.graders import versions; print(json.dumps(versions()))"
 _DEADLINE_S = 30.0
 
 

@@ -7,8 +7,8 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 
-from mesh.config.models import Config
-from mesh.errors import DataError
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import DataError
 from rollmesh.report.evals import result_grid
 from rollmesh.report.metrics import read_metrics, run_records
 from rollmesh.report.pushes import push_rows, read_receivers

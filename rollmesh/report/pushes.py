@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesh.versions import PolicyVersion
+from rollmesh.mesh.versions import PolicyVersion
 from rollmesh.report.table_lines import size
 
 if TYPE_CHECKING:
-    from protos import weights_pb2
+    from rollmesh.protos import weights_pb2
     from rollmesh.report.summary import Summary
 
 # Moments after the announcement, but for the pause, which is a length.

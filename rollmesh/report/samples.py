@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mesh.errors import DataError
+from rollmesh.mesh.errors import DataError
 
 _FILE = "samples.jsonl"
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mesh.config.models import Config
-from mesh.errors import DataError
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import DataError
 from rollmesh.report.failures import failures_text
 from rollmesh.report.graders import grader_versions
 from rollmesh.report.metrics import Record, is_evaluation, is_training, read_metrics, run_records
@@ -24,7 +24,7 @@ from rollmesh.report.stalls import read_stalls
 from rollmesh.report.unscored import Unscored
 
 if TYPE_CHECKING:
-    from protos import buffer_pb2
+    from rollmesh.protos import buffer_pb2
 
 _FILE = "summary.json"
 _BY = "eval/measured_by"

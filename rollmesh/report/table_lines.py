@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from protos import buffer_pb2
+from rollmesh.protos import buffer_pb2
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _FINE = frozenset({"trained/committed"})

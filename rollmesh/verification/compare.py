@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from mesh.config.models import SecuritySection
-from mesh.errors import RollmeshError, UnreachableError, WeightsError
-from mesh.rpc import open_channel, to_rollmesh_error
-from mesh.versions import PolicyVersion
-from protos import generator_pb2, generator_pb2_grpc, membership_pb2, weights_pb2
 from rollmesh.launcher.monitor import MeshView
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import RollmeshError, UnreachableError, WeightsError
+from rollmesh.mesh.rpc import open_channel, to_rollmesh_error
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import generator_pb2, generator_pb2_grpc, membership_pb2, weights_pb2
 from rollmesh.verification.reference import PublishedModel
 from rollmesh.verification.verdict import Answer, Reference, Verdict, judge
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import grpc
 import torch
 
-from generators.bundle import read_parts, write_model_files
-from generators.engines.hf.loading import LoadedModel, load_model
-from mesh.config.models import SecuritySection
-from mesh.errors import DataError, WeightsError
-from mesh.rpc import open_channel, to_rollmesh_error
-from mesh.versions import PolicyVersion
-from mesh.weights import Wanted, check_manifest
-from mesh.weights.tensors import named_tensors
-from protos import weights_pb2, weights_pb2_grpc
+from rollmesh.generators.bundle import read_parts, write_model_files
+from rollmesh.generators.engines.hf.loading import LoadedModel, load_model
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import DataError, WeightsError
+from rollmesh.mesh.rpc import open_channel, to_rollmesh_error
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import Wanted, check_manifest
+from rollmesh.mesh.weights.tensors import named_tensors
+from rollmesh.protos import weights_pb2, weights_pb2_grpc
 from rollmesh.verification.verdict import Reference, tolerance_for
 
 _BUNDLE_TIMEOUT_S = 60.0

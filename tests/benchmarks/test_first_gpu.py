@@ -8,8 +8,8 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.common import REPOSITORY
-from mesh.config import load_config
 from rollmesh.launcher.devices import Visible, assign
+from rollmesh.mesh.config import load_config
 
 
 def test_every_run_that_it_would_start_has_devices_and_a_configuration(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from benchmarks import learning, staleness, studies
 from benchmarks.mesh_run import MeshRun, RunFailedError
 from benchmarks.studies import Results, overlay
-from learner.build import build_algorithm
-from mesh.config import load_config
+from rollmesh.learner.build import build_algorithm
+from rollmesh.mesh.config import load_config
 
 
 def finished(tmp_path: Path, rewards: list[float], ages: list[dict[str, int]]) -> MeshRun:

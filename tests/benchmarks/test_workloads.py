@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.rewards import letter_order
 from benchmarks.workloads import EOS, LONG_TAIL, WORKLOADS, Mode, build_model, build_tokenizer, mesh_config, prepare
-from mesh.config import load_config
+from rollmesh.mesh.config import load_config
 
 
 def _end_probability(prompt: str, modes: tuple[Mode, ...]) -> float:

@@ -20,19 +20,19 @@ from hypothesis.stateful import (
     rule,
 )
 
-from buffer.drafts import draft_places
-from buffer.generator_verbs import packed
-from buffer.keys import Keys
-from buffer.orphans import Owner
-from buffer.policy import gate
-from buffer.policy.lineage import VersionRanges
-from buffer.policy.machine import TableMachine
-from buffer.policy.reuse import weight_of
-from buffer.policy.rules import Order, TableRules
-from buffer.policy.states import Fate, Group, State, Task
-from buffer.policy.table import LEARNER
-from buffer.redis_access import RedisAccess
-from mesh.versions import PolicyVersion
+from rollmesh.buffer.drafts import draft_places
+from rollmesh.buffer.generator_verbs import packed
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.orphans import Owner
+from rollmesh.buffer.policy import gate
+from rollmesh.buffer.policy.lineage import VersionRanges
+from rollmesh.buffer.policy.machine import TableMachine
+from rollmesh.buffer.policy.reuse import weight_of
+from rollmesh.buffer.policy.rules import Order, TableRules
+from rollmesh.buffer.policy.states import Fate, Group, State, Task
+from rollmesh.buffer.policy.table import LEARNER
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.mesh.versions import PolicyVersion
 from tests.buffer.comparison import MEMBERS
 from tests.buffer.fences import FencedMachines
 from tests.buffer.groups_as_stored import DIGEST, PIECES, place_of

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from mesh.config import Config
+from rollmesh.mesh.config import Config
 from tests.buffer.mesh_fixture import HasAddress
 
 

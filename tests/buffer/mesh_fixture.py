@@ -11,22 +11,22 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from buffer.client import AdmitStream, Arrivals, BufferClient, Outgoing, SampleStream, Writer
-from buffer.keys import Keys
-from buffer.payloads import digest_of
-from buffer.redis_users import ADMIN
-from buffer.service import BufferService
-from buffer.writer import WriteResult
-from mesh.config import Config, load_config
-from mesh.errors import LostStateError
-from mesh.fronts import open_mesh
-from mesh.membership import MembershipAgent
-from mesh.rpc import open_channel
-from mesh.trajectory import Trajectory, encode
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import buffer_pb2 as pb
-from protos import membership_pb2, membership_pb2_grpc
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.client import AdmitStream, Arrivals, BufferClient, Outgoing, SampleStream, Writer
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.payloads import digest_of
+from rollmesh.buffer.redis_users import ADMIN
+from rollmesh.buffer.service import BufferService
+from rollmesh.buffer.writer import WriteResult
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.errors import LostStateError
+from rollmesh.mesh.fronts import open_mesh
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc import open_channel
+from rollmesh.mesh.trajectory import Trajectory, encode
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import membership_pb2, membership_pb2_grpc
+from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.secrets_here import write_secret
 
 TIMEOUT_S = 10.0

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgpack
 
-from buffer.keys import Keys
-from buffer.service import BufferService
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.service import BufferService
 
 _RECORD = (
     "ordinal", "n", "pin", "reserve", "task", "parent", "refills",

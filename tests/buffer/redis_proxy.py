@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from mesh.config.redis_url import parse_redis_url
+from rollmesh.mesh.config.redis_url import parse_redis_url
 
 
 class Proxy:

@@ -12,9 +12,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from buffer.policy.resumes import Outdated
-from buffer.policy.rules import TableRules
-from buffer.policy.table import Fenced
+from rollmesh.buffer.policy.resumes import Outdated
+from rollmesh.buffer.policy.rules import TableRules
+from rollmesh.buffer.policy.table import Fenced
 from tests.buffer.comparison import MEMBERS, ComparedMachines
 
 index = st.integers(0, 30)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from buffer.at_hand import AtHand
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.at_hand import AtHand
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, key_of, make_write
 
 FIFO = {"max_staleness": 4, "order": "fifo"}

@@ -7,11 +7,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer.beside import cut, joined, taking_apart
-from buffer.sample_stream import _arrived
-from buffer.splice import opening
-from mesh.errors import PayloadError
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.beside import cut, joined, taking_apart
+from rollmesh.buffer.sample_stream import _arrived
+from rollmesh.buffer.splice import opening
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.protos import buffer_pb2 as pb
 
 NUMBER = pb.WriteRequest.DESCRIPTOR.fields_by_name["payloads"].number
 parse = taking_apart(pb.WriteRequest, "payloads")

@@ -8,16 +8,16 @@ from typing import Any
 import grpc
 import pytest
 
-from buffer.bounds import check_group_id, check_id, check_tasks
-from buffer.keys import Keys
-from buffer.limits import MAX_TASK_BYTES, MESSAGE_MEMBERS, MESSAGE_PAYLOAD_BYTES, META_BYTES
-from mesh.errors import PayloadError, RollmeshError
-from mesh.membership import PROTOCOL
-from mesh.rpc import to_rollmesh_error
-from mesh.text import REASON_CHARACTERS, WAITING_CHARACTERS, bounded
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
-from protos import membership_pb2
+from rollmesh.buffer.bounds import check_group_id, check_id, check_tasks
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.limits import MAX_TASK_BYTES, MESSAGE_MEMBERS, MESSAGE_PAYLOAD_BYTES, META_BYTES
+from rollmesh.mesh.errors import PayloadError, RollmeshError
+from rollmesh.mesh.membership import PROTOCOL
+from rollmesh.mesh.rpc import to_rollmesh_error
+from rollmesh.mesh.text import REASON_CHARACTERS, WAITING_CHARACTERS, bounded
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import membership_pb2
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Mesh, make_failure, make_task, make_write
 from tests.buffer.test_flow import balanced
 
@@ -200,7 +200,7 @@ async def test_what_members_say_of_themselves_is_bounded(mesh: Mesh, monkeypatch
     (member,) = [member for member in await generator.agent.members() if member.member_id == me]
     assert "loss" not in member.gauges, "neither what is no number, nor what was before"
 
-    monkeypatch.setattr("buffer.members.MAX_RUN_MEMBERS", 4)
+    monkeypatch.setattr("rollmesh.buffer.members.MAX_RUN_MEMBERS", 4)
     await mesh.generator(front)  # the front, two generators, and "g"
     with pytest.raises(grpc.aio.AioRpcError, match="has 4 members, and takes no more"):
         await stub.Join(

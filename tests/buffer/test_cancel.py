@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from buffer.client import AdmitStream
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.client import AdmitStream
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Mesh, make_config, make_task, refs
 from tests.buffer.test_flow import balanced
 from tests.buffer.test_leases import revived

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 import hiredis
 import pytest
 
-from buffer.cluster import SLOTS, ClusterWire, slot_of
-from buffer.keys import Keys
-from buffer.redis_access import RedisAccess
-from mesh.config.redis_url import parse_redis_url
-from mesh.errors import StoreError
-from mesh.versions import PolicyVersion
+from rollmesh.buffer.cluster import SLOTS, ClusterWire, slot_of
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.mesh.config.redis_url import parse_redis_url
+from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.versions import PolicyVersion
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
 from tests.buffer.redis_cluster import LocalCluster, Node
 from tests.buffer.redis_proxy import Proxy

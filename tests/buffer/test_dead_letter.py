@@ -7,11 +7,11 @@ import json
 import sys
 from typing import Any
 
-from buffer.client import Outgoing
-from buffer.service import BufferService
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.client import Outgoing
+from rollmesh.buffer.service import BufferService
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write, make_config, prompts_of
 from tests.buffer.packed import figure, set_figure, set_rule
 from tests.buffer.test_flow import balanced

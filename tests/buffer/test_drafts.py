@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 
-from buffer.client import Outgoing
-from buffer.service import BufferService
-from mesh.trajectory import Trajectory, decode, encode
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.client import Outgoing
+from rollmesh.buffer.service import BufferService
+from rollmesh.mesh.trajectory import Trajectory, decode, encode
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, head_of_write, make_config, make_task, make_write
 from tests.buffer.packed import figure
 from tests.buffer.test_flow import balanced

@@ -21,9 +21,9 @@ import msgpack
 import pytest
 from redis.asyncio import Redis
 
-from buffer.redis_server import Durability, RedisServer
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.redis_server import Durability, RedisServer
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write, refs
 from tests.buffer.packed import record_of
 from tests.buffer.test_flow import balanced

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from mesh.config.models import SecuritySection
-from mesh.config.redis_url import parse_redis_url
-from mesh.errors import UnreachableError
-from mesh.rpc import open_channel
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
-from protos import buffer_pb2_grpc
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.redis_url import parse_redis_url
+from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.rpc import open_channel
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import buffer_pb2_grpc
 from tests.buffer.front_processes import Fronts, together
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write, refs
 from tests.buffer.test_crashes import train_for

@@ -10,9 +10,9 @@ from pathlib import Path
 import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
 
-from buffer.figures import METRICS, registry_of, with_reference
-from mesh.access.token_file import GRANT_GAUGE
-from mesh.versions import PolicyVersion
+from rollmesh.buffer.figures import METRICS, registry_of, with_reference
+from rollmesh.mesh.access.token_file import GRANT_GAUGE
+from rollmesh.mesh.versions import PolicyVersion
 from tests.buffer.mesh_fixture import Mesh, make_failure, make_write
 
 V0 = PolicyVersion(1, 0)

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from mesh.errors import ConfigError, FencedError, PayloadError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.mesh.errors import ConfigError, FencedError, PayloadError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import (
     TIMEOUT_S,
     Learner,

@@ -9,19 +9,19 @@ from pathlib import Path
 import grpc
 import pytest
 
-from buffer import admission, sampling
-from buffer.client import BufferClient
-from buffer.keys import Keys
-from buffer.policy.rules import TABLES, rules_of
-from buffer.service import BufferService, without_secrets
-from mesh.access.credentials import Identity, Role
-from mesh.config import load_config
-from mesh.errors import ConfigError
-from mesh.fronts import MeshChannel, open_mesh
-from mesh.membership import MembershipAgent
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
-from protos import membership_pb2, membership_pb2_grpc
+from rollmesh.buffer import admission, sampling
+from rollmesh.buffer.client import BufferClient
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.policy.rules import TABLES, rules_of
+from rollmesh.buffer.service import BufferService, without_secrets
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.fronts import MeshChannel, open_mesh
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import membership_pb2, membership_pb2_grpc
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_write
 from tests.buffer.packed import set_rule
 from tests.buffer.redis_cluster import single_and_cluster

@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 import pytest
 
-from buffer.client import AdmitStream
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
-from protos import buffer_pb2_grpc
+from rollmesh.buffer.client import AdmitStream
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import buffer_pb2_grpc
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ ROOMY: dict[str, Any] = {"learner": {"batch": {"groups": 64}}}
 
 @pytest.fixture(autouse=True)
 def _reasons_are_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("buffer.admission._RECHECK_S", 0.1)
+    monkeypatch.setattr("rollmesh.buffer.admission._RECHECK_S", 0.1)
 
 
 async def in_force(stream: AdmitStream, reason: str) -> None:
@@ -101,7 +101,7 @@ async def answered(stream: AdmitStream) -> None:
 _CLIENT = """
 import asyncio, sys
 from tests.buffer.mesh_fixture import Generator
-from mesh.versions import PolicyVersion
+from rollmesh.mesh.versions import PolicyVersion
 
 async def main():
     generator = Generator(sys.argv[1], "victim")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from buffer.keys import Keys
-from mesh.errors import StoreError
+from rollmesh.buffer.keys import Keys
+from rollmesh.mesh.errors import StoreError
 from tests.buffer.mesh_fixture import Mesh
 from tests.buffer.packed import set_figure
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from buffer.in_turn import in_turn
+from rollmesh.buffer.in_turn import in_turn
 
 
 async def _numbers(count: int, taken: list[int]) -> AsyncIterator[int]:

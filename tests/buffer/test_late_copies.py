@@ -8,11 +8,11 @@ from typing import cast
 import grpc
 import pytest
 
-from buffer.keys import Keys
-from mesh.errors import PayloadError, TakeoverRefusedError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
-from protos import membership_pb2
+from rollmesh.buffer.keys import Keys
+from rollmesh.mesh.errors import PayloadError, TakeoverRefusedError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import membership_pb2
 from tests.buffer.mesh_fixture import TIMEOUT_S, Learner, Mesh, make_config, make_task, refs
 
 V0 = PolicyVersion(1, 0)

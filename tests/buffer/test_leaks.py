@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from buffer.client import Outgoing
-from buffer.limits import PIECE_BYTES
-from buffer.redis_server import RedisServer
-from buffer.service import BufferService
-from buffer.writer import WriteResult
-from mesh.trajectory import Trajectory, encode
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.client import Outgoing
+from rollmesh.buffer.limits import PIECE_BYTES
+from rollmesh.buffer.redis_server import RedisServer
+from rollmesh.buffer.service import BufferService
+from rollmesh.buffer.writer import WriteResult
+from rollmesh.mesh.trajectory import Trajectory, encode
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write, make_failure, refs
 from tests.buffer.packed import set_rule
 from tests.buffer.test_flow import balanced

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from mesh.errors import OldGenerationError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.mesh.errors import OldGenerationError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, HasAddress, Mesh, make_write, nothing_within, refs
 from tests.buffer.test_flow import balanced
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from buffer.client import Outgoing
-from learner.groups import left_out, open_group
-from learner.payloads import FetchedPayloads
-from learner.plan import PlannedMember
-from learner.unsent_payloads import fetch_left_out
-from mesh.rpc import open_channel
-from mesh.trajectory import Codec, Trajectory, encode
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.client import Outgoing
+from rollmesh.learner.groups import left_out, open_group
+from rollmesh.learner.payloads import FetchedPayloads
+from rollmesh.learner.plan import PlannedMember
+from rollmesh.learner.unsent_payloads import fetch_left_out
+from rollmesh.mesh.rpc import open_channel
+from rollmesh.mesh.trajectory import Codec, Trajectory, encode
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import BufferClient, Mesh, head_of_write, make_config
 from tests.buffer.test_crashes import FrontProcess
 

@@ -10,18 +10,18 @@ import grpc
 import numpy as np
 import pytest
 
-from buffer.client import Outgoing
-from buffer.keys import Keys
-from buffer.limits import INLINE_BYTES, MAX_PIECES, MAX_WHOLE_BYTES, PIECE_BYTES
-from buffer.payloads import Payloads, Place, digest_of, name_of
-from buffer.service import BufferService
-from buffer.writer import WriteResult
-from mesh.errors import DataError, PayloadError, RollmeshError
-from mesh.rpc import to_rollmesh_error
-from mesh.trajectory import Trajectory, encode, head_of
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.client import Outgoing
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.limits import INLINE_BYTES, MAX_PIECES, MAX_WHOLE_BYTES, PIECE_BYTES
+from rollmesh.buffer.payloads import Payloads, Place, digest_of, name_of
+from rollmesh.buffer.service import BufferService
+from rollmesh.buffer.writer import WriteResult
+from rollmesh.mesh.errors import DataError, PayloadError, RollmeshError
+from rollmesh.mesh.rpc import to_rollmesh_error
+from rollmesh.mesh.trajectory import Trajectory, encode, head_of
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, head_of_write, key_of
 from tests.buffer.test_flow import balanced
 

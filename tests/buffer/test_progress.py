@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from buffer.fleet import Fleet, fleet_of
-from buffer.keys import Keys
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
-from protos import membership_pb2
+from rollmesh.buffer.fleet import Fleet, fleet_of
+from rollmesh.buffer.keys import Keys
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import membership_pb2
 from tests.buffer.mesh_fixture import TIMEOUT_S, Learner, Mesh, make_write, refs
 
 V0 = PolicyVersion(1, 0)

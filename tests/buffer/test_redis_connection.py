@@ -21,14 +21,14 @@ import pytest
 import redis.asyncio
 import uvloop
 
-from buffer.redis_access import RedisAccess
-from buffer.redis_server import find_redis_server
-from buffer.scripts import commands_of, load_scripts
-from buffer.wire import Wire
-from mesh.config.redis_url import RedisOptions, parse_redis_url
-from mesh.errors import ConfigError, StoreError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.buffer.redis_server import find_redis_server
+from rollmesh.buffer.scripts import commands_of, load_scripts
+from rollmesh.buffer.wire import Wire
+from rollmesh.mesh.config.redis_url import RedisOptions, parse_redis_url
+from rollmesh.mesh.errors import ConfigError, StoreError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_failure, refs
 from tests.buffer.redis_proxy import Proxy
 from tests.buffer.test_flow import balanced
@@ -413,7 +413,7 @@ async def test_a_silent_redis_is_a_typed_error_that_counts_the_bytes(redis_url: 
 async def test_many_bytes_have_more_time_and_so_has_what_waits_behind_them(
     redis_url: str, open_access: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("buffer.wire.SLOWEST_BYTES_PER_S", 1 << 20)
+    monkeypatch.setattr("rollmesh.buffer.wire.SLOWEST_BYTES_PER_S", 1 << 20)
     async with Proxy(redis_url) as proxy:
         access = open_access(proxy.url(), timeout_s=0.2)
         await access.load()

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from buffer.redis_server import RedisServer
-from buffer.service import BufferService
-from mesh.errors import FencedError, LostStateError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.redis_server import RedisServer
+from rollmesh.buffer.service import BufferService
+from rollmesh.mesh.errors import FencedError, LostStateError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write, refs
 from tests.buffer.test_flow import balanced
 

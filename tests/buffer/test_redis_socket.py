@@ -13,12 +13,12 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from buffer.redis_access import RedisAccess
-from buffer.redis_server import RedisServer
-from buffer.redis_socket import place_socket, remove_socket
-from buffer.redis_users import FRONT_COMMANDS
-from mesh.config.redis_url import parse_redis_url
-from mesh.errors import StoreError
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.buffer.redis_server import RedisServer
+from rollmesh.buffer.redis_socket import place_socket, remove_socket
+from rollmesh.buffer.redis_users import FRONT_COMMANDS
+from rollmesh.mesh.config.redis_url import parse_redis_url
+from rollmesh.mesh.errors import StoreError
 from tests.buffer.test_redis_connection import OPERATIONS
 from tests.strangers import reached_by_a_stranger
 
@@ -137,7 +137,7 @@ def test_what_others_may_have_made_is_no_place_for_a_socket(
 
 def test_no_place_for_a_socket_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    monkeypatch.setattr("buffer.redis_socket._SHARED", str(tmp_path / "nowhere"))
+    monkeypatch.setattr("rollmesh.buffer.redis_socket._SHARED", str(tmp_path / "nowhere"))
     deep = tmp_path / ("deep" * 30)
     deep.mkdir()
     with pytest.raises(StoreError, match="no place for its socket") as caught:

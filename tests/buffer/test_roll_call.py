@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from buffer.roll_call import RollCall
-from mesh.errors import UnreachableError
+from rollmesh.buffer.roll_call import RollCall
+from rollmesh.mesh.errors import UnreachableError
 
 A, B, C = ("train-1", "a1"), ("train-2", "a2"), ("train-3", "a3")
 

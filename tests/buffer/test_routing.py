@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer.routing import Wish, share_of
+from rollmesh.buffer.routing import Wish, share_of
 
 _wishes = st.lists(st.builds(Wish, st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=6)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from buffer.scripts import load_scripts, sources
+from rollmesh.buffer.scripts import load_scripts, sources
 
 ONE = "local A, B = 1, 2\n"
 TWO = "local function two() return A end\n"

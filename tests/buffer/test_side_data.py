@@ -13,13 +13,13 @@ import grpc
 import numpy as np
 import pytest
 
-from buffer.client import Outgoing
-from buffer.side_store import SideStore
-from mesh.errors import DataError, PayloadError, RollmeshError, StoreError
-from mesh.rpc import to_rollmesh_error
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.client import Outgoing
+from rollmesh.buffer.side_store import SideStore
+from rollmesh.mesh.errors import DataError, PayloadError, RollmeshError, StoreError
+from rollmesh.mesh.rpc import to_rollmesh_error
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Mesh, make_write
 from tests.buffer.test_flow import balanced
 from tests.buffer.test_payloads import begin, upload

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer.splice import fields, opening
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.splice import fields, opening
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 
 _NUMBER = {name: field.number for name, field in pb.LeasedGroup.DESCRIPTOR.fields_by_name.items()}
 

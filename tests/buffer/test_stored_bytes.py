@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from buffer.payloads import digest_of
-from buffer.service import BufferService
-from mesh.errors import StoreError
-from mesh.trajectory import decode
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.payloads import digest_of
+from rollmesh.buffer.service import BufferService
+from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.trajectory import decode
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Mesh, Outgoing, key_of, make_failure, make_write
 from tests.buffer.test_drafts import make_draft, values
 from tests.buffer.test_flow import balanced

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from buffer.streams import StandingStream
-from mesh.errors import RollmeshError, UnreachableError
+from rollmesh.buffer.streams import StandingStream
+from rollmesh.mesh.errors import RollmeshError, UnreachableError
 
 DEADLINE_S = 30.0
 

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from buffer import upkeep
-from buffer.drafts import DraftPlace
-from buffer.keys import Keys
-from buffer.orphans import Owner, sweep_orphans
-from buffer.payloads import Place, digest_of, name_of
-from buffer.service import BufferService
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.buffer import upkeep
+from rollmesh.buffer.drafts import DraftPlace
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.orphans import Owner, sweep_orphans
+from rollmesh.buffer.payloads import Place, digest_of, name_of
+from rollmesh.buffer.service import BufferService
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, key_of, make_write
 from tests.buffer.test_drafts import make_draft, values
 from tests.buffer.test_flow import balanced

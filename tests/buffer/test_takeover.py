@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from mesh.errors import DataError, FencedError, TakeoverRefusedError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.mesh.errors import DataError, FencedError, TakeoverRefusedError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, HasAddress, Learner, Mesh, make_write, refs
 from tests.buffer.redis_cluster import single_and_cluster
 from tests.buffer.test_flow import balanced

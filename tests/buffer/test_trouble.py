@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from buffer.redis_server import RedisServer
-from buffer.trouble import AGAIN_S, Trouble
-from mesh.config.models import SecuritySection
-from mesh.errors import StoreError
+from rollmesh.buffer.redis_server import RedisServer
+from rollmesh.buffer.trouble import AGAIN_S, Trouble
 from rollmesh.launcher.monitor import MeshView
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import StoreError
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config
 
 GONE = StoreError("Redis is unreachable: connection refused", hint="is it running?")
@@ -22,11 +22,11 @@ FULL = StoreError("Redis refuses writes: OOM")
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "buffer.trouble"]
+    return [record.getMessage() for record in caplog.records if record.name == "rollmesh.buffer.trouble"]
 
 
 def test_a_cause_is_told_once_in_a_while_whoever_meets_it(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "buffer.trouble")
+    caplog.set_level(logging.INFO, "rollmesh.buffer.trouble")
     now = 100.0
     trouble = Trouble(clock=lambda: now)
     for _ in range(10):
@@ -52,7 +52,7 @@ def test_a_cause_is_told_once_in_a_while_whoever_meets_it(caplog: pytest.LogCapt
 async def test_a_front_without_its_redis_says_so_once_and_when_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "buffer.trouble")
+    caplog.set_level(logging.INFO, "rollmesh.buffer.trouble")
     server = RedisServer(tmp_path / "redis", durability="none")
     await server.start()
     mesh = Mesh(server.url, tmp_path)
@@ -87,7 +87,7 @@ async def test_who_looks_at_a_run_hears_that_its_redis_does_not_answer(
 ) -> None:
     """Before the deadline of the look is over: after it, there would be no more than that to say."""
     monkeypatch.setattr("rollmesh.launcher.monitor._DEADLINE_S", 30.0)
-    monkeypatch.setattr("buffer.in_time._SHARE", 0.05)
+    monkeypatch.setattr("rollmesh.buffer.in_time._SHARE", 0.05)
     server = RedisServer(tmp_path / "redis", durability="none")
     await server.start()
     mesh = Mesh(server.url, tmp_path)

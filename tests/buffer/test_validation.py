@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from buffer.client import Outgoing
-from buffer.records import Write
-from buffer.validation import check_write
-from mesh.errors import PayloadError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
-from protos import trajectory_pb2 as trajectory
+from rollmesh.buffer.client import Outgoing
+from rollmesh.buffer.records import Write
+from rollmesh.buffer.validation import check_write
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import trajectory_pb2 as trajectory
 from tests.buffer.mesh_fixture import make_failure, make_write
 
 GRANT = pb.GroupGrant(group_id="train-1", lease_id="a1", attempt=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buffer.waits import INSERTS, SAMPLES, Waits
+from rollmesh.buffer.waits import INSERTS, SAMPLES, Waits
 
 
 def test_a_wait_counts_while_it_lasts_and_only_once() -> None:

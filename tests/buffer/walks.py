@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from buffer.policy.rules import Order
+from rollmesh.buffer.policy.rules import Order
 from tests.buffer.both_machines import BothMachines
 from tests.buffer.comparison import FIGURES, HOLDERS, MEMBERS
 

@@ -18,16 +18,16 @@ import pytest
 import typer
 import yaml
 
-from buffer.keys import Keys
-from buffer.redis_access import RedisAccess
-from buffer.redis_server import find_redis_server
-from mesh.config import Config, load_config
-from mesh.config.redis_url import RedisOptions
-from mesh.config.rollout import EngineName
-from mesh.errors import StoreError
-from mesh.hosts import is_loopback
-from mesh.supervised import wrapped
+from rollmesh.buffer.keys import Keys
+from rollmesh.buffer.redis_access import RedisAccess
+from rollmesh.buffer.redis_server import find_redis_server
 from rollmesh.cli.app import PERMANENT_CODE_VARIABLE, app
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.config.redis_url import RedisOptions
+from rollmesh.mesh.config.rollout import EngineName
+from rollmesh.mesh.errors import StoreError
+from rollmesh.mesh.hosts import is_loopback
+from rollmesh.mesh.supervised import wrapped
 from tests.secrets_here import write_secret
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -10,11 +10,11 @@ import pytest
 import torch
 import yaml
 
-from learner.algorithms.load import load_algorithm
-from learner.algorithms.reference import fill, read_documentation, sections
-from learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES
-from learner.algorithms.types import Rollouts, UpdatePlan
-from learner.reference import page
+from rollmesh.learner.algorithms.load import load_algorithm
+from rollmesh.learner.algorithms.reference import fill, read_documentation, sections
+from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES
+from rollmesh.learner.algorithms.types import Rollouts, UpdatePlan
+from rollmesh.learner.reference import page
 from tests.examples.batches import MemoryBatch, output, train_step
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES
-from learner.algorithms.settings import Component
-from learner.build import build_algorithm
-from mesh.config import load_config
-from mesh.config.models import Config
-from mesh.config.section import Section, section_of
-from mesh.errors import ConfigError
 from rollmesh.cli.algorithms import expanded_settings, part_settings
+from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES
+from rollmesh.learner.algorithms.settings import Component
+from rollmesh.learner.build import build_algorithm
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.config.section import Section, section_of
+from rollmesh.mesh.errors import ConfigError
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "coming-from.md"
 MINIMAL = {"model": {"path": "m"}, "data": {"train": "t"}}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from learner.algorithms.base import Algorithm, Loss
-from learner.algorithms.types import GlobalCounts, ModelOutput, Rollouts, TokenBatch
+from rollmesh.learner.algorithms.base import Algorithm, Loss
+from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput, Rollouts, TokenBatch
 
 
 def output(logits: Tensor, actions: Tensor) -> ModelOutput:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from examples.dataflows.distillation import Distillation, DistillationSettings
 from examples.dataflows.rejection_sampling import RejectionSampling, RejectionSamplingSettings, choose_best
-from learner.algorithms.correction import CorrectionSettings
-from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import Group, Rollouts, UpdatePlan
-from mesh.config import load_config
+from rollmesh.learner.algorithms.correction import CorrectionSettings
+from rollmesh.learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.types import Group, Rollouts, UpdatePlan
+from rollmesh.mesh.config import load_config
 from tests.examples.batches import MemoryBatch, output, train_step
 
 DATAFLOWS = Path(__file__).resolve().parents[2] / "examples" / "dataflows"

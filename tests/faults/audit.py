@@ -25,12 +25,12 @@ from typing import Any, TypeVar, cast
 import msgpack
 import redis
 
-from learner.consumption import Use, read_log, surviving
-from mesh.config.models import SecuritySection
-from mesh.errors import StoreError, UnreachableError
-from mesh.who_holds import reasons
-from protos import buffer_pb2
 from rollmesh.launcher.monitor import MeshView
+from rollmesh.learner.consumption import Use, read_log, surviving
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import StoreError, UnreachableError
+from rollmesh.mesh.who_holds import reasons
+from rollmesh.protos import buffer_pb2
 from tests.faults.moments import STATES
 from tests.faults.observe import Step, Stored
 from tests.faults.redis_disk import Loss

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from learner.consumption import read_log
-from mesh.errors import ConfigError, DataError, FencedError, RollmeshError, StalledError, StarvedError
+from rollmesh.learner.consumption import read_log
+from rollmesh.mesh.errors import ConfigError, DataError, FencedError, RollmeshError, StalledError, StarvedError
 from tests.faults.audit import Audit, Live, ask_ledger, audit, doubled, imbalances
 from tests.faults.inject import Injector
 from tests.faults.moments import Moments

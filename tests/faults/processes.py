@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from mesh.supervised import wrapped
+from rollmesh.mesh.supervised import wrapped
 from tests.faults.connections import owner_of
 
 # Pauses before a restart: the first, and the longest of a service that keeps on ending at once.

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mesh.errors import RollmeshError
+from rollmesh.mesh.errors import RollmeshError
 from tests.faults.audit import who_waits
 from tests.faults.moments import Moments
 from tests.faults.observe import StepWatch, WriteRecord

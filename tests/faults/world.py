@@ -20,9 +20,9 @@ from typing import Any
 import redis
 import yaml
 
-from buffer.redis_server import find_redis_server
 from examples.demo.prepare import prepare
-from mesh.threads import thread_environment
+from rollmesh.buffer.redis_server import find_redis_server
+from rollmesh.mesh.threads import thread_environment
 from tests.faults.processes import FaultError, Launch, Supervisor
 from tests.faults.proxy import Conditions, Link, ProxyLoop
 from tests.faults.redis_disk import Durability, RedisDisk

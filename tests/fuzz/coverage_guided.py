@@ -14,16 +14,16 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["mesh", "buffer"]):
-    from buffer.beside import cut, taking_apart
-    from buffer.validation import check_write
-    from mesh import trajectory
-    from mesh.errors import PayloadError
-    from mesh.versions import PolicyVersion, VersionRuns
+    from rollmesh.buffer.beside import cut, taking_apart
+    from rollmesh.buffer.validation import check_write
+    from rollmesh.mesh import trajectory
+    from rollmesh.mesh.errors import PayloadError
+    from rollmesh.mesh.versions import PolicyVersion, VersionRuns
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from protos import buffer_pb2, trajectory_pb2
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 MAX_BYTES = 1 << 14
 PARSE = taking_apart(buffer_pb2.WriteRequest, "payloads")

@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.service import AsyncBridge
-from protos import (
+from rollmesh.mesh.service import AsyncBridge
+from rollmesh.protos import (
     generator_pb2,
     learner_pb2,
     learner_pb2_grpc,
@@ -24,8 +24,8 @@ from protos import (
     reward_pb2_grpc,
     weights_pb2,
 )
-from reward_service.engine import ScoringEngine
-from reward_service.server import RewardServer
+from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.server import RewardServer
 from tests.fuzz.calls import TYPED, call, methods_of
 from tests.fuzz.messages import damaged, messages
 from tests.fuzz.test_rpcs import FEW

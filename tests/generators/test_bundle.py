@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-import generators.bundle
-from generators.bundle import read_parts
-from mesh.bundle import is_bundled
-from mesh.errors import DataError
-from protos import weights_pb2
+import rollmesh.generators.bundle
+from rollmesh.generators.bundle import read_parts
+from rollmesh.mesh.bundle import is_bundled
+from rollmesh.mesh.errors import DataError
+from rollmesh.protos import weights_pb2
 
 
 async def parts(*files: tuple[str, bytes]) -> AsyncIterator[weights_pb2.ModelFile]:
@@ -42,7 +42,7 @@ async def test_files_come_in_parts() -> None:
 async def test_a_bundle_beyond_its_bounds_is_refused_while_it_comes(
     limit: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generators.bundle, limit, value)
+    monkeypatch.setattr(rollmesh.generators.bundle, limit, value)
     given = [("config.json", b"12"), ("tokenizer.json", b"34"), ("config.json", b"56")]
     with pytest.raises(DataError, match="too large at"):
         await read_parts(parts(*given))

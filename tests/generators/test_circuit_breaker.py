@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from generators.circuit_breaker import FIRST_PAUSE_S, IN_A_ROW, MAX_PAUSE_S, CircuitBreaker
+from rollmesh.generators.circuit_breaker import FIRST_PAUSE_S, IN_A_ROW, MAX_PAUSE_S, CircuitBreaker
 
 
 def test_one_at_a_time_after_growing_pauses_until_one_is_answered() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from generators.concurrency import (
+from rollmesh.generators.concurrency import (
     CUT,
     FULL,
     LOST,

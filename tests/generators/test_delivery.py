@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from buffer.client import Outgoing, WriteResult
-from generators.delivery import Delivery
-from generators.engines.base import GenerationResult
-from generators.held import FinishedMember, HeldGroup
-from generators.responder import EpisodeResult
-from mesh.errors import PayloadError, RollmeshError, UnreachableError
-from mesh.trajectory import decode
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import buffer_pb2, reward_pb2, trajectory_pb2
+from rollmesh.buffer.client import Outgoing, WriteResult
+from rollmesh.generators.delivery import Delivery
+from rollmesh.generators.engines.base import GenerationResult
+from rollmesh.generators.held import FinishedMember, HeldGroup
+from rollmesh.generators.responder import EpisodeResult
+from rollmesh.mesh.errors import PayloadError, RollmeshError, UnreachableError
+from rollmesh.mesh.trajectory import decode
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2, reward_pb2, trajectory_pb2
 
 Score = Callable[[reward_pb2.ScoreItem], reward_pb2.ScoreResult]
 Answer = Callable[[Outgoing], WriteResult]

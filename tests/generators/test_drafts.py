@@ -8,14 +8,14 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from buffer.client import Outgoing, WriteResult
-from generators.drafts import Drafts
-from generators.engines.base import PartialResponse, SampledTokens
-from generators.held import HeldGroup
-from generators.packing import pack
-from mesh.trajectory import decode
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import buffer_pb2, trajectory_pb2
+from rollmesh.buffer.client import Outgoing, WriteResult
+from rollmesh.generators.drafts import Drafts
+from rollmesh.generators.engines.base import PartialResponse, SampledTokens
+from rollmesh.generators.held import HeldGroup
+from rollmesh.generators.packing import pack
+from rollmesh.mesh.trajectory import decode
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)
 EVERY_S, EVERY_TOKENS = 5.0, 256

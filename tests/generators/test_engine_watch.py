@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from generators import engine_watch
-from generators.engine_watch import FrozenEngineError, bounds_of, watch
-from generators.engines.base import EngineError
-from generators.engines.hf import engine as hf
-from generators.engines.hf.decoder import Decoder
-from mesh.errors import StuckError
-from mesh.liveness.verdict import Judge, Kind, Sight, State
+from rollmesh.generators import engine_watch
+from rollmesh.generators.engine_watch import FrozenEngineError, bounds_of, watch
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.generators.engines.hf import engine as hf
+from rollmesh.generators.engines.hf.decoder import Decoder
+from rollmesh.mesh.errors import StuckError
+from rollmesh.mesh.liveness.verdict import Judge, Kind, Sight, State
 from tests.generators.engines.driven.driven_harness import ScriptedHarness
 from tests.generators.engines.harness import V1, request
 from tests.generators.world import DEADLINE_S, mesh
@@ -75,7 +75,7 @@ async def test_an_engine_that_starts_has_a_deadline_of_its_own(monkeypatch: pyte
             self.backend.hooks["start"] = lambda: asyncio.get_running_loop().run_in_executor(None, started.wait)
             return super().build(listener)
 
-    monkeypatch.setattr("mesh.liveness.watch.ASK_EVERY_S", 0.01)
+    monkeypatch.setattr("rollmesh.mesh.liveness.watch.ASK_EVERY_S", 0.01)
     harness = Slow()
     try:
         watching = asyncio.create_task(watch(harness.engine, 0.1))

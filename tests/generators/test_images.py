@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from buffer.bounds import check_tasks
-from learner.data import PromptEncoder, open_dataset
-from learner.data.prompts import TaskShape
-from mesh.errors import PayloadError
-from mesh.images import MAX_IMAGE_BYTES, ImageProcessor
-from mesh.trajectory import decode
-from protos import trajectory_pb2
+from rollmesh.buffer.bounds import check_tasks
+from rollmesh.learner.data import PromptEncoder, open_dataset
+from rollmesh.learner.data.prompts import TaskShape
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.images import MAX_IMAGE_BYTES, ImageProcessor
+from rollmesh.mesh.trajectory import decode
+from rollmesh.protos import trajectory_pb2
 from tests.generators.engines.tiny_vlm import IMAGE, TinyVlm, picture
 from tests.generators.world import mesh
 from tests.learner.data.conftest import record, write_jsonl

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mesh.trajectory import decode
-from mesh.versions import PolicyVersion
-from protos import generator_pb2
+from rollmesh.mesh.trajectory import decode
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import generator_pb2
 from tests.generators.world import eventually, log_probs, mesh
 
 _TOKENS, _SLOTS, _GROUPS = 500, 6, 2

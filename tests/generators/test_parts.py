@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from generators.parts import kv_policy, sharing
-from mesh.config.load import load_config
+from rollmesh.generators.parts import kv_policy, sharing
+from rollmesh.mesh.config.load import load_config
 
 
 @pytest.mark.parametrize(

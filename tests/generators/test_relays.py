@@ -11,7 +11,7 @@ from tests.generators.world import mesh
 
 async def test_the_second_generator_fetches_from_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Bound to loopback, as all tests are, generators do not relay.
-    monkeypatch.setattr("generators.service.is_loopback", lambda _host: False)
+    monkeypatch.setattr("rollmesh.generators.service.is_loopback", lambda _host: False)
     async with mesh(tmp_path, weights__transport="grpc", weights__fanout=1) as world:
         learner = await world.learner()
         await learner.publish(0)

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import generators.rollout as rollout_module
-from generators import circuit_breaker
-from generators.admission import Load, credits_for, fair_share
-from generators.engines.base import EngineStatus, FinishReason, GenerationResult, SampledTokens
-from generators.held import HeldGroup, sampling_of
-from generators.packing import pack
-from generators.responder import MemberRequest
-from generators.rollout import Batch, Rollout
-from mesh.errors import PayloadError
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import buffer_pb2, trajectory_pb2
+import rollmesh.generators.rollout as rollout_module
+from rollmesh.generators import circuit_breaker
+from rollmesh.generators.admission import Load, credits_for, fair_share
+from rollmesh.generators.engines.base import EngineStatus, FinishReason, GenerationResult, SampledTokens
+from rollmesh.generators.held import HeldGroup, sampling_of
+from rollmesh.generators.packing import pack
+from rollmesh.generators.responder import MemberRequest
+from rollmesh.generators.rollout import Batch, Rollout
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 V0, V1 = PolicyVersion(1, 0), PolicyVersion(1, 1)
 _SERVING: dict[str, Any] = {"serving": V0, "digest": "", "failure": None}

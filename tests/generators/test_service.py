@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from buffer.service import BufferService
-from generators.engines.base import EngineError
-from generators.engines.hf.decoder import Step
-from generators.engines.hf.stepper import Stepper
-from generators.service import serve
-from mesh.access.code import AllowCode, CodeRule
-from mesh.access.credentials import Identity, Role
-from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError, UnreachableError
-from mesh.service import Shutdown
-from mesh.trajectory import Trajectory, decode
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2, generator_pb2, membership_pb2, trajectory_pb2
-from reward_service.service import serve as serve_rewards
+from rollmesh.buffer.service import BufferService
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.generators.engines.hf.decoder import Step
+from rollmesh.generators.engines.hf.stepper import Stepper
+from rollmesh.generators.service import serve
+from rollmesh.mesh.access.code import AllowCode, CodeRule
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError, UnreachableError
+from rollmesh.mesh.service import Shutdown
+from rollmesh.mesh.trajectory import Trajectory, decode
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2, generator_pb2, membership_pb2, trajectory_pb2
+from rollmesh.reward_service.service import serve as serve_rewards
 from tests.generators.world import ANY_CODE, DEADLINE_S, TOKENIZER, eventually, greedy_response, log_probs, mesh
 from tests.joining import NOWHERE, when_it_waits
 
@@ -227,7 +227,7 @@ async def test_a_generator_with_a_learner_says_that_it_loads_the_model(
 ) -> None:
     """Also while the libraries are loaded: the learner is there, and not to blame."""
     loaded = threading.Event()
-    monkeypatch.setattr("generators.generator.load_libraries", lambda _threads: loaded.wait(DEADLINE_S))
+    monkeypatch.setattr("rollmesh.generators.generator.load_libraries", lambda _threads: loaded.wait(DEADLINE_S))
     async with mesh(tmp_path) as world:
         learner = await world.learner()
         await learner.publish(0)
@@ -326,7 +326,7 @@ async def test_pinned_groups_hold_the_weights_until_they_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # On a crowded machine the next of them take longer to come.
-    monkeypatch.setattr("generators.rollout.PINNED_QUIET_S", 5.0)
+    monkeypatch.setattr("rollmesh.generators.rollout.PINNED_QUIET_S", 5.0)
     async with mesh(tmp_path, endless=True, rollout__slots=8) as world:
         learner = await world.learner()
         await learner.publish(0)

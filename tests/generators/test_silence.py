@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from generators.silence import Silence
+from rollmesh.generators.silence import Silence
 
 
 def test_an_engine_that_samples_nothing_of_what_it_has_is_named() -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from generators.together import run_together
-from mesh.errors import UnreachableError, WeightsError
+from rollmesh.generators.together import run_together
+from rollmesh.mesh.errors import UnreachableError, WeightsError
 
 
 async def _for_ever() -> None:

@@ -21,22 +21,22 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
 
-from buffer.client import Arrivals, BufferClient, SampleStream
-from buffer.service import BufferService
-from generators.service import serve
-from learner.weights import WeightPublisher, WeightsService, read_model_bundle
-from mesh.access.code import AllowCode, CodeRule
-from mesh.access.credentials import Identity, Role, new_identity
-from mesh.config import Config, load_config
-from mesh.config.models import SecuritySection
-from mesh.errors import LostStateError
-from mesh.hosts import host_id
-from mesh.membership import MembershipAgent
-from mesh.rpc import bind, new_server, open_channel
-from mesh.service import Shutdown
-from mesh.trajectory import Trajectory, decode
-from mesh.versions import PolicyVersion
-from protos import (
+from rollmesh.buffer.client import Arrivals, BufferClient, SampleStream
+from rollmesh.buffer.service import BufferService
+from rollmesh.generators.service import serve
+from rollmesh.learner.weights import WeightPublisher, WeightsService, read_model_bundle
+from rollmesh.mesh.access.code import AllowCode, CodeRule
+from rollmesh.mesh.access.credentials import Identity, Role, new_identity
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import LostStateError
+from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc import bind, new_server, open_channel
+from rollmesh.mesh.service import Shutdown
+from rollmesh.mesh.trajectory import Trajectory, decode
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import (
     buffer_pb2,
     generator_pb2,
     generator_pb2_grpc,

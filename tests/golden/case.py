@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.types import GlobalCounts, Rollouts, TokenBatch
+from rollmesh.learner.algorithms.types import GlobalCounts, Rollouts, TokenBatch
 
 MASKS = ("in_response_mask", "in_mask", "in_loss_mask")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from learner.consumption import read_log, surviving
+from rollmesh.learner.consumption import read_log, surviving
 
 DEADLINE_S = 90.0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from buffer.redis_server import RedisServer
+from rollmesh.buffer.redis_server import RedisServer
 from tests.command import Command
 from tests.secrets_here import told, write_secret
 

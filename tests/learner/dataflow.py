@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.algorithms.aggregation import aggregate
-from learner.algorithms.base import Algorithm, Batch, Loss
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.settings import Settings
-from learner.algorithms.types import (
+from rollmesh.learner.algorithms.aggregation import aggregate
+from rollmesh.learner.algorithms.base import Algorithm, Batch, Loss
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.settings import Settings
+from rollmesh.learner.algorithms.types import (
     GlobalCounts,
     LossOutput,
     ModelOutput,
@@ -32,18 +32,18 @@ from learner.algorithms.types import (
     TokenBatch,
     UpdatePlan,
 )
-from learner.checkpoint.store import CheckpointStore
-from learner.engines.base import Engine
-from learner.engines.registry import create_engine
-from learner.groups import SampledGroup, open_group
-from learner.lineage import Lineage
-from learner.payloads import HeldPayloads
-from learner.plan import TrainPlan, plan_training
-from learner.worker import TrainResult, Worker
-from mesh.config.models import OptimizerSection
-from mesh.trajectory import Trajectory, encode
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import buffer_pb2, trajectory_pb2
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.engines.registry import create_engine
+from rollmesh.learner.groups import SampledGroup, open_group
+from rollmesh.learner.lineage import Lineage
+from rollmesh.learner.payloads import HeldPayloads
+from rollmesh.learner.plan import TrainPlan, plan_training
+from rollmesh.learner.worker import TrainResult, Worker
+from rollmesh.mesh.config.models import OptimizerSection
+from rollmesh.mesh.trajectory import Trajectory, encode
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 from tests.learner.engines.models import VOCABULARY, make_spec
 from tests.learner.failing_ranks import save_where_ranks_fail, train_without_what_rank_1_cannot_read
 

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from learner.checkpoint.store import CheckpointStore
-from learner.engines.base import Engine
-from learner.groups import SampledGroup
-from learner.payloads import HeldPayloads
-from learner.plan import TrainPlan
-from learner.team import Link, Team, follow
-from learner.worker import Worker
-from mesh.errors import RollmeshError
-from mesh.versions import PolicyVersion
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.groups import SampledGroup
+from rollmesh.learner.payloads import HeldPayloads
+from rollmesh.learner.plan import TrainPlan
+from rollmesh.learner.team import Link, Team, follow
+from rollmesh.learner.worker import Worker
+from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.versions import PolicyVersion
 from tests.learner.engines.models import VOCABULARY
 
 

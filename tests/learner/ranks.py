@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mesh.ranks import environment_of
+from rollmesh.mesh.ranks import environment_of
 
 _ROOT = Path(__file__).resolve().parents[2]
 _RANKS = 2

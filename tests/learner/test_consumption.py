@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.consumption import ConsumptionLog, Use, UsedGroup, read_log, surviving
-from mesh.errors import DataError
+from rollmesh.learner.consumption import ConsumptionLog, Use, UsedGroup, read_log, surviving
+from rollmesh.mesh.errors import DataError
 
 
 def use(incarnation: int, version: int, resumed_at: int, group: str) -> Use:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import learner.eval_log as module
-from learner.eval_log import MAX_TEXT, EvalLog, shortened
+import rollmesh.learner.eval_log as module
+from rollmesh.learner.eval_log import MAX_TEXT, EvalLog, shortened
 
 
 def test_results_come_back_by_version_and_rows_of_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

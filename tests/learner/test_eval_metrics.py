@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.eval_metrics import answer_of, draws, figures_of, majority_reward, pass_at_k
+from rollmesh.learner.eval_metrics import answer_of, draws, figures_of, majority_reward, pass_at_k
 
 
 @given(st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from learner.hanging import AT_LEAST_S, FACTOR, HangWatch
-from mesh.errors import RollmeshError, StalledError, StuckError
+from rollmesh.learner.hanging import AT_LEAST_S, FACTOR, HangWatch
+from rollmesh.mesh.errors import RollmeshError, StalledError, StuckError
 
 ROOT = Path(__file__).parents[2]
 HUNG = """
 import asyncio, logging, sys, threading
-from learner.controls import Controls
-from learner.hanging import end_where_it_hangs
-from learner.state import LearnerState
-from mesh.errors import StalledError
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.hanging import end_where_it_hangs
+from rollmesh.learner.state import LearnerState
+from rollmesh.mesh.errors import StalledError
 
 logging.basicConfig()
 phase, judges_steps, fails = sys.argv[1], sys.argv[2] == "steps", sys.argv[3] == "fails"

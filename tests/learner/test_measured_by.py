@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from learner.measured_by import measured_by
-from mesh.config import Config, load_config
+from rollmesh.learner.measured_by import measured_by
+from rollmesh.mesh.config import Config, load_config
 
 
 def make(files: Path, *overrides: str) -> Config:

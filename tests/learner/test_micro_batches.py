@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.algorithms.types import Rollouts
-from learner.batching.types import TrainSequence
-from learner.micro_batches import Share
+from rollmesh.learner.algorithms.types import Rollouts
+from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.micro_batches import Share
 from tests.learner.dataflow import make_groups, make_plan
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from learner.model_checks import check_context, check_model_files, declared_context
-from mesh.errors import ConfigError, DataError
+from rollmesh.learner.model_checks import check_context, check_model_files, declared_context
+from rollmesh.mesh.errors import ConfigError, DataError
 
 INDEX = "model.safetensors.index.json"
 

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.groups import SampledGroup
-from learner.lineage import Lineage
-from learner.plan import TrainPlan, plan_training
-from protos import buffer_pb2, trajectory_pb2
+from rollmesh.learner.groups import SampledGroup
+from rollmesh.learner.lineage import Lineage
+from rollmesh.learner.plan import TrainPlan, plan_training
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 LINEAGE = Lineage(((1, 0), (2, 3)))
 

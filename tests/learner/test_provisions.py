@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from learner.algorithms.types import Needs, Role
-from learner.provisions import check_needs
-from mesh.config import load_config
-from mesh.config.models import Config
-from mesh.errors import ConfigError
+from rollmesh.learner.algorithms.types import Needs, Role
+from rollmesh.learner.provisions import check_needs
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError
 
 CRITIC = Role("critic", kind="value_model", trained=True)
 

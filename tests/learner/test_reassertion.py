@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from learner.consumption import ConsumptionLog, Use, UsedGroup
-from learner.reassertion import Reasserter, assert_history, left_behind
-from learner.state import LearnerState
-from mesh.errors import DataError, FencedError
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.learner.consumption import ConsumptionLog, Use, UsedGroup
+from rollmesh.learner.reassertion import Reasserter, assert_history, left_behind
+from rollmesh.learner.state import LearnerState
+from rollmesh.mesh.errors import DataError, FencedError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.conftest import redis_url  # noqa: F401  a fixture
 from tests.buffer.mesh_fixture import Generator, Learner, Mesh, make_config
 from tests.buffer.test_flow import balanced

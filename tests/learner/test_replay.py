@@ -13,15 +13,15 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from learner.comparison import ComparedStep, compare
-from learner.groups import SampledGroup
-from learner.lineage import Lineage
-from learner.recording import _HEADER, FOLDER, MAGIC, BatchRecorder, Recording, _frames
-from learner.replay import replay
-from mesh.config import Config, load_config
-from mesh.errors import DataError
-from protos import buffer_pb2, trajectory_pb2
 from rollmesh.cli.app import app
+from rollmesh.learner.comparison import ComparedStep, compare
+from rollmesh.learner.groups import SampledGroup
+from rollmesh.learner.lineage import Lineage
+from rollmesh.learner.recording import _HEADER, FOLDER, MAGIC, BatchRecorder, Recording, _frames
+from rollmesh.learner.replay import replay
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.errors import DataError
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 
 STEPS = 5

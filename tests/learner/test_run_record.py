@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from learner import run_record
-from learner.measured_by import measured_by
-from learner.run_record import CONFIG, RunRecord, fingerprint, nothing_trained
-from mesh.config import Config, load_config
-from mesh.errors import ConfigError, DataError
+from rollmesh.learner import run_record
+from rollmesh.learner.measured_by import measured_by
+from rollmesh.learner.run_record import CONFIG, RunRecord, fingerprint, nothing_trained
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.errors import ConfigError, DataError
 
 ROW = {"prompt": "1+1=", "data_source": "arithmetic", "reward_model": {"ground_truth": "2"}}
 

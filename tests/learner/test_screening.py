@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learner.algorithms.types import Group, Needs
-from learner.groups import SampledGroup
-from learner.screening import algorithm_view, screen
-from mesh.errors import RewardError
-from protos import trajectory_pb2
+from rollmesh.learner.algorithms.types import Group, Needs
+from rollmesh.learner.groups import SampledGroup
+from rollmesh.learner.screening import algorithm_view, screen
+from rollmesh.mesh.errors import RewardError
+from rollmesh.protos import trajectory_pb2
 from tests.learner.dataflow import Plain, make_group, member
 
 RNG = np.random.default_rng(0)

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from learner.data.stream import Window
-from learner.seeding import TaskFeeder
-from mesh.errors import RollmeshError, UnreachableError
+from rollmesh.learner.data.stream import Window
+from rollmesh.learner.seeding import TaskFeeder
+from rollmesh.mesh.errors import RollmeshError, UnreachableError
 
 
 class Prompts:

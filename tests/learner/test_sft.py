@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from learner.sft import warm_start
-from mesh.errors import DataError
+from rollmesh.learner.sft import warm_start
+from rollmesh.mesh.errors import DataError
 from tests.learner.engines.models import make_model
 
 torch.set_num_threads(1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from learner.skipping import SkipLimit
-from mesh.errors import DivergedError
+from rollmesh.learner.skipping import SkipLimit
+from rollmesh.mesh.errors import DivergedError
 
 
 def test_a_run_outlives_some_batches_without_a_step_and_ends_with_one_more() -> None:

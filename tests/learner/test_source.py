@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from buffer.client import AdmitStream, Lease, Writer
-from buffer.service import BufferService
-from learner.algorithms.types import Group
-from learner.claims import BatchClaimer, Candidate
-from learner.consumption import ConsumptionLog, read_log
-from learner.payloads import FetchedPayloads
-from learner.source import UNREADABLE, GroupSource
-from mesh.config import Config
-from mesh.errors import DataError, PayloadError, RollmeshError
-from mesh.trajectory import Trajectory, decode, encode
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.client import AdmitStream, Lease, Writer
+from rollmesh.buffer.service import BufferService
+from rollmesh.learner.algorithms.types import Group
+from rollmesh.learner.claims import BatchClaimer, Candidate
+from rollmesh.learner.consumption import ConsumptionLog, read_log
+from rollmesh.learner.payloads import FetchedPayloads
+from rollmesh.learner.source import UNREADABLE, GroupSource
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import DataError, PayloadError, RollmeshError
+from rollmesh.mesh.trajectory import Trajectory, decode, encode
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.conftest import redis_url  # noqa: F401  a fixture
 from tests.buffer.mesh_fixture import TIMEOUT_S, Generator, Learner, Mesh, make_config, make_write
 from tests.buffer.test_flow import balanced
@@ -272,7 +272,7 @@ async def test_a_fault_while_groups_are_taken_in_ends_the_wait_for_them(
     def fault(*_: Any) -> None:
         raise ValueError("a fault of ours")
 
-    monkeypatch.setattr("learner.source.open_group", fault)
+    monkeypatch.setattr("rollmesh.learner.source.open_group", fault)
     waiting = asyncio.create_task(training.source.batch(0, B, 2 * TIMEOUT_S))
     await training.finish(1)
     with pytest.raises(RollmeshError, match="a fault of ours"):

@@ -7,12 +7,12 @@ from typing import cast
 
 import pytest
 
-from buffer.client import BufferClient
-from learner.controls import Controls
-from learner.stalls import StallReporter
-from learner.state import LearnerState
-from mesh.errors import StalledError, UnreachableError
-from protos import buffer_pb2
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.stalls import StallReporter
+from rollmesh.learner.state import LearnerState
+from rollmesh.mesh.errors import StalledError, UnreachableError
+from rollmesh.protos import buffer_pb2
 
 
 class Silent:

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from learner.build import device_of
-from learner.model_folder import resolve_model
-from learner.service import run
-from mesh.config.models import ModelSection
-from mesh.errors import ConfigError, DataError, UnreachableError
+from rollmesh.learner.build import device_of
+from rollmesh.learner.model_folder import resolve_model
+from rollmesh.learner.service import run
+from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.errors import ConfigError, DataError, UnreachableError
 from tests.joining import NOWHERE, when_it_waits
 from tests.learner.live.tiny import make_config
 

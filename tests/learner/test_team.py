@@ -11,13 +11,13 @@ from typing import Any
 import msgpack
 import pytest
 
-from learner.controls import Controls
-from learner.leader import Leader
-from learner.state import LearnerState
-from learner.team import follow
-from mesh.errors import UnreachableError
-from mesh.service import AsyncBridge
-from mesh.versions import PolicyVersion
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.leader import Leader
+from rollmesh.learner.state import LearnerState
+from rollmesh.learner.team import follow
+from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.versions import PolicyVersion
 
 
 class Orders:
@@ -45,7 +45,7 @@ class Away:
 
 
 def test_a_rank_without_its_share_still_takes_part_in_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("learner.team.TrainPlan.from_bytes", lambda plan: plan)
+    monkeypatch.setattr("rollmesh.learner.team.TrainPlan.from_bytes", lambda plan: plan)
     prepare, save = {"order": "prepare", "plan": b""}, {"order": "save", "version": "1:4", "extra": {}}
     worker: Any = Away()
     link: Any = Orders(prepare, save, {"order": "end"})
@@ -59,7 +59,7 @@ def test_they_are_told_to_wait_as_long_as_the_last_evaluation_takes(monkeypatch:
     async def last(_policy: PolicyVersion) -> bool:
         return await asyncio.to_thread(told.wait, 30)
 
-    monkeypatch.setattr("learner.leader.TURN_S", 0.01)
+    monkeypatch.setattr("rollmesh.learner.leader.TURN_S", 0.01)
     bridge, team = AsyncBridge("test"), SimpleNamespace(keep_waiting=told.set)
     leader: Any = SimpleNamespace(_bridge=bridge, _team=team, _state=LearnerState(), _controls=Controls())
     evaluator: Any = SimpleNamespace(last=last)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from learner.tokenizer_files import check_tokenizer
-from mesh.errors import DataError
+from rollmesh.learner.tokenizer_files import check_tokenizer
+from rollmesh.mesh.errors import DataError
 
 
 def write(folder: Path, added: list[dict[str, Any]], *, vocab: object = None, **config: object) -> None:

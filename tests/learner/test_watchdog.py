@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.watchdog import MAX_LOADING_S, MAX_LOOK_S, MAX_SAMPLING_S, Exceeded, Look, Over, Stalled, Watchdog
+from rollmesh.learner.watchdog import MAX_LOADING_S, MAX_LOOK_S, MAX_SAMPLING_S, Exceeded, Look, Over, Stalled, Watchdog
 
 START = Look(now_s=0.0, moved=1, tokens=0, handovers=0, waits=True, loading=False)
 

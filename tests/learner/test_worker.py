@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.algorithms.types import Rollouts
-from learner.batching.pack import pack
-from learner.batching.types import TrainSequence
-from learner.engines.base import Engine
-from learner.worker import UpdateRefused
-from mesh.errors import ConfigError, DataError
-from mesh.versions import PolicyVersion
+from rollmesh.learner.algorithms.types import Rollouts
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.engines.base import Engine
+from rollmesh.learner.worker import UpdateRefused
+from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.versions import PolicyVersion
 from tests.learner.dataflow import (
     LINEAGE,
     VERSION,

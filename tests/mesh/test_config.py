@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mesh.config import Config, load_config, parse_overrides
-from mesh.config.section import Section, section_of
-from mesh.errors import ConfigError
+from rollmesh.mesh.config import Config, load_config, parse_overrides
+from rollmesh.mesh.config.section import Section, section_of
+from rollmesh.mesh.errors import ConfigError
 
 MINIMAL = {"model": {"path": "m"}, "data": {"train": "d.parquet"}}
 
@@ -126,6 +126,6 @@ def test_every_key_is_documented() -> None:
 
 
 def test_loading_the_configuration_imports_nothing_heavy() -> None:
-    code = "import sys, mesh.config; print([m for m in ('torch','transformers','grpc','numpy') if m in sys.modules])"
+    code = "import sys, rollmesh.mesh.config; print([m for m in ('torch','transformers','grpc','numpy') if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert shown.stdout.strip() == "[]"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mesh.devices import choose_device, need_cuda
-from mesh.errors import ConfigError
+from rollmesh.mesh.devices import choose_device, need_cuda
+from rollmesh.mesh.errors import ConfigError
 
 
 def test_the_device_is_what_the_setting_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from mesh import rpc
-from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError
-from mesh.fronts import MeshChannel, addresses_of, open_mesh
-from protos import reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
+from rollmesh.mesh import rpc
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.fronts import MeshChannel, addresses_of, open_mesh
+from rollmesh.protos import reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
 from tests.faults.proxy import Conditions, ProxyLoop
 
 OPEN = SecuritySection()

@@ -7,7 +7,7 @@ import sys
 
 _PROGRAM = """
 import resource
-from mesh.heap import keep_freed_memory
+from rollmesh.mesh.heap import keep_freed_memory
 if {keep}:
     assert keep_freed_memory()
 for _ in range(3):
@@ -20,7 +20,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 _CYCLES = """
 import weakref
-from mesh.heap import settle_heap
+from rollmesh.mesh.heap import settle_heap
 class Node:
     def __init__(self):
         self.me = self

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from mesh.config.models import SecuritySection
-from mesh.errors import PortInUseError
-from mesh.held_ports import ENVIRONMENT, HeldPorts
-from mesh.rpc import bind, new_server
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import PortInUseError
+from rollmesh.mesh.held_ports import ENVIRONMENT, HeldPorts
+from rollmesh.mesh.rpc import bind, new_server
 
 HOST = "127.0.0.1"
 _BIND = (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mesh.hosts import host_id, is_loopback
+from rollmesh.mesh.hosts import host_id, is_loopback
 
 ROOT = Path(__file__).parents[2]
-_PRINT = [sys.executable, "-c", "from mesh.hosts import host_id; print(host_id())"]
+_PRINT = [sys.executable, "-c", "from rollmesh.mesh.hosts import host_id; print(host_id())"]
 
 
 def test_processes_of_one_machine_agree() -> None:

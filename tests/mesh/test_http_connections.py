@@ -13,10 +13,10 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from mesh import http_connections
-from mesh.access.tls import server_context
-from mesh.config.models import SecuritySection
-from mesh.http_connections import Connections
+from rollmesh.mesh import http_connections
+from rollmesh.mesh.access.tls import server_context
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.http_connections import Connections
 from tests.certificates import Authority
 
 MOST = 4

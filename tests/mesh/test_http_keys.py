@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError
-from mesh.http_server import http_key
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.http_server import http_key
 from tests.secrets_here import write_secret
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mesh.errors import PayloadError
-from mesh.images import open_image
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.images import open_image
 
 
 def test_an_image_of_no_known_format_has_the_same_cause_every_time() -> None:

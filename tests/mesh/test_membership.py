@@ -11,16 +11,16 @@ from typing import Any
 import grpc
 import pytest
 
-from mesh import rpc
-from mesh.access.credentials import Credentials, Identity, MeshKey, Role
-from mesh.access.proof import proven
-from mesh.access.secret import parse_secret
-from mesh.access.token_file import credentials_of
-from mesh.config.models import SecuritySection
-from mesh.errors import StoreError, UnauthenticatedError
-from mesh.membership import MembershipAgent
-from protos import membership_pb2 as pb
-from protos import membership_pb2_grpc
+from rollmesh.mesh import rpc
+from rollmesh.mesh.access.credentials import Credentials, Identity, MeshKey, Role
+from rollmesh.mesh.access.proof import proven
+from rollmesh.mesh.access.secret import parse_secret
+from rollmesh.mesh.access.token_file import credentials_of
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import StoreError, UnauthenticatedError
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.protos import membership_pb2 as pb
+from rollmesh.protos import membership_pb2_grpc
 from tests.secrets_here import TOKEN, write_secret
 
 OPEN = SecuritySection()

@@ -20,10 +20,10 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from mesh import metrics_server as serving
-from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError, PortInUseError
-from mesh.metrics_server import MOST_CONNECTIONS, PATH, metrics_server
+from rollmesh.mesh import metrics_server as serving
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError, PortInUseError
+from rollmesh.mesh.metrics_server import MOST_CONNECTIONS, PATH, metrics_server
 from tests.certificates import Authority
 from tests.secrets_here import TOKEN, write_secret
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from mesh.config import load_config
-from mesh.config.models import Config
-from mesh.errors import ConfigError
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError
 from tests.mesh.test_config import MINIMAL
 
 SECRET = "hunter2-b3"

@@ -6,8 +6,8 @@ import resource
 
 import pytest
 
-from mesh import open_files
-from mesh.open_files import MOST, Share, connections_here, share_of
+from rollmesh.mesh import open_files
+from rollmesh.mesh.open_files import MOST, Share, connections_here, share_of
 
 
 @pytest.mark.parametrize(

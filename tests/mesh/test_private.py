@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from buffer.wire import tls_context
-from mesh.access.tls import channel_credentials, server_credentials
-from mesh.config.models import SecuritySection
-from mesh.config.redis_url import RedisOptions, parse_redis_url
-from mesh.errors import ConfigError
-from mesh.private import check_closed, read_secret
+from rollmesh.buffer.wire import tls_context
+from rollmesh.mesh.access.tls import channel_credentials, server_credentials
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.config.redis_url import RedisOptions, parse_redis_url
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.private import check_closed, read_secret
 from tests.certificates import Authority
 from tests.secrets_here import TOKEN, write_secret
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from mesh.processes import start_process
+from rollmesh.mesh.processes import start_process
 
 _DEADLINE_S = 30.0
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from mesh import ranks
-from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError
-from mesh.liveness.ends import survivors
+from rollmesh.mesh import ranks
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.liveness.ends import survivors
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
 PROGRAM = """
 import os, pathlib, signal, sys
-from mesh import ranks
+from rollmesh.mesh import ranks
 ranks._TOGETHER_S = 0.2
 ranks.become_ranks(2)
 rank = os.environ["RANK"]

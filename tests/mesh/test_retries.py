@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mesh.retries import Retries
+from rollmesh.mesh.retries import Retries
 
 
 class Clock:

@@ -12,9 +12,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from mesh import open_files, rpc
-from mesh.config.models import SecuritySection
-from mesh.errors import (
+from rollmesh.mesh import open_files, rpc
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import (
     ConfigError,
     FencedError,
     PayloadError,
@@ -23,8 +23,8 @@ from mesh.errors import (
     UnreachableError,
     VersionGoneError,
 )
-from mesh.service import add_health_and_reflection
-from protos import buffer_pb2, buffer_pb2_grpc, reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
+from rollmesh.mesh.service import add_health_and_reflection
+from rollmesh.protos import buffer_pb2, buffer_pb2_grpc, reward_pb2, reward_pb2_grpc, weights_pb2, weights_pb2_grpc
 from tests.secrets_here import write_secret
 
 OPEN = SecuritySection()

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from mesh.errors import UnreachableError
-from mesh.service import AsyncBridge, advertised_address, end_task, write_ready_file
+from rollmesh.mesh.errors import UnreachableError
+from rollmesh.mesh.service import AsyncBridge, advertised_address, end_task, write_ready_file
 
 
 def _program(tmp_path: Path, body: str) -> list[str]:
     path = tmp_path / "service_under_test.py"
     path.write_text(
-        "import os, sys\nfrom pathlib import Path\nfrom mesh.service import run_service, write_ready_file\n"
-        "from mesh.errors import StoreError\n" + textwrap.dedent(body)
+        "import os, sys\nfrom pathlib import Path\nfrom rollmesh.mesh.service import run_service, write_ready_file\n"
+        "from rollmesh.mesh.errors import StoreError\n" + textwrap.dedent(body)
     )
     return [sys.executable, str(path)]
 

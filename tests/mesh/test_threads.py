@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.threads import plan_threads, thread_environment
+from rollmesh.mesh.threads import plan_threads, thread_environment
 
 
 @given(st.integers(1, 128), st.integers(1, 8), st.integers(0, 8))

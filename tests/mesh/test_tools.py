@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mesh.errors import ConfigError
-from mesh.tools import load_environment
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.tools import load_environment
 
 _MODULE = """
 from __future__ import annotations

@@ -9,9 +9,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.errors import PayloadError
-from mesh.trajectory import MAX_TOKENS, Codec, Trajectory, decode, encode, head_of, inspect
-from mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory import MAX_TOKENS, Codec, Trajectory, decode, encode, head_of, inspect
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
 
 codecs: st.SearchStrategy[Codec] = st.sampled_from(["none", "zstd"])
 versions = st.builds(PolicyVersion, st.integers(1, 9), st.integers(0, (1 << 31) - 1))

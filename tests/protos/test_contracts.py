@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2
 
-from protos import generate
+from rollmesh.protos import generate
 
 PROTOS = sorted((generate.ROOT / "protos").glob("*.proto"))
 

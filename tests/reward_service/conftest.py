@@ -11,9 +11,9 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from protos import reward_pb2, reward_pb2_grpc
-from reward_service.engine import ScoringEngine
-from reward_service.server import RewardServer
+from rollmesh.protos import reward_pb2, reward_pb2_grpc
+from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.server import RewardServer
 
 MakeItem = Callable[..., reward_pb2.ScoreItem]
 Behaviour = Callable[[reward_pb2.ScoreRequest, Any], Awaitable[reward_pb2.ScoreResponse]]

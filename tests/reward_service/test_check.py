@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from mesh.errors import ConfigError, DataError
-from protos import reward_pb2
-from reward_service.check import CheckReport, Finding, check_endpoint, run_check
-from reward_service.samples import items_from_file
+from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.check import CheckReport, Finding, check_endpoint, run_check
+from rollmesh.reward_service.samples import items_from_file
 from tests.command import Command
 
 Spoil = Callable[[reward_pb2.ScoreItem, reward_pb2.ScoreResponse], None]

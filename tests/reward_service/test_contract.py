@@ -14,15 +14,15 @@ import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from mesh.access.credentials import SharedKey
-from mesh.config.models import SecuritySection
-from mesh.errors import PayloadError
-from protos import reward_pb2, reward_pb2_grpc
-from reward_service.check import check_endpoint
-from reward_service.client import LocalScorer, RewardClient, RewardScorer
-from reward_service.endpoint import connector, mesh_connector
-from reward_service.engine import ScoringEngine
-from reward_service.server import RewardServer
+from rollmesh.mesh.access.credentials import SharedKey
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.protos import reward_pb2, reward_pb2_grpc
+from rollmesh.reward_service.check import check_endpoint
+from rollmesh.reward_service.client import LocalScorer, RewardClient, RewardScorer
+from rollmesh.reward_service.endpoint import connector, mesh_connector
+from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.server import RewardServer
 from tests.certificates import Authority
 from tests.secrets_here import write_secret
 

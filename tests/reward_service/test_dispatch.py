@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any
 
-from mesh.config.models import SecuritySection
-from protos import reward_pb2
-from reward_service.circuit import Circuit
-from reward_service.client import RewardClient
-from reward_service.endpoint import Endpoint, connector
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.circuit import Circuit
+from rollmesh.reward_service.client import RewardClient
+from rollmesh.reward_service.endpoint import Endpoint, connector
 
 
 async def test_callers_of_one_moment_share_a_request(scripted: Any, make_item: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from reward_service.engine import ScoringEngine, combine
-from reward_service.outcomes import JSON_LENGTH, Failed, Scored, Unscorable
+from rollmesh.reward_service.engine import ScoringEngine, combine
+from rollmesh.reward_service.outcomes import JSON_LENGTH, Failed, Scored, Unscorable
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import reward_pb2
-from reward_service.client import LocalScorer, RewardClient
-from reward_service.service import ScoringEngine
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.client import LocalScorer, RewardClient
+from rollmesh.reward_service.service import ScoringEngine
 
 CONTEXT = Any
 
@@ -247,7 +247,7 @@ async def test_a_slow_scorer_is_a_retryable_timeout_through_the_wire(serve: Any,
 
 
 def test_engine_refuses_unknown_functions_at_the_start() -> None:
-    from mesh.errors import RewardError
+    from rollmesh.mesh.errors import RewardError
 
     with pytest.raises(RewardError, match="exact_match"):
         ScoringEngine(["exact_matc"])

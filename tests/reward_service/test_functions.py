@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mesh.errors import RewardError
-from reward_service.functions import adapt
-from reward_service.loading import load_function, named
-from reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable
+from rollmesh.mesh.errors import RewardError
+from rollmesh.reward_service.functions import adapt
+from rollmesh.reward_service.loading import load_function, named
+from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "custom_reward.py"
 

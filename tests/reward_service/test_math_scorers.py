@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.errors import RewardError
-from reward_service.outcomes import RewardItem, Scored, Unscorable
-from reward_service.scorers import LINEAR, SCORERS, graders, gsm8k_text, math_dapo, math_value, prepare, qa
-from reward_service.scorers.boxes import last_boxed
+from rollmesh.mesh.errors import RewardError
+from rollmesh.reward_service.outcomes import RewardItem, Scored, Unscorable
+from rollmesh.reward_service.scorers import LINEAR, SCORERS, graders, gsm8k_text, math_dapo, math_value, prepare, qa
+from rollmesh.reward_service.scorers.boxes import last_boxed
 
 
 def outcome(name: str, response: str, truth: Any, source: str = "") -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from reward_service.engine import ScoringEngine
-from reward_service.metrics import RewardMetrics
-from reward_service.workers.pool import PoolStats
+from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.metrics import RewardMetrics
+from rollmesh.reward_service.workers.pool import PoolStats
 
 
 class FakeEngine:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_service.outcomes import Failed, RewardItem, Scored, Unscorable
-from reward_service.scorers import SCORERS
+from rollmesh.reward_service.outcomes import Failed, RewardItem, Scored, Unscorable
+from rollmesh.reward_service.scorers import SCORERS
 
 
 def outcome(name: str, response: str, truth: Any, source: str = "") -> Any:

@@ -15,16 +15,16 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from mesh.config.load import load_config
-from mesh.config.models import Config, SecuritySection
-from mesh.errors import ConfigError, PortInUseError, RewardError
-from mesh.membership import MembershipAgent
-from mesh.rpc import open_channel
-from mesh.service import Shutdown
-from protos import membership_pb2, membership_pb2_grpc
-from reward_service.client import LocalScorer, RewardClient, build_scorer, needs_discovery
-from reward_service.routing import split_routes
-from reward_service.service import serve as serve_process
+from rollmesh.mesh.config.load import load_config
+from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.errors import ConfigError, PortInUseError, RewardError
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc import open_channel
+from rollmesh.mesh.service import Shutdown
+from rollmesh.protos import membership_pb2, membership_pb2_grpc
+from rollmesh.reward_service.client import LocalScorer, RewardClient, build_scorer, needs_discovery
+from rollmesh.reward_service.routing import split_routes
+from rollmesh.reward_service.service import serve as serve_process
 from tests.joining import NOWHERE, when_it_waits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,8 +82,8 @@ def start(tmp_path: Path, **reward: Any) -> tuple[subprocess.Popen[str], dict[st
     """Runs the service as the command line does; returns the process and the ready file's content."""
     ready = tmp_path / "ready.json"
     code = (
-        "import sys, json; from pathlib import Path; from mesh.config.load import load_config; "
-        "from reward_service import service; c = load_config(json.loads(sys.argv[1])); "
+        "import sys, json; from pathlib import Path; from rollmesh.mesh.config.load import load_config; "
+        "from rollmesh.reward_service import service; c = load_config(json.loads(sys.argv[1])); "
         "sys.exit(service.run(c, host='127.0.0.1', port=0, mesh=None, ready_file=Path(sys.argv[2])))"
     )
     values = json.dumps({"model": {"path": "m"}, "data": {"train": "t.jsonl"}, "reward": reward})

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mesh.config.models import SecuritySection
 from rollmesh.launcher.process import ServiceSpec, ready_file
 from rollmesh.launcher.supervisor import Observer, Supervisor
+from rollmesh.mesh.config.models import SecuritySection
 
 FAKE = Path(__file__).with_name("fake_service.py")
 

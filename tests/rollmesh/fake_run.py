@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mesh.config import load_config
-from mesh.errors import RollmeshError
 from rollmesh.launcher import local
 from rollmesh.launcher.process import ServiceSpec
 from rollmesh.launcher.services import BUFFER, LEARNER
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.errors import RollmeshError
 from tests.rollmesh.conftest import fake_spec
 
 

@@ -18,13 +18,13 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from learner.run_record import RunRecord
-from mesh.config import load_config
-from mesh.config.models import Config
-from mesh.errors import ConfigError, UnreachableError
-from protos import buffer_pb2
 from rollmesh.cli.app import PERMANENT_CODE_VARIABLE
 from rollmesh.launcher import folder
+from rollmesh.learner.run_record import RunRecord
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError, UnreachableError
+from rollmesh.protos import buffer_pb2
 from rollmesh.report.summary import FinalState, write_summary
 from tests.command import Command
 

@@ -10,12 +10,6 @@ from typing import Any
 
 import pytest
 
-from learner.measured_by import measured_by
-from learner.run_record import RunRecord
-from mesh.config import Config, load_config
-from mesh.errors import ConfigError, DataError, RollmeshError
-from mesh.held_ports import HeldPorts
-from mesh.threads import ThreadPlan
 from rollmesh.launcher import folder, local
 from rollmesh.launcher.changes import changed
 from rollmesh.launcher.continuing import Continuation
@@ -24,6 +18,12 @@ from rollmesh.launcher.errors import RunBusyError
 from rollmesh.launcher.own_secrets import with_own_secrets
 from rollmesh.launcher.services import ServiceCatalogue
 from rollmesh.launcher.view import SilentView
+from rollmesh.learner.measured_by import measured_by
+from rollmesh.learner.run_record import RunRecord
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.errors import ConfigError, DataError, RollmeshError
+from rollmesh.mesh.held_ports import HeldPorts
+from rollmesh.mesh.threads import ThreadPlan
 from rollmesh.report.summary import FinalState, write_summary
 from rollmesh.run_files import read_config, read_launch
 from tests.rollmesh.fake_run import Catalogue

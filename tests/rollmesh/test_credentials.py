@@ -9,15 +9,15 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from mesh import rpc
-from mesh.config import load_config
-from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError
-from mesh.service import AsyncBridge, add_health_and_reflection
 from rollmesh.cli.app import app
 from rollmesh.cli.options import target
 from rollmesh.launcher import folder
 from rollmesh.launcher.preflight import check_files
+from rollmesh.mesh import rpc
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.service import AsyncBridge, add_health_and_reflection
 from tests.certificates import Authority
 from tests.secrets_here import write_secret
 

@@ -9,10 +9,10 @@ import pytest
 
 from examples.demo.prepare import main as prepare
 from examples.demo.problems import LETTERS, split_problems
-from learner.data.dataset import open_dataset
-from mesh.config import load_config
-from protos import reward_pb2
-from reward_service.engine import ScoringEngine
+from rollmesh.learner.data.dataset import open_dataset
+from rollmesh.mesh.config import load_config
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.engine import ScoringEngine
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.yaml"
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.config import Config, load_config
-from mesh.errors import ConfigError
-from mesh.held_ports import HeldPorts
-from mesh.threads import ThreadPlan
 from rollmesh.launcher.devices import DevicePlan, Visible, assign, devices_per_generator, visible_devices
 from rollmesh.launcher.services import ServiceCatalogue
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.held_ports import HeldPorts
+from rollmesh.mesh.threads import ThreadPlan
 
 
 def config(*overrides: str) -> Config:

@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mesh.errors import RollmeshError
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.process import ServiceSpec, ready_file
 from rollmesh.launcher.supervisor import Supervisor
+from rollmesh.mesh.errors import RollmeshError
 from rollmesh.report.restarts import read_restarts
 from tests.rollmesh.conftest import FAKE, Recorder, fake_spec
 from tests.rollmesh.test_supervisor import gone, same_rank, until

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from mesh.config import load_config
-from mesh.config.models import Config
-from mesh.errors import ConfigError
-from mesh.held_ports import HeldPorts
-from mesh.threads import ThreadPlan
 from rollmesh.cli.explain import explain
 from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.interpreters import check_interpreters
 from rollmesh.launcher.services import ServiceCatalogue, interpreters_of
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import Config
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.held_ports import HeldPorts
+from rollmesh.mesh.threads import ThreadPlan
 
 ENVIRONMENTS = {
     "buffer.python": "/envs/b/bin/python",

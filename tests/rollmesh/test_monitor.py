@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mesh import rpc
-from mesh.config.models import SecuritySection
-from mesh.errors import UnreachableError
-from protos import membership_pb2, membership_pb2_grpc
 from rollmesh.launcher.monitor import MeshView
+from rollmesh.mesh import rpc
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import UnreachableError
+from rollmesh.protos import membership_pb2, membership_pb2_grpc
 
 OPEN = SecuritySection()
 # Channels begin with a front of their own choice.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from protos import buffer_pb2, membership_pb2
 from rollmesh.launcher.meshlog import FILE, MeshLog
 from rollmesh.launcher.monitor import Snapshot
 from rollmesh.launcher.quiet import Quiet, no_step
+from rollmesh.protos import buffer_pb2, membership_pb2
 
 
 def told(quiet: Quiet, first: int, last: int) -> list[int]:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from learner.run_record import CONFIG
-from mesh.config import load_config, save_config
-from mesh.errors import DataError
-from protos import buffer_pb2, membership_pb2
 from rollmesh.launcher.meshlog import MeshLog
 from rollmesh.launcher.monitor import Snapshot
 from rollmesh.launcher.view import PlainView, Speed, figures
+from rollmesh.learner.run_record import CONFIG
+from rollmesh.mesh.config import load_config, save_config
+from rollmesh.mesh.errors import DataError
+from rollmesh.protos import buffer_pb2, membership_pb2
 from rollmesh.report.html import write_report
 from rollmesh.report.metrics import MetricsTail, read_metrics, surviving
 from rollmesh.report.restarts import note_restart

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mesh.config import load_config
-from mesh.held_ports import ENVIRONMENT, HeldPorts
-from mesh.threads import ThreadPlan
 from rollmesh.launcher.devices import DevicePlan
 from rollmesh.launcher.services import ServiceCatalogue
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.held_ports import ENVIRONMENT, HeldPorts
+from rollmesh.mesh.threads import ThreadPlan
 
 
 def test_each_is_started_at_a_port_that_nobody_else_can_have(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mesh.config.models import RewardSection
-from protos import buffer_pb2, membership_pb2
 from rollmesh.launcher.monitor import Snapshot
 from rollmesh.launcher.slow import SlowRewards, reward_wait_s, slow_rewards
+from rollmesh.mesh.config.models import RewardSection
+from rollmesh.protos import buffer_pb2, membership_pb2
 
 BUSY = "40 calls of reward functions wait, the longest for 9 s: no free worker, 4 are busy or start (reward.workers)"
 

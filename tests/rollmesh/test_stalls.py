@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mesh.config import load_config
-from mesh.who_holds import reasons
-from protos import buffer_pb2, membership_pb2
 from rollmesh.launcher.monitor import Snapshot
 from rollmesh.launcher.view import PlainView
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.who_holds import reasons
+from rollmesh.protos import buffer_pb2, membership_pb2
 from rollmesh.report.html import write_report
 from rollmesh.report.stalls import Stall, read_stalls
 from rollmesh.report.summary import FinalState, write_summary

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from mesh.errors import StuckError, UnreachableError
-from mesh.liveness.ends import survivors
 from rollmesh.launcher.errors import ServiceExitError
 from rollmesh.launcher.process import log_file
 from rollmesh.launcher.supervisor import Supervisor
+from rollmesh.mesh.errors import StuckError, UnreachableError
+from rollmesh.mesh.liveness.ends import survivors
 from rollmesh.report.restarts import read_restarts
 from tests.rollmesh.conftest import Recorder, fake_spec
 
@@ -273,7 +273,7 @@ async def test_service_that_never_gets_ready_is_named(
 LAUNCHER = """
     import asyncio, sys
     from pathlib import Path
-    from mesh.config.models import SecuritySection
+    from rollmesh.mesh.config.models import SecuritySection
     from rollmesh.launcher.supervisor import Observer, Supervisor
     from tests.rollmesh.conftest import fake_spec
 

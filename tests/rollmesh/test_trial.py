@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mesh.config import Config, load_config
-from mesh.errors import RewardError, RollmeshError
 from rollmesh.launcher.trial import Trial
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.errors import RewardError, RollmeshError
 
 
 def config(*overrides: str) -> Config:

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from learner.weights import WeightPublisher, WeightsService
-from mesh.config.models import SecuritySection
-from mesh.rpc import bind, new_server
-from mesh.versions import PolicyVersion
-from protos import membership_pb2, weights_pb2_grpc
+from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.rpc import bind, new_server
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import membership_pb2, weights_pb2_grpc
 from rollmesh.verification.compare import _announcements, _Following
 from rollmesh.verification.reference import PublishedModel
 from rollmesh.verification.verdict import Answer

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from generators.engines.base import SamplingParams, SleepReport
-from generators.engines.checks import Limits
-from mesh.liveness.verdict import Sight
+from rollmesh.generators.engines.base import SamplingParams, SleepReport
+from rollmesh.generators.engines.checks import Limits
+from rollmesh.mesh.liveness.verdict import Sight
 
 if TYPE_CHECKING:
     import torch

@@ -16,15 +16,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from generators.engines import orders
-from generators.engines.base import EngineError, EngineState, KvPolicy, ProbeResult, SleepReport
-from generators.engines.driven.backend import Backend
-from generators.engines.driven.dispatcher import Dispatcher
-from generators.engines.driven.labels import Labels, label_of
-from generators.engines.driven.orders import Control, Order, Update
-from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
+from rollmesh.generators.engines import orders
+from rollmesh.generators.engines.base import EngineError, EngineState, KvPolicy, ProbeResult, SleepReport
+from rollmesh.generators.engines.driven.backend import Backend
+from rollmesh.generators.engines.driven.dispatcher import Dispatcher
+from rollmesh.generators.engines.driven.labels import Labels, label_of
+from rollmesh.generators.engines.driven.orders import Control, Order, Update
+from rollmesh.generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
 
 
 class Conductor:

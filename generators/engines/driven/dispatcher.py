@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from generators.engines.base import (
+from rollmesh.generators.engines.base import (
     REQUEST_ATTEMPTS,
     EngineError,
     FinishReason,
@@ -33,14 +33,14 @@ from generators.engines.base import (
     RequestError,
     TokenEvent,
 )
-from generators.engines.checks import widened
-from generators.engines.driven.backend import Backend, Chunk, Job
-from generators.engines.driven.folder import ModelFacts
-from generators.engines.driven.labels import Labels
-from generators.engines.driven.line import WaitingLine
-from generators.engines.driven.responses import Response
-from mesh.errors import PayloadError
-from mesh.images import ImageProcessor
+from rollmesh.generators.engines.checks import widened
+from rollmesh.generators.engines.driven.backend import Backend, Chunk, Job
+from rollmesh.generators.engines.driven.folder import ModelFacts
+from rollmesh.generators.engines.driven.labels import Labels
+from rollmesh.generators.engines.driven.line import WaitingLine
+from rollmesh.generators.engines.driven.responses import Response
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.images import ImageProcessor
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from generators.engines import orders
-from generators.engines.base import (
+from rollmesh.generators.engines import orders
+from rollmesh.generators.engines.base import (
     EngineError,
     EngineListener,
     EngineSettings,
@@ -27,16 +27,16 @@ from generators.engines.base import (
     SleepReport,
     SwapTimings,
 )
-from generators.engines.checks import check_request, check_tokens
-from generators.engines.driven.backend import Backend, Figures
-from generators.engines.driven.folder import ModelFacts, read_folder
-from generators.engines.driven.gate import Gate
-from generators.engines.driven.life import Life
-from generators.engines.driven.orders import Order
-from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
-from mesh.errors import WeightsError
-from mesh.liveness.verdict import Sight
-from mesh.versions import PolicyVersion
+from rollmesh.generators.engines.checks import check_request, check_tokens
+from rollmesh.generators.engines.driven.backend import Backend, Figures
+from rollmesh.generators.engines.driven.folder import ModelFacts, read_folder
+from rollmesh.generators.engines.driven.gate import Gate
+from rollmesh.generators.engines.driven.life import Life
+from rollmesh.generators.engines.driven.orders import Order
+from rollmesh.generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.liveness.verdict import Sight
+from rollmesh.mesh.versions import PolicyVersion
 
 if TYPE_CHECKING:
     import torch

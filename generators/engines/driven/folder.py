@@ -7,10 +7,10 @@ from pathlib import Path
 
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from generators.engines.checks import Limits
-from generators.engines.hf.loading import eos_ids, load_tokenizer
-from mesh.errors import DataError
-from mesh.images import ImageProcessor
+from rollmesh.generators.engines.checks import Limits
+from rollmesh.generators.engines.hf.loading import eos_ids, load_tokenizer
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.images import ImageProcessor
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from generators.engines.base import EngineError
-from mesh.errors import PayloadError
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.mesh.errors import PayloadError
 
 
 class Gate:

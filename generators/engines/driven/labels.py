@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from generators.engines.base import EngineError
-from mesh.versions import PolicyVersion
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.mesh.versions import PolicyVersion
 
 # A token comes with the label of its weights within seconds: so many swaps later none of an older one is on its way.
 _KEPT = 64

@@ -15,15 +15,15 @@ from typing import Any
 
 import uvloop
 
-from generators.engines.base import EngineError, EngineListener, EngineSettings
-from generators.engines.driven.backend import Backend
-from generators.engines.driven.conductor import Conductor
-from generators.engines.driven.dispatcher import Dispatcher
-from generators.engines.driven.folder import ModelFacts
-from generators.engines.driven.gate import Gate
-from generators.engines.driven.labels import Labels
-from generators.engines.driven.orders import Order
-from generators.engines.failures import ending_of
+from rollmesh.generators.engines.base import EngineError, EngineListener, EngineSettings
+from rollmesh.generators.engines.driven.backend import Backend
+from rollmesh.generators.engines.driven.conductor import Conductor
+from rollmesh.generators.engines.driven.dispatcher import Dispatcher
+from rollmesh.generators.engines.driven.folder import ModelFacts
+from rollmesh.generators.engines.driven.gate import Gate
+from rollmesh.generators.engines.driven.labels import Labels
+from rollmesh.generators.engines.driven.orders import Order
+from rollmesh.generators.engines.failures import ending_of
 
 log = logging.getLogger(__name__)
 

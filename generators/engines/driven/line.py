@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from generators.engines.driven.responses import Response
+from rollmesh.generators.engines.driven.responses import Response
 
 
 class WaitingLine:

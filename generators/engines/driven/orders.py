@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from generators.engines import orders
-from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.generators.engines import orders
+from rollmesh.generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
 
 # What a backend made of the tensors is its own.
 Update = orders.Update[Any]

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from generators.engines.base import (
+from rollmesh.generators.engines.base import (
     EngineError,
     FinishReason,
     GenerationRequest,
@@ -24,13 +24,13 @@ from generators.engines.base import (
     SampledTokens,
     TokenEvent,
 )
-from generators.engines.checks import SEEDS
-from generators.engines.driven.backend import Chunk, Job
-from generators.engines.driven.folder import ModelFacts
-from generators.engines.driven.labels import Labels
-from generators.engines.driven.straddling import Straddle, straddle
-from generators.engines.stopping import StopMatcher
-from mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.generators.engines.checks import SEEDS
+from rollmesh.generators.engines.driven.backend import Chunk, Job
+from rollmesh.generators.engines.driven.folder import ModelFacts
+from rollmesh.generators.engines.driven.labels import Labels
+from rollmesh.generators.engines.driven.straddling import Straddle, straddle
+from rollmesh.generators.engines.stopping import StopMatcher
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
 
 
 class Response:

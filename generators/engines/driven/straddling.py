@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from generators.engines.stopping import StopMatcher
+from rollmesh.generators.engines.stopping import StopMatcher
 
 # Tokens looked back at, beyond one for each character that may belong to a stop string.
 _MORE = 16

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from generators.engines.hf.budget import Shape
+from rollmesh.generators.engines.hf.budget import Shape
 
 
 class StepView:

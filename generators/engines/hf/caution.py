@@ -18,7 +18,7 @@ from collections.abc import Collection
 
 import torch
 
-from generators.engines.base import REQUEST_ATTEMPTS
+from rollmesh.generators.engines.base import REQUEST_ATTEMPTS
 
 
 def out_of_memory(error: Exception) -> bool:

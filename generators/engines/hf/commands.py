@@ -7,15 +7,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from generators.engines import orders
-from generators.engines.base import (
-    EngineError,
-    GenerationRequest,
-    PartialResponse,
-)
-from generators.engines.hf.weights import Staged
-from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
-from mesh.errors import PayloadError
+from rollmesh.generators.engines import orders
+from rollmesh.generators.engines.base import EngineError, GenerationRequest, PartialResponse
+from rollmesh.generators.engines.hf.weights import Staged
+from rollmesh.generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.mesh.errors import PayloadError
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,27 +18,27 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from generators.engines.base import (
+from rollmesh.generators.engines.base import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
     SampledTokens,
     TokenEvent,
 )
-from generators.engines.failures import EngineSettingsError
-from generators.engines.hf.budget import COLUMNS, Budget, Shape, free_bytes, rounded
-from generators.engines.hf.cache import SlotCache
-from generators.engines.hf.loading import LoadedModel
-from generators.engines.hf.masks import MaskBuilder
-from generators.engines.hf.prefill import HARMLESS, Prefiller, Prefix, PrefixBatch
-from generators.engines.hf.proof import named, prove
-from generators.engines.hf.recording import DirectForward, ForwardPass, record
-from generators.engines.hf.sampling import draw, next_uniform, state_after
-from generators.engines.hf.scheduling import Prompt, Waiting, interrupted
-from generators.engines.hf.table import Running, SlotTable
-from generators.engines.hf.vision import Vision
-from generators.engines.stopping import StopMatcher
-from mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.generators.engines.failures import EngineSettingsError
+from rollmesh.generators.engines.hf.budget import COLUMNS, Budget, Shape, free_bytes, rounded
+from rollmesh.generators.engines.hf.cache import SlotCache
+from rollmesh.generators.engines.hf.loading import LoadedModel
+from rollmesh.generators.engines.hf.masks import MaskBuilder
+from rollmesh.generators.engines.hf.prefill import HARMLESS, Prefiller, Prefix, PrefixBatch
+from rollmesh.generators.engines.hf.proof import named, prove
+from rollmesh.generators.engines.hf.recording import DirectForward, ForwardPass, record
+from rollmesh.generators.engines.hf.sampling import draw, next_uniform, state_after
+from rollmesh.generators.engines.hf.scheduling import Prompt, Waiting, interrupted
+from rollmesh.generators.engines.hf.table import Running, SlotTable
+from rollmesh.generators.engines.hf.vision import Vision
+from rollmesh.generators.engines.stopping import StopMatcher
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
 
 _NO_ROOM = Shape(1, 1)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from generators.engines import orders
-from generators.engines.base import (
+from rollmesh.generators.engines import orders
+from rollmesh.generators.engines.base import (
     EngineListener,
     EngineSettings,
     EngineStatus,
@@ -23,19 +23,19 @@ from generators.engines.base import (
     SleepReport,
     SwapTimings,
 )
-from generators.engines.checks import check_request, check_tokens
-from generators.engines.hf.commands import Progress
-from generators.engines.hf.decoder import Decoder
-from generators.engines.hf.inbox import Inbox
-from generators.engines.hf.loading import LoadedModel, load_model
-from generators.engines.hf.loop import DecodeLoop
-from generators.engines.hf.reading import Reading
-from generators.engines.hf.weights import ModelWeights
-from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
-from mesh.errors import WeightsError
-from mesh.liveness.sight import look_at_thread
-from mesh.liveness.verdict import Sight
-from mesh.versions import PolicyVersion
+from rollmesh.generators.engines.checks import check_request, check_tokens
+from rollmesh.generators.engines.hf.commands import Progress
+from rollmesh.generators.engines.hf.decoder import Decoder
+from rollmesh.generators.engines.hf.inbox import Inbox
+from rollmesh.generators.engines.hf.loading import LoadedModel, load_model
+from rollmesh.generators.engines.hf.loop import DecodeLoop
+from rollmesh.generators.engines.hf.reading import Reading
+from rollmesh.generators.engines.hf.weights import ModelWeights
+from rollmesh.generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.liveness.sight import look_at_thread
+from rollmesh.mesh.liveness.verdict import Sight
+from rollmesh.mesh.versions import PolicyVersion
 
 log = logging.getLogger(__name__)
 # Seconds that the thread gets to end; it ends between two steps.

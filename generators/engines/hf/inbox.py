@@ -10,9 +10,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
-from generators.engines.base import EngineError, GenerationRequest
-from generators.engines.hf.commands import Abort, Command, Submit
-from mesh.errors import PayloadError
+from rollmesh.generators.engines.base import EngineError, GenerationRequest
+from rollmesh.generators.engines.hf.commands import Abort, Command, Submit
+from rollmesh.mesh.errors import PayloadError
 
 
 class Inbox:

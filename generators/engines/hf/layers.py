@@ -17,7 +17,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from mesh.errors import DataError
+from rollmesh.mesh.errors import DataError
 
 _CAUSAL: Any = MODEL_FOR_CAUSAL_LM_MAPPING
 _LAYER_TYPES = {"full_attention", "sliding_attention"}

@@ -22,10 +22,10 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from generators.engines.checks import Limits
-from generators.engines.hf.layers import layout_of, read_config
-from mesh.errors import DataError
-from mesh.images import ImageProcessor
+from rollmesh.generators.engines.checks import Limits
+from rollmesh.generators.engines.hf.layers import layout_of, read_config
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.images import ImageProcessor
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Vision-language models whose images take plain positions, are seen causally, and enter as input embeddings alone.

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
-from generators.engines import orders
-from generators.engines.base import (
+from rollmesh.generators.engines import orders
+from rollmesh.generators.engines.base import (
     EngineError,
     EngineListener,
     EngineState,
@@ -25,17 +25,17 @@ from generators.engines.base import (
     ProbeResult,
     SleepReport,
 )
-from generators.engines.failures import ending_of
-from generators.engines.hf.commands import Abort, Command, Progress, Submit, Update, Widened, answer, refuse
-from generators.engines.hf.decoder import Decoder
-from generators.engines.hf.inbox import Inbox
-from generators.engines.hf.reading import Reading
-from generators.engines.hf.scheduling import WaitingLine, unsampled
-from generators.engines.hf.stepper import Stepper
-from generators.engines.hf.swapping import Swapper
-from generators.engines.hf.weights import ModelWeights
-from generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
-from mesh.errors import PayloadError, WeightsError
+from rollmesh.generators.engines.failures import ending_of
+from rollmesh.generators.engines.hf.commands import Abort, Command, Progress, Submit, Update, Widened, answer, refuse
+from rollmesh.generators.engines.hf.decoder import Decoder
+from rollmesh.generators.engines.hf.inbox import Inbox
+from rollmesh.generators.engines.hf.reading import Reading
+from rollmesh.generators.engines.hf.scheduling import WaitingLine, unsampled
+from rollmesh.generators.engines.hf.stepper import Stepper
+from rollmesh.generators.engines.hf.swapping import Swapper
+from rollmesh.generators.engines.hf.weights import ModelWeights
+from rollmesh.generators.engines.orders import Pause, Probe, Resume, Sleep, Wake
+from rollmesh.mesh.errors import PayloadError, WeightsError
 
 
 class DecodeLoop:

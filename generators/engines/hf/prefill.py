@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from generators.engines.hf.cache import PrefixCache
-from generators.engines.hf.masks import MaskBuilder
-from generators.engines.hf.vision import Vision
+from rollmesh.generators.engines.hf.cache import PrefixCache
+from rollmesh.generators.engines.hf.masks import MaskBuilder
+from rollmesh.generators.engines.hf.vision import Vision
 
 # Padded tokens of one forward pass, and those of one sequence in it; they bound its memory.
 _MAX_TOKENS = 8192

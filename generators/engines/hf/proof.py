@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from generators.engines.failures import EngineSettingsError
-from generators.engines.hf.budget import COLUMNS, Shape
-from generators.engines.hf.cache import SlotCache
-from generators.engines.hf.layers import ELSEWHERE
-from generators.engines.hf.loading import LoadedModel
-from generators.engines.hf.masks import MaskBuilder
-from generators.engines.hf.prefill import Prefiller
-from generators.engines.hf.recording import ForwardPass
+from rollmesh.generators.engines.failures import EngineSettingsError
+from rollmesh.generators.engines.hf.budget import COLUMNS, Shape
+from rollmesh.generators.engines.hf.cache import SlotCache
+from rollmesh.generators.engines.hf.layers import ELSEWHERE
+from rollmesh.generators.engines.hf.loading import LoadedModel
+from rollmesh.generators.engines.hf.masks import MaskBuilder
+from rollmesh.generators.engines.hf.prefill import Prefiller
+from rollmesh.generators.engines.hf.recording import ForwardPass
 
 # Tokens of the longest sequence, of which so many are decoded.
 _LONGEST, _STEPS = 15, 4

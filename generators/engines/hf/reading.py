@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from generators.engines.base import EngineError, GenerationRequest
-from generators.engines.checks import Limits, widened
-from generators.engines.hf.commands import Widened
-from generators.engines.hf.inbox import Inbox
-from mesh.errors import PayloadError
-from mesh.images import ImageProcessor
+from rollmesh.generators.engines.base import EngineError, GenerationRequest
+from rollmesh.generators.engines.checks import Limits, widened
+from rollmesh.generators.engines.hf.commands import Widened
+from rollmesh.generators.engines.hf.inbox import Inbox
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.images import ImageProcessor
 
 # Images are decoded in C, but the steps of the model want the processors too.
 _THREADS = 2

@@ -21,11 +21,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from generators.engines.hf.budget import COLUMNS, Shape
-from generators.engines.hf.cache import SlotCache
-from generators.engines.hf.loading import LoadedModel
-from generators.engines.hf.masks import AttentionMask, MaskBuilder
-from generators.engines.hf.prefill import HARMLESS, Prefiller
+from rollmesh.generators.engines.hf.budget import COLUMNS, Shape
+from rollmesh.generators.engines.hf.cache import SlotCache
+from rollmesh.generators.engines.hf.loading import LoadedModel
+from rollmesh.generators.engines.hf.masks import AttentionMask, MaskBuilder
+from rollmesh.generators.engines.hf.prefill import HARMLESS, Prefiller
 
 _log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from generators.engines.base import FinishReason, GenerationRequest, GenerationResult, PartialResponse
-from generators.engines.hf.prefill import Prefix
-from mesh.versions import VersionRuns
+from rollmesh.generators.engines.base import FinishReason, GenerationRequest, GenerationResult, PartialResponse
+from rollmesh.generators.engines.hf.prefill import Prefix
+from rollmesh.mesh.versions import VersionRuns
 
 # Prompts prefilled beyond those that are needed at once, so that later refills cost no forward pass of their own.
 _AHEAD_PROMPTS = 16

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from generators.engines.base import REQUEST_ATTEMPTS, EngineError, GenerationResult
-from generators.engines.hf.caution import Caution, out_of_memory
-from generators.engines.hf.decoder import Decoder, Step
-from generators.engines.hf.scheduling import Prompt, Waiting, WaitingLine, unsampled
-from mesh.errors import PayloadError
+from rollmesh.generators.engines.base import REQUEST_ATTEMPTS, EngineError, GenerationResult
+from rollmesh.generators.engines.hf.caution import Caution, out_of_memory
+from rollmesh.generators.engines.hf.decoder import Decoder, Step
+from rollmesh.generators.engines.hf.scheduling import Prompt, Waiting, WaitingLine, unsampled
+from rollmesh.mesh.errors import PayloadError
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ import threading
 import time
 from queue import SimpleQueue
 
-from generators.engines.base import KvPolicy
-from generators.engines.hf.decoder import Decoder
-from generators.engines.hf.scheduling import WaitingLine
-from generators.engines.hf.weights import ModelWeights, Staged
-from mesh.errors import WeightsError
+from rollmesh.generators.engines.base import KvPolicy
+from rollmesh.generators.engines.hf.decoder import Decoder
+from rollmesh.generators.engines.hf.scheduling import WaitingLine
+from rollmesh.generators.engines.hf.weights import ModelWeights, Staged
+from rollmesh.mesh.errors import WeightsError
 
 
 class Disposal:

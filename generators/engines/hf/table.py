@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from generators.engines.base import (
+from rollmesh.generators.engines.base import (
     FinishReason,
     GenerationRequest,
     GenerationResult,
@@ -24,9 +24,9 @@ from generators.engines.base import (
     SampledTokens,
     TokenEvent,
 )
-from generators.engines.hf.sampling import RowSampling
-from generators.engines.stopping import StopMatcher
-from mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.generators.engines.hf.sampling import RowSampling
+from rollmesh.generators.engines.stopping import StopMatcher
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
 
 _FIRST_CAPACITY = 64
 

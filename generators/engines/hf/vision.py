@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from generators.engines.base import EngineError
-from mesh.images import ImageProcessor
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.mesh.images import ImageProcessor
 
 
 class Vision:

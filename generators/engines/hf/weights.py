@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from mesh.errors import WeightsError
+from rollmesh.mesh.errors import WeightsError
 
 
 class Staged:

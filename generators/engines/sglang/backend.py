@@ -26,25 +26,25 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from generators.engines.base import EngineError, EngineSettings, SleepReport
-from generators.engines.checkpoint import Checkpoint, read_config
-from generators.engines.checks import Limits
-from generators.engines.driven.backend import Backend, Chunk, Figures, Job
-from generators.engines.driven.folder import ModelFacts
-from generators.engines.driven.logs import last_error
-from generators.engines.sglang import launch, requests
-from generators.engines.sglang.capabilities import ask
-from generators.engines.sglang.monitor import Monitor
-from generators.engines.sglang.process import ServerProcess
-from generators.engines.sglang.runs import Runs
-from generators.engines.sglang.server import Server
-from generators.engines.sglang.transfers import Staged, Transfer
-from generators.engines.sglang.transfers.disk import DiskTransfer
-from generators.engines.sglang.transfers.distributed import DistributedTransfer
-from generators.engines.sglang.transfers.tensor import TensorTransfer
-from mesh.config.rollout import SglangSection
-from mesh.errors import WeightsError
-from mesh.liveness.verdict import Sight
+from rollmesh.generators.engines.base import EngineError, EngineSettings, SleepReport
+from rollmesh.generators.engines.checkpoint import Checkpoint, read_config
+from rollmesh.generators.engines.checks import Limits
+from rollmesh.generators.engines.driven.backend import Backend, Chunk, Figures, Job
+from rollmesh.generators.engines.driven.folder import ModelFacts
+from rollmesh.generators.engines.driven.logs import last_error
+from rollmesh.generators.engines.sglang import launch, requests
+from rollmesh.generators.engines.sglang.capabilities import ask
+from rollmesh.generators.engines.sglang.monitor import Monitor
+from rollmesh.generators.engines.sglang.process import ServerProcess
+from rollmesh.generators.engines.sglang.runs import Runs
+from rollmesh.generators.engines.sglang.server import Server
+from rollmesh.generators.engines.sglang.transfers import Staged, Transfer
+from rollmesh.generators.engines.sglang.transfers.disk import DiskTransfer
+from rollmesh.generators.engines.sglang.transfers.distributed import DistributedTransfer
+from rollmesh.generators.engines.sglang.transfers.tensor import TensorTransfer
+from rollmesh.mesh.config.rollout import SglangSection
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.liveness.verdict import Sight
 
 log = logging.getLogger(__name__)
 

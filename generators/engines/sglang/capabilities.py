@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from generators.engines.base import EngineError
-from generators.engines.sglang.client import Client, RefusedError
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.generators.engines.sglang.client import Client, RefusedError
 
 _NEEDED = ("/generate", "/abort_request", "/pause_generation", "/continue_generation", "/flush_cache")
 _TRANSFERS = {

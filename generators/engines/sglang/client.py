@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from generators.engines.base import EngineError
+from rollmesh.generators.engines.base import EngineError
 
 # A server may owe its answer for as long as a step takes; whether it lives is watched elsewhere.
 CALL_S = 600.0

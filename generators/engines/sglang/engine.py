@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from generators.engines.base import EngineSettings
-from generators.engines.driven.backend import Backend
-from generators.engines.driven.engine import DrivenEngine
-from generators.engines.driven.folder import ModelFacts
-from generators.engines.sglang.backend import SglangBackend
+from rollmesh.generators.engines.base import EngineSettings
+from rollmesh.generators.engines.driven.backend import Backend
+from rollmesh.generators.engines.driven.engine import DrivenEngine
+from rollmesh.generators.engines.driven.folder import ModelFacts
+from rollmesh.generators.engines.sglang.backend import SglangBackend
 
 
 class SglangEngine(DrivenEngine):

@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 
 import torch
 
-from generators.engines.allocator import without_growing_segments
-from generators.engines.base import EngineSettings
-from generators.engines.sglang import cpu
-from mesh.config.rollout import SglangSection
-from mesh.errors import ConfigError, DataError
-from mesh.hosts import is_loopback
-from mesh.ranks import on_loopback
+from rollmesh.generators.engines.allocator import without_growing_segments
+from rollmesh.generators.engines.base import EngineSettings
+from rollmesh.generators.engines.sglang import cpu
+from rollmesh.mesh.config.rollout import SglangSection
+from rollmesh.mesh.errors import ConfigError, DataError
+from rollmesh.mesh.hosts import is_loopback
+from rollmesh.mesh.ranks import on_loopback
 
 # In a server's folder: arguments that are secret.
 KEY_FILE = "key.yaml"

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from generators.engines.base import EngineError
-from generators.engines.driven.backend import Figures
-from generators.engines.sglang.client import Client
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.generators.engines.driven.backend import Figures
+from rollmesh.generators.engines.sglang.client import Client
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from generators.engines.base import EngineError
-from generators.engines.driven.logs import tail
-from mesh.liveness.sight import look_at_families
-from mesh.liveness.verdict import Sight
-from mesh.processes import Child, start_process
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.generators.engines.driven.logs import tail
+from rollmesh.mesh.liveness.sight import look_at_families
+from rollmesh.mesh.liveness.verdict import Sight
+from rollmesh.mesh.processes import Child, start_process
 
 log = logging.getLogger(__name__)
 

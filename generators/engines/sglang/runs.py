@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from generators.engines.base import RequestError
-from generators.engines.driven.backend import Chunk, Job
-from generators.engines.sglang import requests
-from generators.engines.sglang.client import LostError, RefusedError
-from generators.engines.sglang.stamps import Event, EventReader, Stamper
-from generators.engines.stopping import StopMatcher
+from rollmesh.generators.engines.base import RequestError
+from rollmesh.generators.engines.driven.backend import Chunk, Job
+from rollmesh.generators.engines.sglang import requests
+from rollmesh.generators.engines.sglang.client import LostError, RefusedError
+from rollmesh.generators.engines.sglang.stamps import Event, EventReader, Stamper
+from rollmesh.generators.engines.stopping import StopMatcher
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from generators.engines.checks import Limits
-    from generators.engines.sglang.capabilities import Capabilities
-    from generators.engines.sglang.client import Client
+    from rollmesh.generators.engines.checks import Limits
+    from rollmesh.generators.engines.sglang.capabilities import Capabilities
+    from rollmesh.generators.engines.sglang.client import Client
 
 REVEAL_TOKENS = 32
 # An abort that comes before its request has been taken in is passed over by the server.

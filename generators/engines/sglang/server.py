@@ -10,14 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from generators.engines.base import EngineError, EngineSettings
-from generators.engines.driven.folder import ModelFacts
-from generators.engines.sglang import launch
-from generators.engines.sglang.client import Client
-from generators.engines.sglang.process import Progress, ServerProcess, free_port
-from mesh.config.rollout import SglangSection
-from mesh.errors import ConfigError
-from mesh.private import read_secret
+from rollmesh.generators.engines.base import EngineError, EngineSettings
+from rollmesh.generators.engines.driven.folder import ModelFacts
+from rollmesh.generators.engines.sglang import launch
+from rollmesh.generators.engines.sglang.client import Client
+from rollmesh.generators.engines.sglang.process import Progress, ServerProcess, free_port
+from rollmesh.mesh.config.rollout import SglangSection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.private import read_secret
 
 log = logging.getLogger(__name__)
 

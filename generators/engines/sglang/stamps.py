@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from generators.engines.base import EngineError
+from rollmesh.generators.engines.base import EngineError
 
 
 @dataclass(frozen=True, slots=True)

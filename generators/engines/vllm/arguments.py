@@ -6,14 +6,14 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
-from generators.engines.base import EngineSettings
-from mesh.config.rollout import VllmSection
-from mesh.errors import ConfigError
+from rollmesh.generators.engines.base import EngineSettings
+from rollmesh.mesh.config.rollout import VllmSection
+from rollmesh.mesh.errors import ConfigError
 
 # Name under which our back end of vLLM's weight transfer is registered (`plugin.register`).
 SHARED = "rollmesh"
 # What its workers learn of us.
-WORKER = "generators.engines.vllm.worker.WorkerExtension"
+WORKER = "rollmesh.generators.engines.vllm.worker.WorkerExtension"
 Transfer = Literal["shm", "nccl", "ipc"]
 _BACKENDS: dict[Transfer, str] = {"shm": SHARED, "nccl": "nccl", "ipc": "ipc"}
 _GIB = 2**30

@@ -29,22 +29,22 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from generators.engines.base import EngineError, EngineSettings, SamplingParams, SleepReport
-from generators.engines.checkpoint import Checkpoint, read_config
-from generators.engines.checks import Limits
-from generators.engines.driven.backend import Backend, Chunk, Figures, Job
-from generators.engines.driven.folder import ModelFacts
-from generators.engines.vllm import environment, names, sampling
-from generators.engines.vllm.arguments import engine_arguments, on_cpu, section_of, transfer_of, workers
-from generators.engines.vllm.copies import Copies
-from generators.engines.vllm.decoding import Outputs, Stream
-from generators.engines.vllm.figures import LoadFigures
-from generators.engines.vllm.launching import Launch
-from generators.engines.vllm.senders import Sender, SharedSender
-from generators.engines.vllm.worker import HELD_BYTES
-from mesh.errors import PayloadError, WeightsError
-from mesh.images import open_image
-from mesh.liveness.verdict import Sight
+from rollmesh.generators.engines.base import EngineError, EngineSettings, SamplingParams, SleepReport
+from rollmesh.generators.engines.checkpoint import Checkpoint, read_config
+from rollmesh.generators.engines.checks import Limits
+from rollmesh.generators.engines.driven.backend import Backend, Chunk, Figures, Job
+from rollmesh.generators.engines.driven.folder import ModelFacts
+from rollmesh.generators.engines.vllm import environment, names, sampling
+from rollmesh.generators.engines.vllm.arguments import engine_arguments, on_cpu, section_of, transfer_of, workers
+from rollmesh.generators.engines.vllm.copies import Copies
+from rollmesh.generators.engines.vllm.decoding import Outputs, Stream
+from rollmesh.generators.engines.vllm.figures import LoadFigures
+from rollmesh.generators.engines.vllm.launching import Launch
+from rollmesh.generators.engines.vllm.senders import Sender, SharedSender
+from rollmesh.generators.engines.vllm.worker import HELD_BYTES
+from rollmesh.mesh.errors import PayloadError, WeightsError
+from rollmesh.mesh.images import open_image
+from rollmesh.mesh.liveness.verdict import Sight
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -149,7 +149,7 @@ class VllmBackend(Backend):
         if transfer == "shm":
             return SharedSender(workers(self._settings))
         # Never imported on a CPU.
-        from generators.engines.vllm.native import native_sender
+        from rollmesh.generators.engines.vllm.native import native_sender
 
         return native_sender(transfer, torch.device(self._settings.device), workers(self._settings))
 

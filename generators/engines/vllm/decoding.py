@@ -19,9 +19,9 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 from vllm.v1.metrics.stats import IterationStats
 
-from generators.engines.base import EngineError, RequestError
-from generators.engines.driven.backend import Chunk
-from mesh.errors import RollmeshError
+from rollmesh.generators.engines.base import EngineError, RequestError
+from rollmesh.generators.engines.driven.backend import Chunk
+from rollmesh.mesh.errors import RollmeshError
 
 _FINISH: dict[FinishReason, Literal["stop", "length", "aborted"]] = {
     FinishReason.STOP: "stop",

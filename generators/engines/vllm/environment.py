@@ -6,11 +6,11 @@ import math
 import os
 from importlib.metadata import entry_points
 
-from generators.engines.allocator import without_growing_segments
-from generators.engines.base import EngineError, EngineSettings
-from generators.engines.vllm.arguments import SHARED, eager, on_cpu, section_of, workers
-from generators.engines.vllm.plugin import OWNER
-from mesh.errors import ConfigError
+from rollmesh.generators.engines.allocator import without_growing_segments
+from rollmesh.generators.engines.base import EngineError, EngineSettings
+from rollmesh.generators.engines.vllm.arguments import SHARED, eager, on_cpu, section_of, workers
+from rollmesh.generators.engines.vllm.plugin import OWNER
+from rollmesh.mesh.errors import ConfigError
 
 _GROUP = "vllm.general_plugins"
 
@@ -28,7 +28,7 @@ def prepare(settings: EngineSettings) -> None:
     os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(section_of(settings).start_timeout_s))
     os.environ.update(without_growing_segments(os.environ))
     if on_cpu(settings):
-        from generators.engines.vllm import cpu
+        from rollmesh.generators.engines.vllm import cpu
 
         cpu.prepare(threads=settings.threads, workers=workers(settings), eager=eager(settings))
 

@@ -6,7 +6,7 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
-from generators.engines.driven.backend import Figures
+from rollmesh.generators.engines.driven.backend import Figures
 
 
 class LoadFigures:

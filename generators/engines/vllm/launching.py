@@ -17,13 +17,13 @@ from vllm.config import WeightTransferConfig
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from generators.engines.base import EngineError
-from generators.engines.driven.logs import last_error
-from generators.engines.vllm import logs
-from generators.engines.vllm.figures import LoadFigures
-from generators.engines.vllm.processes import Family
-from mesh.errors import ConfigError
-from mesh.liveness.verdict import Sight
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.generators.engines.driven.logs import last_error
+from rollmesh.generators.engines.vllm import logs
+from rollmesh.generators.engines.vllm.figures import LoadFigures
+from rollmesh.generators.engines.vllm.processes import Family
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.liveness.verdict import Sight
 
 log = logging.getLogger(__name__)
 _PROGRESS_S = 10.0

@@ -11,7 +11,7 @@ import pkgutil
 from operator import attrgetter
 from typing import Any
 
-from mesh.errors import ConfigError
+from rollmesh.mesh.errors import ConfigError
 
 # Where each is -> parameters that it is called with.
 _CALLS: dict[str, tuple[str, ...]] = {

@@ -27,9 +27,9 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-from generators.engines.base import EngineError
-from generators.engines.vllm.senders import Sender
-from mesh.errors import ConfigError, WeightsError
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.generators.engines.vllm.senders import Sender
+from rollmesh.mesh.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -12,8 +12,8 @@ import select
 import signal
 import threading
 
-from generators.engines.vllm.arguments import SHARED
-from mesh.ranks import on_loopback
+from rollmesh.generators.engines.vllm.arguments import SHARED
+from rollmesh.mesh.ranks import on_loopback
 
 # Process id of the generator, in the environment of vLLM's processes.
 OWNER = "ROLLMESH_VLLM_OWNER"
@@ -24,7 +24,9 @@ def register() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if SHARED not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(SHARED, "generators.engines.vllm.receiving", "SharedMemoryTransfer")
+        WeightTransferEngineFactory.register_engine(
+            SHARED, "rollmesh.generators.engines.vllm.receiving", "SharedMemoryTransfer"
+        )
     owner = int(os.environ.get(OWNER, "0"))
     if owner and owner != os.getpid():
         os.environ.update(on_loopback())

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
-from mesh.liveness.ends import survivors
-from mesh.liveness.sight import look_at_families
-from mesh.liveness.verdict import Sight
+from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.mesh.liveness.sight import look_at_families
+from rollmesh.mesh.liveness.verdict import Sight
 
 _PYTHONS = "/dev/shm/psm_"  # noqa: S108 # what Python's shared memory is called
 # Between the workers of a CPU; stays where they are killed.

@@ -18,8 +18,8 @@ from vllm.model_executor.model_loader.mtp_validation import disable_mtp_complete
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from generators.engines.vllm.shared import Layout, mapped
-from mesh.errors import WeightsError
+from rollmesh.generators.engines.vllm.shared import Layout, mapped
+from rollmesh.mesh.errors import WeightsError
 
 # Errors travel as text: what begins so has changed nothing.
 REFUSED = "rollmesh refuses these weights"
@@ -86,7 +86,7 @@ class SharedMemoryTransfer(WeightTransferEngine[SharedInit, SharedUpdate]):
         """What vLLM's reload leaves undone on a CPU."""
         if self.device.type != "cpu":
             return nullcontext()
-        from generators.engines.vllm import cpu
+        from rollmesh.generators.engines.vllm import cpu
 
         return cpu.packing(self.model)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from vllm import SamplingParams as VllmSampling
 from vllm.sampling_params import RequestOutputKind
 
-from generators.engines.base import SamplingParams
+from rollmesh.generators.engines.base import SamplingParams
 
 
 def to_vllm(sampling: SamplingParams, eos: Iterable[int]) -> VllmSampling:

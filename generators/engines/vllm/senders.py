@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 
-from generators.engines.vllm.receiving import REFUSED
-from generators.engines.vllm.shared import SharedWeights
-from mesh.errors import WeightsError
+from rollmesh.generators.engines.vllm.receiving import REFUSED
+from rollmesh.generators.engines.vllm.shared import SharedWeights
+from rollmesh.mesh.errors import WeightsError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from mesh.errors import WeightsError
-from mesh.weights.tensors import dtype_name
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights.tensors import dtype_name
 
 _ALIGN = 64
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from generators.weights.transports.base import Fetch, Received, Transport
-from generators.weights.transports.broadcast import Broadcast
-from generators.weights.transports.disk import Disk
-from generators.weights.transports.grpc import Grpc
-from generators.weights.transports.shm import SharedMemory
-from mesh.config.models import SecuritySection
-from mesh.errors import WeightsError
-from mesh.weights import Wanted
+from rollmesh.generators.weights.transports.base import Fetch, Received, Transport
+from rollmesh.generators.weights.transports.broadcast import Broadcast
+from rollmesh.generators.weights.transports.disk import Disk
+from rollmesh.generators.weights.transports.grpc import Grpc
+from rollmesh.generators.weights.transports.shm import SharedMemory
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights import Wanted
 
 __all__ = ["Fetch", "Received", "Transport", "choose", "transports"]
 

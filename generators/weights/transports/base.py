@@ -17,8 +17,8 @@ from typing import ClassVar
 
 import grpc
 
-from mesh.weights import Wanted
-from protos import weights_pb2_grpc
+from rollmesh.mesh.weights import Wanted
+from rollmesh.protos import weights_pb2_grpc
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from generators.learner_link import closed_under_call
-from generators.weights.memory import fresh
-from generators.weights.transports.base import Fetch, Received, Transport
-from mesh.devices import has_cuda
-from mesh.errors import WeightsError
-from mesh.rpc import to_rollmesh_error
-from mesh.weights import Wanted
-from protos import weights_pb2
+from rollmesh.generators.learner_link import closed_under_call
+from rollmesh.generators.weights.memory import fresh
+from rollmesh.generators.weights.transports.base import Fetch, Received, Transport
+from rollmesh.mesh.devices import has_cuda
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.rpc import to_rollmesh_error
+from rollmesh.mesh.weights import Wanted
+from rollmesh.protos import weights_pb2
 
 if TYPE_CHECKING:
-    from mesh.weights.broadcast import BroadcastBackend, BroadcastGroup
+    from rollmesh.mesh.weights.broadcast import BroadcastBackend, BroadcastGroup
 
 
 class Broadcast(Transport):
@@ -157,8 +157,8 @@ class _Round:
         # Imported late: torch takes a second, and most generators never broadcast.
         import torch
 
-        from mesh.weights.broadcast import BroadcastGroup
-        from mesh.weights.meeting import connect_store, own_host
+        from rollmesh.mesh.weights.broadcast import BroadcastGroup
+        from rollmesh.mesh.weights.meeting import connect_store, own_host
 
         if self._group is not None and self._group.name == self._answer.group:
             return self._group
@@ -185,7 +185,7 @@ class _Round:
         """The next bucket is under way while one is waited for."""
         import torch
 
-        from mesh.weights.broadcast import DEPTH, Staging
+        from rollmesh.mesh.weights.broadcast import DEPTH, Staging
 
         lengths = [bucket.nbytes for bucket in self._wanted.buckets]
         on_host = group.device.type == "cpu"

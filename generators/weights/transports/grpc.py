@@ -12,18 +12,18 @@ from collections.abc import Callable
 
 import grpc
 
-from generators.learner_link import closed_under_call
-from generators.together import run_together
-from generators.weights.memory import fresh
-from generators.weights.relay import HEARTBEAT_S
-from generators.weights.transports.base import Fetch, Received, Transport
-from generators.weights.transports.sources import Source, Sources
-from mesh.config.models import SecuritySection
-from mesh.errors import PayloadError, WeightsError
-from mesh.rpc import is_transient, to_rollmesh_error
-from mesh.weights import Wanted
-from mesh.weights.chunks import parse
-from protos import weights_pb2
+from rollmesh.generators.learner_link import closed_under_call
+from rollmesh.generators.together import run_together
+from rollmesh.generators.weights.memory import fresh
+from rollmesh.generators.weights.relay import HEARTBEAT_S
+from rollmesh.generators.weights.transports.base import Fetch, Received, Transport
+from rollmesh.generators.weights.transports.sources import Source, Sources
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import PayloadError, WeightsError
+from rollmesh.mesh.rpc import is_transient, to_rollmesh_error
+from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights.chunks import parse
+from rollmesh.protos import weights_pb2
 
 _FIRST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 1.0

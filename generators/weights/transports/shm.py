@@ -12,9 +12,9 @@ import os
 import stat
 from collections.abc import Callable
 
-from generators.weights.transports.base import Fetch, Received, Transport
-from mesh.errors import VersionGoneError, WeightsError
-from mesh.weights import Wanted
+from rollmesh.generators.weights.transports.base import Fetch, Received, Transport
+from rollmesh.mesh.errors import VersionGoneError, WeightsError
+from rollmesh.mesh.weights import Wanted
 
 
 class SharedMemory(Transport):

@@ -14,13 +14,13 @@ from typing import Any
 
 import grpc
 
-from generators.learner_link import closed_under_call
-from generators.weights.transports.base import Fetch
-from mesh.access.credentials import Identity, Role
-from mesh.config.models import SecuritySection
-from mesh.errors import WeightsError
-from mesh.rpc import open_channel
-from protos import weights_pb2
+from rollmesh.generators.learner_link import closed_under_call
+from rollmesh.generators.weights.transports.base import Fetch
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.rpc import open_channel
+from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 _FETCH_BUCKET = f"/{weights_pb2.DESCRIPTOR.services_by_name['Weights'].full_name}/FetchBucket"

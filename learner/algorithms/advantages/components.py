@@ -11,13 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.advantages.normalization import Single, normalize
-from learner.algorithms.advantages.returns import sequence_scores
-from learner.algorithms.advantages.whitening import whiten as whitened
-from learner.algorithms.ragged import expand
-from learner.algorithms.registry import register_advantage
-from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import Estimate, Rollouts
+from rollmesh.learner.algorithms.advantages.normalization import Single, normalize
+from rollmesh.learner.algorithms.advantages.returns import sequence_scores
+from rollmesh.learner.algorithms.advantages.whitening import whiten as whitened
+from rollmesh.learner.algorithms.ragged import expand
+from rollmesh.learner.algorithms.registry import register_advantage
+from rollmesh.learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.types import Estimate, Rollouts
 
 
 @register_advantage("gdpo", needs=("components",), group_size=2)

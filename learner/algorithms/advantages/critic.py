@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.advantages.returns import following_values, generalized_advantages, rewards_per_token
-from learner.algorithms.advantages.whitening import whiten as whitened
-from learner.algorithms.ragged import expand
-from learner.algorithms.registry import register_advantage
-from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import Estimate, Rollouts
+from rollmesh.learner.algorithms.advantages.returns import following_values, generalized_advantages, rewards_per_token
+from rollmesh.learner.algorithms.advantages.whitening import whiten as whitened
+from rollmesh.learner.algorithms.ragged import expand
+from rollmesh.learner.algorithms.registry import register_advantage
+from rollmesh.learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.types import Estimate, Rollouts
 
 
 @register_advantage("gae", needs=("values",))

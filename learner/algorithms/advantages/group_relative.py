@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.advantages.normalization import (
+from rollmesh.learner.algorithms.advantages.normalization import (
     Single,
     centre,
     deviation,
@@ -21,10 +21,10 @@ from learner.algorithms.advantages.normalization import (
     share_of_largest,
     with_singles,
 )
-from learner.algorithms.advantages.returns import sequence_scores
-from learner.algorithms.ragged import segment_max, segment_mean, segment_min, segment_sum
-from learner.algorithms.registry import register_advantage
-from learner.algorithms.types import Rollouts
+from rollmesh.learner.algorithms.advantages.returns import sequence_scores
+from rollmesh.learner.algorithms.ragged import segment_max, segment_mean, segment_min, segment_sum
+from rollmesh.learner.algorithms.registry import register_advantage
+from rollmesh.learner.algorithms.types import Rollouts
 
 
 @register_advantage("reward")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.ragged import last_tokens, reverse_scan, segment_count, shift_left
+from rollmesh.learner.algorithms.ragged import last_tokens, reverse_scan, segment_count, shift_left
 
 
 def moving_baseline(rewards: Tensor, roles: Tensor, state: Tensor, *, decay: float = 0.95) -> tuple[Tensor, Tensor]:

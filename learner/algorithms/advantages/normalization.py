@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.ragged import segment_count, segment_max, segment_min, segment_sum
+from rollmesh.learner.algorithms.ragged import segment_count, segment_max, segment_min, segment_sum
 
 Level = Literal["none", "group", "batch"]
 """Over what a statistic is taken."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from learner.algorithms.advantages.normalization import centre
-from learner.algorithms.advantages.returns import sequence_scores
-from learner.algorithms.advantages.whitening import whiten as whitened
-from learner.algorithms.prime import others_mean, process_rewards
-from learner.algorithms.ragged import discounted_returns, expand, sequence_mean
-from learner.algorithms.registry import register_advantage
-from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import Estimate, Rollouts
+from rollmesh.learner.algorithms.advantages.normalization import centre
+from rollmesh.learner.algorithms.advantages.returns import sequence_scores
+from rollmesh.learner.algorithms.advantages.whitening import whiten as whitened
+from rollmesh.learner.algorithms.prime import others_mean, process_rewards
+from rollmesh.learner.algorithms.ragged import discounted_returns, expand, sequence_mean
+from rollmesh.learner.algorithms.registry import register_advantage
+from rollmesh.learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.types import Estimate, Rollouts
 
 
 @register_advantage("prime", needs=("reference_log_probs",), group_size=2)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from learner.algorithms.advantages.normalization import Single, centre, with_singles
-from learner.algorithms.advantages.returns import rewards_per_token, sequence_scores
-from learner.algorithms.advantages.whitening import whiten as whitened
-from learner.algorithms.ragged import discounted_returns, expand
-from learner.algorithms.registry import register_advantage
-from learner.algorithms.types import Estimate, Rollouts
+from rollmesh.learner.algorithms.advantages.normalization import Single, centre, with_singles
+from rollmesh.learner.algorithms.advantages.returns import rewards_per_token, sequence_scores
+from rollmesh.learner.algorithms.advantages.whitening import whiten as whitened
+from rollmesh.learner.algorithms.ragged import discounted_returns, expand
+from rollmesh.learner.algorithms.registry import register_advantage
+from rollmesh.learner.algorithms.types import Estimate, Rollouts
 
 
 @register_advantage("remax", needs=("baseline_rewards",))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.ragged import last_tokens, reverse_scan, sequence_sum, shift_left
-from learner.algorithms.types import Rollouts
+from rollmesh.learner.algorithms.ragged import last_tokens, reverse_scan, sequence_sum, shift_left
+from rollmesh.learner.algorithms.types import Rollouts
 
 
 def sequence_scores(rollouts: Rollouts) -> Tensor:

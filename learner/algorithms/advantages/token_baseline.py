@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.advantages.normalization import divide, is_alone
-from learner.algorithms.advantages.returns import rewards_per_token
-from learner.algorithms.ragged import (
+from rollmesh.learner.algorithms.advantages.normalization import divide, is_alone
+from rollmesh.learner.algorithms.advantages.returns import rewards_per_token
+from rollmesh.learner.algorithms.ragged import (
     discounted_returns,
     expand,
     positions,
@@ -15,8 +15,8 @@ from learner.algorithms.ragged import (
     segment_max,
     segment_sum,
 )
-from learner.algorithms.registry import register_advantage
-from learner.algorithms.types import Estimate, Rollouts
+from rollmesh.learner.algorithms.registry import register_advantage
+from rollmesh.learner.algorithms.types import Estimate, Rollouts
 
 
 @register_advantage("tir_optimal_token_baseline", needs=("sum_pi_squared", "proximal_log_probs"), group_size=2)

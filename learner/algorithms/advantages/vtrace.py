@@ -14,11 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.advantages.returns import following_values, rewards_per_token
-from learner.algorithms.numerics import log_ratio
-from learner.algorithms.ragged import last_tokens, reverse_scan, shift_left
-from learner.algorithms.registry import register_advantage
-from learner.algorithms.types import Estimate, Rollouts
+from rollmesh.learner.algorithms.advantages.returns import following_values, rewards_per_token
+from rollmesh.learner.algorithms.numerics import log_ratio
+from rollmesh.learner.algorithms.ragged import last_tokens, reverse_scan, shift_left
+from rollmesh.learner.algorithms.registry import register_advantage
+from rollmesh.learner.algorithms.types import Estimate, Rollouts
 
 
 @register_advantage("vtrace", needs=("values", "proximal_log_probs"))

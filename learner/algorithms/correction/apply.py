@@ -11,12 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.correction.figures import diagnostics, kept_figures, rule_figures, weight_figures
-from learner.algorithms.correction.ratios import drift, importance_weights, interpolated_proximal, level_drift
-from learner.algorithms.correction.rejection import age_rejections, all_keep, rejections
-from learner.algorithms.correction.settings import CorrectionSettings
-from learner.algorithms.metrics import Metrics, log_ratio_histogram, weight_moments
-from learner.algorithms.types import Rollouts, TokenBatch
+from rollmesh.learner.algorithms.correction.figures import diagnostics, kept_figures, rule_figures, weight_figures
+from rollmesh.learner.algorithms.correction.ratios import drift, importance_weights, interpolated_proximal, level_drift
+from rollmesh.learner.algorithms.correction.rejection import age_rejections, all_keep, rejections
+from rollmesh.learner.algorithms.correction.settings import CorrectionSettings
+from rollmesh.learner.algorithms.metrics import Metrics, log_ratio_histogram, weight_moments
+from rollmesh.learner.algorithms.types import Rollouts, TokenBatch
 
 PREFIX = "rollout_corr/"
 

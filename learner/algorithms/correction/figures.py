@@ -14,11 +14,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from learner.algorithms.correction.ratios import drift, level_drift, mean_weight, sequence_drift, truncate
-from learner.algorithms.correction.rejection import divergence, statistic
-from learner.algorithms.correction.settings import CorrectionSettings, Rule
-from learner.algorithms.numerics import MAX_LOG_RATIO, MIN_LOG_PROB, finite_log_probs
-from learner.algorithms.ragged import segment_count, segment_mean
+from rollmesh.learner.algorithms.correction.ratios import drift, level_drift, mean_weight, sequence_drift, truncate
+from rollmesh.learner.algorithms.correction.rejection import divergence, statistic
+from rollmesh.learner.algorithms.correction.settings import CorrectionSettings, Rule
+from rollmesh.learner.algorithms.numerics import MAX_LOG_RATIO, MIN_LOG_PROB, finite_log_probs
+from rollmesh.learner.algorithms.ragged import segment_count, segment_mean
 
 # exp(200) and any sum of such are finite in float64.
 _MAX_EXPONENT = 200.0

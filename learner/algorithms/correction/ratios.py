@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.correction.settings import CorrectionSettings, Level, Proximal
-from learner.algorithms.numerics import MAX_LOG_RATIO, MIN_LOG_PROB, finite_log_probs, log_ratio
-from learner.algorithms.ragged import segment_count, segment_mean, segment_sum
+from rollmesh.learner.algorithms.correction.settings import CorrectionSettings, Level, Proximal
+from rollmesh.learner.algorithms.numerics import MAX_LOG_RATIO, MIN_LOG_PROB, finite_log_probs, log_ratio
+from rollmesh.learner.algorithms.ragged import segment_count, segment_mean, segment_sum
 
 # Keeps log of a sum of two probabilities finite where both are 0.
 _TINY = 1e-10

@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from learner.algorithms.correction.ratios import drift
-from learner.algorithms.correction.settings import CorrectionSettings, Divergence, Rule
-from learner.algorithms.ragged import segment_max, segment_mean, segment_min, segment_sum
+from rollmesh.learner.algorithms.correction.ratios import drift
+from rollmesh.learner.algorithms.correction.settings import CorrectionSettings, Divergence, Rule
+from rollmesh.learner.algorithms.ragged import segment_max, segment_mean, segment_min, segment_sum
 
 
 def divergence(proximal: Tensor, behaviour: Tensor, kind: Divergence) -> Tensor:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
-from learner.algorithms.settings import Settings, SettingsError
-from learner.algorithms.types import UpdatePlan
+from rollmesh.learner.algorithms.settings import Settings, SettingsError
+from rollmesh.learner.algorithms.types import UpdatePlan
 
 Mode = Literal["truncated_is", "masked_is", "behaviour", "none"]
 Level = Literal["token", "sequence", "geometric"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.settings import SettingsError
 
 
 def check_range(field: str, value: float, low: float, high: float = math.inf, *, open_low: bool = False) -> None:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.losses.checks import check_clip, check_range
-from learner.algorithms.losses.drift import WIDE_LOG_RATIO, clip_region_metrics, drift_metrics
-from learner.algorithms.losses.ppo import clipped_surrogate
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.numerics import MAX_LOG_RATIO, finite_log_probs, log_ratio
-from learner.algorithms.registry import register_policy_loss
-from learner.algorithms.types import StepView, TokenBatch
+from rollmesh.learner.algorithms.losses.checks import check_clip, check_range
+from rollmesh.learner.algorithms.losses.drift import WIDE_LOG_RATIO, clip_region_metrics, drift_metrics
+from rollmesh.learner.algorithms.losses.ppo import clipped_surrogate
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.numerics import MAX_LOG_RATIO, finite_log_probs, log_ratio
+from rollmesh.learner.algorithms.registry import register_policy_loss
+from rollmesh.learner.algorithms.types import StepView, TokenBatch
 
 
 def selected_tokens(tokens: TokenBatch) -> Tensor:

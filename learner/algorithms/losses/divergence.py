@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.losses.checks import check_range
-from learner.algorithms.losses.drift import WIDE_LOG_RATIO, drift_metrics
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.numerics import finite_log_probs, log_ratio
-from learner.algorithms.registry import register_policy_loss
-from learner.algorithms.types import TokenBatch
+from rollmesh.learner.algorithms.losses.checks import check_range
+from rollmesh.learner.algorithms.losses.drift import WIDE_LOG_RATIO, drift_metrics
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.numerics import finite_log_probs, log_ratio
+from rollmesh.learner.algorithms.registry import register_policy_loss
+from rollmesh.learner.algorithms.types import TokenBatch
 
 # Keeps log(1 - p) finite where p = 1, which float32 reaches easily.
 _EPSILON = 1e-8

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.metrics import Metrics, log_ratio_histogram
-from learner.algorithms.numerics import MAX_LOG_RATIO, MIN_LOG_PROB
+from rollmesh.learner.algorithms.metrics import Metrics, log_ratio_histogram
+from rollmesh.learner.algorithms.numerics import MAX_LOG_RATIO, MIN_LOG_PROB
 
 # Log-ratios that enter a mean or a square, not exp(), may be as wide as finite log-probs are.
 WIDE_LOG_RATIO = -MIN_LOG_PROB

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from learner.algorithms.losses.checks import check_range
-from learner.algorithms.numerics import finite_log_probs, log_ratio
-from learner.algorithms.ragged import segment_mean
-from learner.algorithms.types import StepView, TokenBatch
+from rollmesh.learner.algorithms.losses.checks import check_range
+from rollmesh.learner.algorithms.numerics import finite_log_probs, log_ratio
+from rollmesh.learner.algorithms.ragged import segment_mean
+from rollmesh.learner.algorithms.types import StepView, TokenBatch
 
 
 def off_policy_sequence_keep(log_probs: Tensor, tokens: TokenBatch, threshold: float) -> Tensor:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.losses.checks import check_clip, check_range
-from learner.algorithms.losses.drift import clip_region_metrics, drift_metrics
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.numerics import log_ratio
-from learner.algorithms.registry import register_policy_loss
-from learner.algorithms.types import TokenBatch
+from rollmesh.learner.algorithms.losses.checks import check_clip, check_range
+from rollmesh.learner.algorithms.losses.drift import clip_region_metrics, drift_metrics
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.numerics import log_ratio
+from rollmesh.learner.algorithms.registry import register_policy_loss
+from rollmesh.learner.algorithms.types import TokenBatch
 
 
 def clipped_surrogate(ratios: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:

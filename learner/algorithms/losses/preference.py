@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from learner.algorithms.losses.checks import check_range
-from learner.algorithms.losses.drift import WIDE_LOG_RATIO
-from learner.algorithms.numerics import log_ratio
-from learner.algorithms.ragged import segment_mean, segment_sum
+from rollmesh.learner.algorithms.losses.checks import check_range
+from rollmesh.learner.algorithms.losses.drift import WIDE_LOG_RATIO
+from rollmesh.learner.algorithms.numerics import log_ratio
+from rollmesh.learner.algorithms.ragged import segment_mean, segment_sum
 
 
 def pair_margins(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from learner.algorithms.losses.checks import check_range
-from learner.algorithms.losses.drift import WIDE_LOG_RATIO, drift_metrics
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.numerics import finite_log_probs, log_ratio
-from learner.algorithms.registry import register_policy_loss
-from learner.algorithms.types import TokenBatch
+from rollmesh.learner.algorithms.losses.checks import check_range
+from rollmesh.learner.algorithms.losses.drift import WIDE_LOG_RATIO, drift_metrics
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.numerics import finite_log_probs, log_ratio
+from rollmesh.learner.algorithms.registry import register_policy_loss
+from rollmesh.learner.algorithms.types import TokenBatch
 
 
 @register_policy_loss("gpg", silent_without_advantage=True, anchored=False)

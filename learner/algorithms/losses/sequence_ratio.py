@@ -11,14 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.losses.checks import check_clip, check_range
-from learner.algorithms.losses.drift import WIDE_LOG_RATIO, clip_region_metrics, drift_metrics
-from learner.algorithms.losses.ppo import clipped_surrogate, dual_clipped
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.numerics import log_ratio
-from learner.algorithms.ragged import segment_mean
-from learner.algorithms.registry import register_policy_loss
-from learner.algorithms.types import TokenBatch
+from rollmesh.learner.algorithms.losses.checks import check_clip, check_range
+from rollmesh.learner.algorithms.losses.drift import WIDE_LOG_RATIO, clip_region_metrics, drift_metrics
+from rollmesh.learner.algorithms.losses.ppo import clipped_surrogate, dual_clipped
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.numerics import log_ratio
+from rollmesh.learner.algorithms.ragged import segment_mean
+from rollmesh.learner.algorithms.registry import register_policy_loss
+from rollmesh.learner.algorithms.types import TokenBatch
 
 # A mean over a sequence that reaches e^10 tells of policies that share nothing; verl's bound.
 MAX_MEAN_LOG_RATIO = 10.0

@@ -11,14 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from learner.algorithms.losses.checks import check_clip, check_range
-from learner.algorithms.losses.drift import drift_metrics
-from learner.algorithms.losses.sequence_ratio import MAX_MEAN_LOG_RATIO, sequence_mean
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.numerics import MAX_LOG_RATIO, finite_log_probs, log_ratio
-from learner.algorithms.ragged import segment_sum
-from learner.algorithms.registry import register_policy_loss
-from learner.algorithms.types import TokenBatch
+from rollmesh.learner.algorithms.losses.checks import check_clip, check_range
+from rollmesh.learner.algorithms.losses.drift import drift_metrics
+from rollmesh.learner.algorithms.losses.sequence_ratio import MAX_MEAN_LOG_RATIO, sequence_mean
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.numerics import MAX_LOG_RATIO, finite_log_probs, log_ratio
+from rollmesh.learner.algorithms.ragged import segment_sum
+from rollmesh.learner.algorithms.registry import register_policy_loss
+from rollmesh.learner.algorithms.types import TokenBatch
 
 # VESPO's weight of a sequence is bounded from below too, so that its logarithm stays finite.
 MIN_LOG_SEQUENCE_WEIGHT = math.log(1e-8)

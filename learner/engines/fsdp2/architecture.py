@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from learner.batching.types import Packing
-from learner.engines.tolerances import REFUSED_HINT
-from mesh.config.models import ModelSection
-from mesh.errors import DataError
+from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.engines.tolerances import REFUSED_HINT
+from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.errors import DataError
 
 # Layers whose attention takes the packed layout; every other kind needs a row for each sequence.
 _PACKED_LAYERS = frozenset({"full_attention", "sliding_attention"})

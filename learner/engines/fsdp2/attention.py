@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from learner.engines.fsdp2.layout import AttentionCall, AttentionLayout, Scoring
-from learner.engines.fsdp2.varlen import VarlenLayout, varlen_attention
-from mesh.errors import DataError
+from rollmesh.learner.engines.fsdp2.layout import AttentionCall, AttentionLayout, Scoring
+from rollmesh.learner.engines.fsdp2.varlen import VarlenLayout, varlen_attention
+from rollmesh.mesh.errors import DataError
 
 ATTENTION = "rollmesh_packed"
 

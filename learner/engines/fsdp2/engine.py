@@ -23,28 +23,28 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from learner.algorithms.base import Loss
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.types import GlobalCounts, ModelOutput
-from learner.batching.pack import pack
-from learner.batching.types import PackedBatch, Packing, TrainSequence
-from learner.engines.base import Engine, EngineSpec, StepResult
-from learner.engines.fsdp2.architecture import choose_packing
-from learner.engines.fsdp2.attention import ATTENTION
-from learner.engines.fsdp2.export import full_tensors
-from learner.engines.fsdp2.figures import step_figures
-from learner.engines.fsdp2.layout import build_layout
-from learner.engines.fsdp2.loading import load_model, load_tokenizer, quiet_transformers
-from learner.engines.fsdp2.probe import Reading, read, settle
-from learner.engines.fsdp2.rows import build_rows
-from learner.engines.fsdp2.schedule import learning_rate
-from learner.engines.fsdp2.sharding import computing_in, plain_name, prepare, recover
-from learner.engines.fsdp2.state import load_state, save_state
-from learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen, without_kernel
-from learner.engines.fsdp2.world import World
-from learner.engines.tolerances import Evidence
-from mesh.config.models import OptimizerSection
-from mesh.errors import ConfigError
+from rollmesh.learner.algorithms.base import Loss
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.types import PackedBatch, Packing, TrainSequence
+from rollmesh.learner.engines.base import Engine, EngineSpec, StepResult
+from rollmesh.learner.engines.fsdp2.architecture import choose_packing
+from rollmesh.learner.engines.fsdp2.attention import ATTENTION
+from rollmesh.learner.engines.fsdp2.export import full_tensors
+from rollmesh.learner.engines.fsdp2.figures import step_figures
+from rollmesh.learner.engines.fsdp2.layout import build_layout
+from rollmesh.learner.engines.fsdp2.loading import load_model, load_tokenizer, quiet_transformers
+from rollmesh.learner.engines.fsdp2.probe import Reading, read, settle
+from rollmesh.learner.engines.fsdp2.rows import build_rows
+from rollmesh.learner.engines.fsdp2.schedule import learning_rate
+from rollmesh.learner.engines.fsdp2.sharding import computing_in, plain_name, prepare, recover
+from rollmesh.learner.engines.fsdp2.state import load_state, save_state
+from rollmesh.learner.engines.fsdp2.varlen import build_varlen_layout, has_varlen, without_kernel
+from rollmesh.learner.engines.fsdp2.world import World
+from rollmesh.learner.engines.tolerances import Evidence
+from rollmesh.mesh.config.models import OptimizerSection
+from rollmesh.mesh.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 # How transformers' configurations and layers name the tokens that sliding attention sees.

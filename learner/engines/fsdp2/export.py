@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from learner.engines.fsdp2.world import World
+from rollmesh.learner.engines.fsdp2.world import World
 
 BUCKET_BYTES = 64 << 20
 # Tensors in a bucket and parts of a message begin at multiples of this: bytes can be seen as elements of any dtype.

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learner.algorithms.metrics import Metrics, summarize
-from learner.engines.fsdp2.world import World
+from rollmesh.learner.algorithms.metrics import Metrics, summarize
+from rollmesh.learner.engines.fsdp2.world import World
 
 
 def step_figures(world: World, parts: Sequence[Metrics], tokens: int, loss: Tensor) -> dict[str, float]:

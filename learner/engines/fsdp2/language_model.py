@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from learner.algorithms.types import ModelOutput
-from learner.batching.types import PackedBatch
-from learner.engines.fsdp2.engine import Fsdp2Engine
-from learner.engines.fsdp2.logprobs import token_log_probs
+from rollmesh.learner.algorithms.types import ModelOutput
+from rollmesh.learner.batching.types import PackedBatch
+from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
+from rollmesh.learner.engines.fsdp2.logprobs import token_log_probs
 
 
 class LanguageModelEngine(Fsdp2Engine):

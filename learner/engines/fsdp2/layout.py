@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.batching.transfer import to_device
-from learner.batching.types import Segments
+from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.batching.types import Segments
 
 # Padded query-key pairs that cost about as much as one more kernel call (measured on CPU with small heads).
 _WASTE_PER_CALL = 2048

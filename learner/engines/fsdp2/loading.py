@@ -16,9 +16,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from learner.engines.fsdp2.architecture import refuse_by_structure
-from mesh.config.models import ModelSection
-from mesh.errors import DataError
+from rollmesh.learner.engines.fsdp2.architecture import refuse_by_structure
+from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.errors import DataError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from learner.algorithms.types import ModelOutput
+from rollmesh.learner.algorithms.types import ModelOutput
 
 # Elements of a float32 chunk. CPU: 2 MiB, which the caches of a core hold. CUDA: 64 MiB, which keeps a device busy.
 _CHUNK_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 24}

@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from learner.batching.pack import pack
-from learner.batching.types import PackedBatch, Packing, TrainSequence
-from learner.engines.fsdp2.world import World
-from learner.engines.tolerances import (
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.types import PackedBatch, Packing, TrainSequence
+from rollmesh.learner.engines.fsdp2.world import World
+from rollmesh.learner.engines.tolerances import (
     REFUSED_HINT,
     ROUNDED_HINT,
     Difference,
@@ -36,7 +36,7 @@ from learner.engines.tolerances import (
     problem_of_rounding,
     problem_of_structure,
 )
-from mesh.errors import DataError, RollmeshError
+from rollmesh.mesh.errors import DataError, RollmeshError
 
 _log = logging.getLogger(__name__)
 

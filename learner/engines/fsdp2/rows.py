@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.batching.transfer import to_device
-from learner.batching.types import Segments
+from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.batching.types import Segments
 
 
 @dataclass(frozen=True, slots=True)

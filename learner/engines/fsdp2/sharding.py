@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from learner.engines.fsdp2.loading import transformer_blocks
+from rollmesh.learner.engines.fsdp2.loading import transformer_blocks
 
 _WRAPPED = "_checkpoint_wrapped_module."
 # Children of a model that compute in float32 whatever the rest does.

@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
-from learner.engines.fsdp2.world import World
-from mesh.errors import DataError
+from rollmesh.learner.engines.fsdp2.world import World
+from rollmesh.mesh.errors import DataError
 
 _STATE_FILE = "state.json"
 

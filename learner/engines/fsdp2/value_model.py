@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from learner.algorithms.types import ModelOutput
-from learner.batching.types import PackedBatch
-from learner.engines.fsdp2.engine import Fsdp2Engine
-from mesh.errors import DataError
+from rollmesh.learner.algorithms.types import ModelOutput
+from rollmesh.learner.batching.types import PackedBatch
+from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
+from rollmesh.mesh.errors import DataError
 
 HEAD = "value_head"
 # The second is how Hugging Face names the head of a reward model (sequence classification with one label).

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from learner.batching.transfer import to_device
-from learner.batching.types import Segments
-from learner.engines.fsdp2.layout import Scoring
-from mesh.errors import ConfigError, DataError
+from rollmesh.learner.batching.transfer import to_device
+from rollmesh.learner.batching.types import Segments
+from rollmesh.learner.engines.fsdp2.layout import Scoring
+from rollmesh.mesh.errors import ConfigError, DataError
 
 _KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 # Tokens of a sequence whose mask of 4-byte numbers takes a GiB.

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from mesh.ranks import MEETING, on_loopback
+from rollmesh.mesh.ranks import MEETING, on_loopback
 
 _TIMEOUT = timedelta(minutes=10)
 

@@ -6,12 +6,12 @@ versions are written anyhow. All others cost time or disk for every version, and
 
 from __future__ import annotations
 
-from learner.weights.offers.base import Offer
-from learner.weights.offers.broadcast import Broadcast
-from learner.weights.offers.disk import Disk
-from learner.weights.offers.rendezvous import Rendezvous
-from learner.weights.offers.shm import SHARED_MEMORY, SharedMemory, shared_memory
-from mesh.config import Config
+from rollmesh.learner.weights.offers.base import Offer
+from rollmesh.learner.weights.offers.broadcast import Broadcast
+from rollmesh.learner.weights.offers.disk import Disk
+from rollmesh.learner.weights.offers.rendezvous import Rendezvous
+from rollmesh.learner.weights.offers.shm import SHARED_MEMORY, SharedMemory, shared_memory
+from rollmesh.mesh.config import Config
 
 __all__ = [
     "SHARED_MEMORY",

@@ -14,8 +14,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from learner.weights.published import PublishedVersion
-from protos import weights_pb2
+from rollmesh.learner.weights.published import PublishedVersion
+from rollmesh.protos import weights_pb2
 
 
 class Offer(ABC):

@@ -25,14 +25,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from learner.weights.offers.base import Offer
-from learner.weights.offers.rendezvous import Rendezvous
-from learner.weights.published import PublishedVersion
-from mesh.devices import need_cuda
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights.broadcast import DEPTH, LONGEST_STALL_S, BroadcastBackend, BroadcastGroup, Staging
-from protos import weights_pb2
+from rollmesh.learner.weights.offers.base import Offer
+from rollmesh.learner.weights.offers.rendezvous import Rendezvous
+from rollmesh.learner.weights.published import PublishedVersion
+from rollmesh.mesh.devices import need_cuda
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights.broadcast import DEPTH, LONGEST_STALL_S, BroadcastBackend, BroadcastGroup, Staging
+from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 # Receivers hear of a version at the same moment; what they differ by is the swap of the version before.

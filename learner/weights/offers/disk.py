@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, TensorSpec, serialize_file
 
-from learner.weights.offers.base import Offer
-from learner.weights.published import PublishedVersion
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights.files import INDEX_NAME, bucket_file, metadata_of, version_folder
-from protos import weights_pb2
+from rollmesh.learner.weights.offers.base import Offer
+from rollmesh.learner.weights.published import PublishedVersion
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights.files import INDEX_NAME, bucket_file, metadata_of, version_folder
+from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 _UNFINISHED = ".unfinished-"

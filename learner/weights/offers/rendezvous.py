@@ -5,11 +5,11 @@ Invariant: neither the store nor gloo and nccl know tokens or TLS; so all but lo
 
 from __future__ import annotations
 
-from mesh.config.models import NetworkSection, SecuritySection
-from mesh.errors import ConfigError
-from mesh.hosts import is_loopback
-from mesh.service import advertised_address
-from mesh.weights.meeting import open_store
+from rollmesh.mesh.config.models import NetworkSection, SecuritySection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.hosts import is_loopback
+from rollmesh.mesh.service import advertised_address
+from rollmesh.mesh.weights.meeting import open_store
 
 
 class Rendezvous:

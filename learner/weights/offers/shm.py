@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from learner.weights.offers.base import Offer
-from learner.weights.published import PublishedVersion
-from learner.weights.storage import sweep, usable_directory
-from mesh.errors import WeightsError
-from mesh.hosts import host_id
-from protos import weights_pb2
+from rollmesh.learner.weights.offers.base import Offer
+from rollmesh.learner.weights.published import PublishedVersion
+from rollmesh.learner.weights.storage import sweep, usable_directory
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.hosts import host_id
+from rollmesh.protos import weights_pb2
 
 log = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  meant to be shared; files are created unnamed and readable by the owner only

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from protos import buffer_pb2 as pb
-from protos import membership_pb2
+from rollmesh.protos import buffer_pb2 as pb
+from rollmesh.protos import membership_pb2
 from tests.buffer.mesh_fixture import make_write
 from tests.faults.away.member import Member, say
 

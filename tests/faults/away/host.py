@@ -12,9 +12,9 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buffer.service import BufferService
-from mesh.config import Config
-from mesh.service import AsyncBridge
+from rollmesh.buffer.service import BufferService
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.service import AsyncBridge
 from tests.faults.away.generator import Generator
 from tests.faults.away.member import say
 

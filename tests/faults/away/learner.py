@@ -8,29 +8,29 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from learner.algorithms.base import Algorithm
-from learner.algorithms.types import Needs
-from learner.batching.types import Packing
-from learner.claims import BatchClaimer
-from learner.consumption import LOG_NAME, ConsumptionLog
-from learner.controls import Controls
-from learner.data.stream import PromptStream, Window
-from learner.lineage import Lineage
-from learner.loop import TrainingLoop
-from learner.metrics.figures import RunFigures
-from learner.payloads import HeldPayloads
-from learner.reassertion import Reasserter
-from learner.recorder import FinishedStep, Recorder
-from learner.seeding import TaskFeeder
-from learner.source import GroupSource
-from learner.state import LearnerState
-from learner.team import Team
-from learner.worker import TrainResult
-from mesh.config.models import BatchSection
-from mesh.errors import RollmeshError
-from mesh.service import AsyncBridge
-from mesh.versions import PolicyVersion
-from protos import membership_pb2
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.types import Needs
+from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.claims import BatchClaimer
+from rollmesh.learner.consumption import LOG_NAME, ConsumptionLog
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.data.stream import PromptStream, Window
+from rollmesh.learner.lineage import Lineage
+from rollmesh.learner.loop import TrainingLoop
+from rollmesh.learner.metrics.figures import RunFigures
+from rollmesh.learner.payloads import HeldPayloads
+from rollmesh.learner.reassertion import Reasserter
+from rollmesh.learner.recorder import FinishedStep, Recorder
+from rollmesh.learner.seeding import TaskFeeder
+from rollmesh.learner.source import GroupSource
+from rollmesh.learner.state import LearnerState
+from rollmesh.learner.team import Team
+from rollmesh.learner.worker import TrainResult
+from rollmesh.mesh.config.models import BatchSection
+from rollmesh.mesh.errors import RollmeshError
+from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import membership_pb2
 from tests.buffer.mesh_fixture import make_task
 from tests.faults.away.member import PATIENCE_S, Member, say
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import grpc
 
-from buffer.client import BufferClient
-from mesh.config.models import SecuritySection
-from mesh.fronts import MeshChannel, addresses_of
-from mesh.membership import MembershipAgent
-from mesh.rpc import open_channel
-from protos import membership_pb2
+from rollmesh.buffer.client import BufferClient
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.fronts import MeshChannel, addresses_of
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc import open_channel
+from rollmesh.protos import membership_pb2
 
 # Longest absence that is put on a run, many times over: no one gives up meanwhile.
 PATIENCE_S = 60.0

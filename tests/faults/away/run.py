@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buffer.client import BufferClient
-from mesh.supervised import wrapped
-from protos import buffer_pb2 as pb
+from rollmesh.buffer.client import BufferClient
+from rollmesh.mesh.supervised import wrapped
+from rollmesh.protos import buffer_pb2 as pb
 from tests.faults.away.cases import GROUPS, Case, Rules
 from tests.faults.proxy import Conditions, Link
 from tests.faults.world import ROOT

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from generators.agents import build_runner
-from generators.agents.chat import Chat
-from generators.agents.runner import AgentRunner
-from generators.engines.base import (
+from rollmesh.generators.agents import build_runner
+from rollmesh.generators.agents.chat import Chat
+from rollmesh.generators.agents.runner import AgentRunner
+from rollmesh.generators.engines.base import (
     EngineStatus,
     FinishReason,
     GenerationRequest,
@@ -22,13 +22,13 @@ from generators.engines.base import (
     SampledTokens,
     SamplingParams,
 )
-from generators.responder import EpisodeResult, MemberRequest
-from learner.data import AgentPrompts, PromptEncoder, Row
-from learner.data.prompts import TaskShape
-from mesh.config import Config, load_config
-from mesh.errors import PayloadError
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import trajectory_pb2
+from rollmesh.generators.responder import EpisodeResult, MemberRequest
+from rollmesh.learner.data import AgentPrompts, PromptEncoder, Row
+from rollmesh.learner.data.prompts import TaskShape
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import trajectory_pb2
 from tests.generators.engines.tiny import EOS, EOS_2, train_tokenizer
 
 HERE = "tests/generators/agents/user_code.py"

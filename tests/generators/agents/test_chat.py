@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generators.agents.chat import Chat
-from learner.data import AgentPrompts, PromptEncoder, Row
-from mesh.errors import ConfigError
+from rollmesh.generators.agents.chat import Chat
+from rollmesh.learner.data import AgentPrompts, PromptEncoder, Row
+from rollmesh.mesh.errors import ConfigError
 from tests.generators.agents.scene import ENDS, TEMPLATES, TOKENIZER, chat_with, decode, encode, tokenizer_with
 from tests.generators.engines.tiny import EOS, EOS_2
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mesh.versions import PolicyVersion
-from protos import buffer_pb2
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import buffer_pb2
 from tests.generators import world as world_module
 from tests.generators.agents.scene import HERE
 from tests.generators.world import DEADLINE_S, TOKENIZER, mesh

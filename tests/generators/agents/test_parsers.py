@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generators.agents.calls import ToolCall
-from generators.agents.parsers import PARSERS, choose_parser
-from mesh.config.rollout import ParserName
-from mesh.errors import ConfigError
+from rollmesh.generators.agents.calls import ToolCall
+from rollmesh.generators.agents.parsers import PARSERS, choose_parser
+from rollmesh.mesh.config.rollout import ParserName
+from rollmesh.mesh.errors import ConfigError
 
 NAMES = st.from_regex(r"[a-z][a-z_0-9]{0,10}", fullmatch=True)
 VALUES = st.recursive(

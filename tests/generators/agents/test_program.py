@@ -17,15 +17,15 @@ import psutil
 import pytest
 import torch
 
-from generators.agents.program import ProgramRunner, open_runner, program_of
-from generators.agents.program_calls import Way
-from generators.engines.base import GenerationResult, SampledTokens, SamplingParams
-from generators.responder import EpisodeResult, MemberRequest
-from mesh.config.rollout import AgentSection
-from mesh.errors import ConfigError
-from mesh.liveness.ends import survivors
-from mesh.versions import PolicyVersion
-from protos import trajectory_pb2
+from rollmesh.generators.agents.program import ProgramRunner, open_runner, program_of
+from rollmesh.generators.agents.program_calls import Way
+from rollmesh.generators.engines.base import GenerationResult, SampledTokens, SamplingParams
+from rollmesh.generators.responder import EpisodeResult, MemberRequest
+from rollmesh.mesh.config.rollout import AgentSection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import trajectory_pb2
 from tests.generators.endpoint.world import Serving, soon
 
 AGENTS = Path(__file__).with_name("program_agents.py")

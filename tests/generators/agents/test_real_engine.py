@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from generators.agents import build_runner
-from generators.agents.runner import AgentRunner
-from generators.engines import create_engine
-from generators.engines.base import EngineSettings, InferenceEngine, SamplingParams
-from generators.engines.driven.folder import ModelFacts
-from generators.parts import ResultFeed
-from generators.responder import EpisodeResult, MemberRequest
-from generators.text import TextCodec
-from mesh.versions import PolicyVersion
+from rollmesh.generators.agents import build_runner
+from rollmesh.generators.agents.runner import AgentRunner
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import EngineSettings, InferenceEngine, SamplingParams
+from rollmesh.generators.engines.driven.folder import ModelFacts
+from rollmesh.generators.parts import ResultFeed
+from rollmesh.generators.responder import EpisodeResult, MemberRequest
+from rollmesh.generators.text import TextCodec
+from rollmesh.mesh.versions import PolicyVersion
 from tests.generators.agents.scene import HERE, TOKENIZER, runs_of, settings, task_of
 from tests.generators.engines.driven.driven_harness import LIMITS, ScriptedEngine
 from tests.generators.engines.driven.scripted import ScriptedBackend, TableModel

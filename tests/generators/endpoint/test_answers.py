@@ -13,8 +13,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from generators.engines.base import SampledTokens, TokenEvent
-from mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.generators.engines.base import SampledTokens, TokenEvent
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
 from tests.generators.endpoint.world import CALL, EOS, TOOL, Serving, soon
 
 HELLO: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the quick fox"}]

@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from generators.agents.program_calls import CommandProgram, FunctionProgram, Outcome, Program, Way
+from rollmesh.generators.agents.program_calls import CommandProgram, FunctionProgram, Outcome, Program, Way
 from tests.generators.endpoint.world import Serving
 from tests.secrets_here import write_secret
 

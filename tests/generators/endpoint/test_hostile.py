@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from generators.endpoint import server as endpoint_server
-from generators.endpoint.failures import ApiError
-from generators.endpoint.growing import GrowingText, whole_text
-from generators.endpoint.server import EndpointServer
-from generators.endpoint.template import TokenizerLanguage
-from generators.endpoint.wording import event
-from mesh import open_files
-from mesh.config.models import SecuritySection
+from rollmesh.generators.endpoint import server as endpoint_server
+from rollmesh.generators.endpoint.failures import ApiError
+from rollmesh.generators.endpoint.growing import GrowingText, whole_text
+from rollmesh.generators.endpoint.server import EndpointServer
+from rollmesh.generators.endpoint.template import TokenizerLanguage
+from rollmesh.generators.endpoint.wording import event
+from rollmesh.mesh import open_files
+from rollmesh.mesh.config.models import SecuritySection
 from tests.generators.endpoint.world import TOOL, Serving, another_server, chat_tokenizer
 from tests.secrets_here import write_secret
 
@@ -80,7 +80,7 @@ def test_what_is_not_worth_parsing_is_refused_unparsed(
     serving: Serving, monkeypatch: pytest.MonkeyPatch, body: bytes, headers: dict[str, str], status: int
 ) -> None:
     parsed: list[object] = []
-    monkeypatch.setattr("generators.endpoint.server.parse", lambda *args, **more: parsed.append(args))
+    monkeypatch.setattr("rollmesh.generators.endpoint.server.parse", lambda *args, **more: parsed.append(args))
     found, answer = post(serving, body, **headers)
     assert (found, answer["error"]["type"]) == (status, "invalid_request_error")
     assert not parsed

@@ -10,9 +10,9 @@ from typing import TypeVar
 import httpx
 from aiohttp import web
 
-from generators.endpoint.sessions import Rules, Session
-from generators.engines.base import SamplingParams
-from mesh.config.models import SecuritySection
+from rollmesh.generators.endpoint.sessions import Rules, Session
+from rollmesh.generators.engines.base import SamplingParams
+from rollmesh.mesh.config.models import SecuritySection
 from tests.generators.endpoint.world import Serving, another_server
 from tests.secrets_here import TOKEN, write_secret
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import pytest
 from openai import OpenAI
 
-from generators.endpoint import server
-from generators.endpoint.growing import GrowingText
-from generators.endpoint.record import Record
-from generators.endpoint.wording import Wording
-from generators.endpoint.workers import Workers
+from rollmesh.generators.endpoint import server
+from rollmesh.generators.endpoint.growing import GrowingText
+from rollmesh.generators.endpoint.record import Record
+from rollmesh.generators.endpoint.wording import Wording
+from rollmesh.generators.endpoint.workers import Workers
 from tests.generators.endpoint.world import TOOL, Serving
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def test_the_endpoint_answers_others_while_it_goes_through_what_is_large(
     for owner, name in steps:
         monkeypatch.setattr(owner, name, beside_others(name, getattr(owner, name)))
     # Of this model nothing is long.
-    monkeypatch.setattr("generators.endpoint.workers._LITTLE", 0, raising=False)
+    monkeypatch.setattr("rollmesh.generators.endpoint.workers._LITTLE", 0, raising=False)
     client = OpenAI(base_url=f"{serving.url}/sessions/large/v1", api_key="none", max_retries=0)
     messages: list[Any] = [{"role": "user", "content": "the"}]
     tools: Any = [TOOL]

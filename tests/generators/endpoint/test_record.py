@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generators.endpoint import prefix_index
-from generators.endpoint.record import Record, Turn, branches, transcript
-from generators.endpoint.stories import extended, message_symbol, of_messages, of_text, text_symbols
-from generators.engines.base import SampledTokens
-from mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.generators.endpoint import prefix_index
+from rollmesh.generators.endpoint.record import Record, Turn, branches, transcript
+from rollmesh.generators.endpoint.stories import extended, message_symbol, of_messages, of_text, text_symbols
+from rollmesh.generators.engines.base import SampledTokens
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
 from tests.generators.endpoint.straight_record import StraightRecord, StraightTurn
 
 # Few symbols: prompts that begin alike, and answers that are alike, are the rule.
@@ -146,7 +146,7 @@ def test_a_longer_session_makes_no_call_dearer(monkeypatch: pytest.MonkeyPatch) 
         gone_through += len(symbols)
         return totals(symbols, start, total)
 
-    monkeypatch.setattr("generators.endpoint.record.totals", counting)
+    monkeypatch.setattr("rollmesh.generators.endpoint.record.totals", counting)
     record, before, costs, kept = Record(), None, [], []
     for number in range(300):
         gone_through, held = 0, record.tokens

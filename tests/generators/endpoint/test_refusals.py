@@ -22,13 +22,13 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from generators.endpoint.callers import check_caller
-from generators.endpoint.failures import ApiError
-from generators.endpoint.sessions import Rules
-from generators.engines.base import GenerationRequest, GenerationResult, SampledTokens, SamplingParams
-from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError, PortInUseError
-from mesh.versions import VersionRuns
+from rollmesh.generators.endpoint.callers import check_caller
+from rollmesh.generators.endpoint.failures import ApiError
+from rollmesh.generators.endpoint.sessions import Rules
+from rollmesh.generators.engines.base import GenerationRequest, GenerationResult, SampledTokens, SamplingParams
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError, PortInUseError
+from rollmesh.mesh.versions import VersionRuns
 from tests.certificates import Authority
 from tests.generators.endpoint.world import TOOL, Serving, another_server, soon
 from tests.secrets_here import TOKEN, write_secret

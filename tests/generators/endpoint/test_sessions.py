@@ -10,12 +10,12 @@ import openai
 import pytest
 from openai import OpenAI
 
-from generators.endpoint.failures import ApiError
-from generators.endpoint.record import transcript
-from generators.endpoint.sessions import Rules, Running, Session, Sessions
-from generators.engines.base import SampledTokens, SamplingParams
-from mesh.config.rollout import EndpointSection
-from mesh.versions import VersionRuns
+from rollmesh.generators.endpoint.failures import ApiError
+from rollmesh.generators.endpoint.record import transcript
+from rollmesh.generators.endpoint.sessions import Rules, Running, Session, Sessions
+from rollmesh.generators.engines.base import SampledTokens, SamplingParams
+from rollmesh.mesh.config.rollout import EndpointSection
+from rollmesh.mesh.versions import VersionRuns
 from tests.generators.endpoint.world import TOOL, Serving
 
 ASK: Any = {"role": "user", "content": "the quick fox"}
@@ -272,12 +272,12 @@ def test_full_sessions_take_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     with session.sampling({"request": Running(2, 0, None)}), pytest.raises(ApiError, match="at most 3"):
         session.check_room(1, 100)
     assert session.counts["no_room"] == 2
-    monkeypatch.setattr("generators.endpoint.sessions._SESSION_TOKENS", 10)
+    monkeypatch.setattr("rollmesh.generators.endpoint.sessions._SESSION_TOKENS", 10)
     session.check_room(1, 1)
-    monkeypatch.setattr("generators.endpoint.sessions._LONGEST_CONVERSATIONS", 1)
+    monkeypatch.setattr("rollmesh.generators.endpoint.sessions._LONGEST_CONVERSATIONS", 1)
     with pytest.raises(ApiError, match="10 tokens recorded"):
         session.check_room(1, 1)
-    monkeypatch.setattr("generators.endpoint.sessions._ALL_TOKENS", 10)
+    monkeypatch.setattr("rollmesh.generators.endpoint.sessions._ALL_TOKENS", 10)
     for name in ("mine", "another"):
         with pytest.raises(ApiError, match="with 10 tokens") as crowded:
             sessions.of(name)

@@ -12,11 +12,11 @@ import numpy as np
 from openai import AsyncOpenAI
 from rich.console import Console
 
-from learner.data.prompts import AgentPrompts, PromptEncoder, TaskShape
-from learner.data.rows import Row
-from mesh.trajectory import decode
-from protos import membership_pb2, trajectory_pb2
 from rollmesh.launcher.view import members
+from rollmesh.learner.data.prompts import AgentPrompts, PromptEncoder, TaskShape
+from rollmesh.learner.data.rows import Row
+from rollmesh.mesh.trajectory import decode
+from rollmesh.protos import membership_pb2, trajectory_pb2
 from tests.generators.endpoint.world import EOS, chances, chat_tokenizer, markov_model
 from tests.generators.world import TOKENIZER, eventually, mesh
 

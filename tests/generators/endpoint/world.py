@@ -17,17 +17,17 @@ from prometheus_client import CollectorRegistry
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from generators.endpoint.figures import EndpointFigures
-from generators.endpoint.server import EndpointServer
-from generators.endpoint.service import Endpoint
-from generators.engines import create_engine
-from generators.engines.base import EngineSettings, InferenceEngine
-from generators.parts import ResultFeed
-from generators.text import TextCodec
-from mesh.config import Config, load_config
-from mesh.config.models import SecuritySection
-from mesh.service import AsyncBridge
-from mesh.versions import PolicyVersion
+from rollmesh.generators.endpoint.figures import EndpointFigures
+from rollmesh.generators.endpoint.server import EndpointServer
+from rollmesh.generators.endpoint.service import Endpoint
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import EngineSettings, InferenceEngine
+from rollmesh.generators.parts import ResultFeed
+from rollmesh.generators.text import TextCodec
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.versions import PolicyVersion
 from tests.generators.engines.tiny import save_folder, train_tokenizer
 
 T = TypeVar("T")

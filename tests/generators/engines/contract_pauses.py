@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from generators.engines.base import EngineError
-from mesh.errors import WeightsError
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.mesh.errors import WeightsError
 from tests.generators.engines.harness import PROMPT, V1, V2, V3, EngineHarness, request
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from mesh.errors import PayloadError, WeightsError
-from mesh.versions import VersionRuns
+from rollmesh.mesh.errors import PayloadError, WeightsError
+from rollmesh.mesh.versions import VersionRuns
 from tests.generators.engines.harness import V1, V2, EngineHarness, behind, constant_prefix, request
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mesh.errors import WeightsError
+from rollmesh.mesh.errors import WeightsError
 from tests.generators.engines.harness import PROMPT, V1, V2, EngineHarness, request
 
 

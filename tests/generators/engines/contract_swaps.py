@@ -6,8 +6,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from generators.engines.base import GenerationResult, SwapTimings
-from mesh.versions import PolicyVersion
+from rollmesh.generators.engines.base import GenerationResult, SwapTimings
+from rollmesh.mesh.versions import PolicyVersion
 from tests.generators.engines.harness import PROMPT, V1, V2, V3, EngineHarness, Weights, request
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from generators.engines import create_engine
-from generators.engines.base import EngineListener, EngineSettings, InferenceEngine, KvPolicy
-from mesh.config.rollout import HfSection
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import EngineListener, EngineSettings, InferenceEngine, KvPolicy
+from rollmesh.mesh.config.rollout import HfSection
 from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel
 

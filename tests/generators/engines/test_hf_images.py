@@ -10,16 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from generators.engines import create_engine
-from generators.engines.base import (
-    EngineSettings,
-    GenerationRequest,
-    KvPolicy,
-    SamplingParams,
-)
-from generators.engines.hf.prefill import Prefiller
-from mesh.errors import PayloadError
-from mesh.images import ImageProcessor
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import EngineSettings, GenerationRequest, KvPolicy, SamplingParams
+from rollmesh.generators.engines.hf.prefill import Prefiller
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.images import ImageProcessor
 from tests.generators.engines import tiny_vlm
 from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.harness import V1, V2, prefix_of

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from generators.engines import create_engine
-from generators.engines.base import (
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import (
     EngineSettings,
     GenerationRequest,
     GenerationResult,
@@ -21,8 +21,8 @@ from generators.engines.base import (
     SampledTokens,
     SamplingParams,
 )
-from mesh.errors import ConfigError, DataError, PayloadError
-from mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.mesh.errors import ConfigError, DataError, PayloadError
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
 from tests.generators.engines import tiny
 from tests.generators.engines.collector import DEADLINE_S, Collector
 

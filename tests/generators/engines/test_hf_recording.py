@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from generators.engines.hf.decoder import Decoder
-from generators.engines.hf.loading import load_model
-from generators.engines.hf.recording import DirectForward, ForwardPass, RecordedForward
+from rollmesh.generators.engines.hf.decoder import Decoder
+from rollmesh.generators.engines.hf.loading import load_model
+from rollmesh.generators.engines.hf.recording import DirectForward, ForwardPass, RecordedForward
 from tests.generators.engines import tiny
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from generators.learner_link import LearnerLink
-from generators.weights import Relay, WeightReceiver
-from generators.weights.relay import Holding
-from mesh.config.models import SecuritySection
-from mesh.weights import Wanted
+from rollmesh.generators.learner_link import LearnerLink
+from rollmesh.generators.weights import Relay, WeightReceiver
+from rollmesh.generators.weights.relay import Holding
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.weights import Wanted
 from tests.generators.weights.test_receiver import Engine, Membership
 
 

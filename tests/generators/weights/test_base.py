@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from generators.weights.base import BaseCopy
-from generators.weights.transfer import Verified
-from learner.weights import WeightPublisher
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights import Wanted, digest_of
-from protos import weights_pb2
+from rollmesh.generators.weights.base import BaseCopy
+from rollmesh.generators.weights.transfer import Verified
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import Wanted, digest_of
+from rollmesh.protos import weights_pb2
 
 
 class Chain:

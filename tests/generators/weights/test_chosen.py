@@ -6,14 +6,14 @@ import logging
 
 import pytest
 
-from generators.weights.chosen import Chosen
-from generators.weights.transports import choose, transports
-from mesh.config.models import TransportName
-from mesh.errors import WeightsError
-from mesh.hosts import host_id
-from mesh.versions import PolicyVersion
-from mesh.weights import Wanted
-from protos import weights_pb2
+from rollmesh.generators.weights.chosen import Chosen
+from rollmesh.generators.weights.transports import choose, transports
+from rollmesh.mesh.config.models import TransportName
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import Wanted
+from rollmesh.protos import weights_pb2
 
 ALL = transports(host_id())
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from mesh.hosts import host_id
-from mesh.versions import PolicyVersion
-from protos import weights_pb2
+from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
 from tests.generators.weights.test_receiver import Engine, Learner, Mesh, mesh
 
 BY_DIFFERENCES = {"encoding": "delta", "transport": "grpc"}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from generators.weights.transfer import Verified
-from mesh.versions import PolicyVersion
-from mesh.weights import Wanted
+from rollmesh.generators.weights.transfer import Verified
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import Wanted
 from tests.generators.weights.test_receiver import mesh, same, weights
 
 DEADLINE_S = 20.0

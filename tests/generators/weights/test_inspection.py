@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from generators.weights.inspection import inspect
-from learner.weights import WeightPublisher
-from mesh.versions import PolicyVersion
-from protos import weights_pb2
+from rollmesh.generators.weights.inspection import inspect
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
 
 
 def published(tmp_path: Path, dtype: str) -> tuple[weights_pb2.Manifest, dict[str, torch.Tensor]]:

@@ -6,8 +6,8 @@ import mmap
 
 import pytest
 
-from generators.weights.memory import fresh
-from mesh.errors import WeightsError
+from rollmesh.generators.weights.memory import fresh
+from rollmesh.mesh.errors import WeightsError
 
 
 @pytest.mark.parametrize("nbytes", [1 << 62, 1 << 70])
@@ -21,5 +21,5 @@ def test_a_kernel_without_huge_pages_will_do(monkeypatch: pytest.MonkeyPatch) ->
         def madvise(self, *_: int) -> None:
             raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr("generators.weights.memory.mmap.mmap", Plain)
+    monkeypatch.setattr("rollmesh.generators.weights.memory.mmap.mmap", Plain)
     assert bytes(fresh(5000)) == bytes(5000)

@@ -14,16 +14,16 @@ import grpc
 import pytest
 import torch
 
-from generators.engines.base import SwapTimings
-from generators.learner_link import LearnerLink
-from generators.weights import WeightReceiver
-from learner.weights import WeightPublisher, WeightsService
-from mesh.config.models import SecuritySection
-from mesh.errors import WeightsError
-from mesh.hosts import host_id
-from mesh.rpc import bind, new_server
-from mesh.versions import PolicyVersion
-from protos import membership_pb2, weights_pb2, weights_pb2_grpc
+from rollmesh.generators.engines.base import SwapTimings
+from rollmesh.generators.learner_link import LearnerLink
+from rollmesh.generators.weights import WeightReceiver
+from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.rpc import bind, new_server
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import membership_pb2, weights_pb2, weights_pb2_grpc
 
 SECURITY = SecuritySection()
 

@@ -13,20 +13,20 @@ import grpc
 import pytest
 import torch
 
-from generators.learner_link import LearnerConnection
-from generators.weights import Relay, relay
-from generators.weights.transfer import Verified, receive
-from generators.weights.transports import Fetch
-from generators.weights.transports.grpc import Grpc
-from learner.weights import WeightPublisher, WeightsService
-from mesh.access.credentials import Identity, Role
-from mesh.config.models import EncodingName, SecuritySection
-from mesh.errors import WeightsError
-from mesh.rpc import bind, new_server, open_channel
-from mesh.versions import PolicyVersion
-from mesh.weights import Wanted
-from mesh.weights.chunks import CHUNK_BYTES, frame, parse
-from protos import weights_pb2, weights_pb2_grpc
+from rollmesh.generators.learner_link import LearnerConnection
+from rollmesh.generators.weights import Relay, relay
+from rollmesh.generators.weights.transfer import Verified, receive
+from rollmesh.generators.weights.transports import Fetch
+from rollmesh.generators.weights.transports.grpc import Grpc
+from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.config.models import EncodingName, SecuritySection
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.rpc import bind, new_server, open_channel
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights.chunks import CHUNK_BYTES, frame, parse
+from rollmesh.protos import weights_pb2, weights_pb2_grpc
 from tests.secrets_here import write_secret
 
 SECURITY = SecuritySection()
@@ -370,7 +370,7 @@ async def test_a_version_that_is_being_fetched_outlives_newer_ones(
         assert [held.wanted.policy.version for held in parent.relay._holdings] == [0, 2]
         release.set()
         assert (await fetching).source == parent.relay.address
-        monkeypatch.setattr("mesh.weights.readers.GRACE_S", 0.0)
+        monkeypatch.setattr("rollmesh.mesh.weights.readers.GRACE_S", 0.0)
         newer(3)
         assert [held.wanted.policy.version for held in parent.relay._holdings] == [3]
 

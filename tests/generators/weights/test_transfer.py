@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from generators.weights import transfer
-from generators.weights.transfer import receive
-from generators.weights.transports import Fetch, Received
-from generators.weights.transports.shm import SharedMemory
-from mesh.errors import WeightsError
-from mesh.hosts import host_id
-from mesh.weights import Wanted
+from rollmesh.generators.weights import transfer
+from rollmesh.generators.weights.transfer import receive
+from rollmesh.generators.weights.transports import Fetch, Received
+from rollmesh.generators.weights.transports.shm import SharedMemory
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.weights import Wanted
 from tests.generators.weights.transports.cases import CASES
 from tests.generators.weights.transports.world import local_learner
 

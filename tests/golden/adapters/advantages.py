@@ -9,23 +9,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.advantages import critic, group_relative, reinforce
-from learner.algorithms.advantages.components import gdpo
-from learner.algorithms.advantages.normalization import is_alone
-from learner.algorithms.advantages.returns import (
-    following_values,
-    generalized_advantages,
-    rewards_per_token,
-)
-from learner.algorithms.advantages.token_baseline import (
+from rollmesh.learner.algorithms.advantages import critic, group_relative, reinforce
+from rollmesh.learner.algorithms.advantages.components import gdpo
+from rollmesh.learner.algorithms.advantages.normalization import is_alone
+from rollmesh.learner.algorithms.advantages.returns import following_values, generalized_advantages, rewards_per_token
+from rollmesh.learner.algorithms.advantages.token_baseline import (
     optimal_token_baseline,
     squared_gradient_norms,
     token_baselines,
 )
-from learner.algorithms.advantages.whitening import whiten
-from learner.algorithms.kl import kl_estimate
-from learner.algorithms.ragged import discounted_returns, running_sums
-from learner.algorithms.types import Estimate, Rollouts
+from rollmesh.learner.algorithms.advantages.whitening import whiten
+from rollmesh.learner.algorithms.kl import kl_estimate
+from rollmesh.learner.algorithms.ragged import discounted_returns, running_sums
+from rollmesh.learner.algorithms.types import Estimate, Rollouts
 from tests.golden.adapters import adapter
 from tests.golden.case import Case, Outputs
 

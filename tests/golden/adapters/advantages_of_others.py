@@ -9,19 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.advantages import group_relative
-from learner.algorithms.advantages.components import combine, gdpo
-from learner.algorithms.advantages.moving_baseline import moving_baseline
-from learner.algorithms.advantages.normalization import normalize
-from learner.algorithms.advantages.returns import (
-    following_values,
-    generalized_advantages,
-    lambda_returns,
-)
-from learner.algorithms.advantages.whitening import whiten
-from learner.algorithms.kl import kl_estimate
-from learner.algorithms.shaping import RewardSettings, RunningMoments, shape_rewards
-from learner.algorithms.types import Estimate, Rollouts
+from rollmesh.learner.algorithms.advantages import group_relative
+from rollmesh.learner.algorithms.advantages.components import combine, gdpo
+from rollmesh.learner.algorithms.advantages.moving_baseline import moving_baseline
+from rollmesh.learner.algorithms.advantages.normalization import normalize
+from rollmesh.learner.algorithms.advantages.returns import following_values, generalized_advantages, lambda_returns
+from rollmesh.learner.algorithms.advantages.whitening import whiten
+from rollmesh.learner.algorithms.kl import kl_estimate
+from rollmesh.learner.algorithms.shaping import RewardSettings, RunningMoments, shape_rewards
+from rollmesh.learner.algorithms.types import Estimate, Rollouts
 from tests.golden.adapters import adapter
 from tests.golden.adapters.advantages import scattered
 from tests.golden.case import Case, Outputs

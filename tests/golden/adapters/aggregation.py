@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from learner.algorithms.aggregation import aggregate, read_aggregation
+from rollmesh.learner.algorithms.aggregation import aggregate, read_aggregation
 from tests.golden.adapters import adapter
 from tests.golden.case import Case, Outputs
 

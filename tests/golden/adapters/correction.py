@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learner.algorithms.correction import (
+from rollmesh.learner.algorithms.correction import (
     CorrectionSettings,
     diagnostics,
     importance_weights,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms.aggregation import aggregate
-from learner.algorithms.correction import (
+from rollmesh.learner.algorithms.aggregation import aggregate
+from rollmesh.learner.algorithms.correction import (
     CorrectionSettings,
     anchor_and_weights,
     drift_metrics,
@@ -18,10 +18,10 @@ from learner.algorithms.correction import (
     kept_figures,
     rejections,
 )
-from learner.algorithms.losses.ppo import clipped_surrogate, dual_clipped, ppo
-from learner.algorithms.losses.sequence_ratio import gspo, sequence_mean
-from learner.algorithms.numerics import log_ratio
-from learner.algorithms.types import TokenBatch
+from rollmesh.learner.algorithms.losses.ppo import clipped_surrogate, dual_clipped, ppo
+from rollmesh.learner.algorithms.losses.sequence_ratio import gspo, sequence_mean
+from rollmesh.learner.algorithms.numerics import log_ratio
+from rollmesh.learner.algorithms.types import TokenBatch
 from tests.golden.adapters import adapter
 from tests.golden.adapters.correction import sequence_ids
 from tests.golden.case import Case, Outputs

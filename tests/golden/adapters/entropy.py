@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from learner.algorithms.aggregation import aggregate, read_aggregation
-from learner.algorithms.entropy import entropy_from_logits
+from rollmesh.learner.algorithms.aggregation import aggregate, read_aggregation
+from rollmesh.learner.algorithms.entropy import entropy_from_logits
 from tests.golden.adapters import adapter
 from tests.golden.case import Case, Outputs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from learner.algorithms.kl import kl_estimate, next_coefficient
+from rollmesh.learner.algorithms.kl import kl_estimate, next_coefficient
 from tests.golden.adapters import adapter
 from tests.golden.case import Case, Outputs
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.algorithms.aggregation import aggregate
-from learner.algorithms.correction import (
+from rollmesh.learner.algorithms.aggregation import aggregate
+from rollmesh.learner.algorithms.correction import (
     CorrectionSettings,
     diagnostics,
     importance_weights,
@@ -21,12 +21,12 @@ from learner.algorithms.correction import (
     rule_figures,
     weight_figures,
 )
-from learner.algorithms.entropy import entropy_from_logits
-from learner.algorithms.kl import kl_estimate
-from learner.algorithms.losses.modifiers import off_policy_sequence_keep
-from learner.algorithms.numerics import log_ratio
-from learner.algorithms.settings import Component
-from learner.algorithms.types import GlobalCounts, TokenBatch
+from rollmesh.learner.algorithms.entropy import entropy_from_logits
+from rollmesh.learner.algorithms.kl import kl_estimate
+from rollmesh.learner.algorithms.losses.modifiers import off_policy_sequence_keep
+from rollmesh.learner.algorithms.numerics import log_ratio
+from rollmesh.learner.algorithms.settings import Component
+from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
 from tests.golden.adapters import adapter
 from tests.golden.adapters.correction import verl_settings
 from tests.golden.adapters.policy_losses import (

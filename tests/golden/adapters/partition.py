@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from learner.batching.partition import partition, sequence_cost
+from rollmesh.learner.batching.partition import partition, sequence_cost
 from tests.golden.adapters import adapter
 from tests.golden.case import AtMost, Case, Outputs, Valid
 

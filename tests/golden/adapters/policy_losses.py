@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learner.algorithms.aggregation import aggregate, read_aggregation
-from learner.algorithms.kl import kl_estimate
-from learner.algorithms.losses.modifiers import top_entropy_selection
-from learner.algorithms.losses.preference import dpo_ipo, dpo_sigmoid
-from learner.algorithms.losses.soft import gamma_weights
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.numerics import log_ratio
-from learner.algorithms.ragged import segment_mean, segment_sum
-from learner.algorithms.registry import build_policy_loss
-from learner.algorithms.settings import Component
-from learner.algorithms.types import GlobalCounts, StepView, TokenBatch
+from rollmesh.learner.algorithms.aggregation import aggregate, read_aggregation
+from rollmesh.learner.algorithms.kl import kl_estimate
+from rollmesh.learner.algorithms.losses.modifiers import top_entropy_selection
+from rollmesh.learner.algorithms.losses.preference import dpo_ipo, dpo_sigmoid
+from rollmesh.learner.algorithms.losses.soft import gamma_weights
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.numerics import log_ratio
+from rollmesh.learner.algorithms.ragged import segment_mean, segment_sum
+from rollmesh.learner.algorithms.registry import build_policy_loss
+from rollmesh.learner.algorithms.settings import Component
+from rollmesh.learner.algorithms.types import GlobalCounts, StepView, TokenBatch
 from tests.golden.adapters import adapter
 from tests.golden.case import Case, Outputs, Unrecorded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from reward_service.scorers import gsm8k_text, math_dapo, math_string, math_value, qa
+from rollmesh.reward_service.scorers import gsm8k_text, math_dapo, math_string, math_value, qa
 from tests.golden.adapters import adapter
 from tests.golden.case import Case, Outputs
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from learner.algorithms.aggregation import aggregate, read_aggregation
-from learner.algorithms.value import value_loss
+from rollmesh.learner.algorithms.aggregation import aggregate, read_aggregation
+from rollmesh.learner.algorithms.value import value_loss
 from tests.golden.adapters import adapter
 from tests.golden.case import Case, Outputs
 

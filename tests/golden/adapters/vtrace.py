@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from learner.algorithms.advantages.vtrace import bootstrapped, leaky_clip, vtrace_errors
-from learner.algorithms.numerics import log_ratio
+from rollmesh.learner.algorithms.advantages.vtrace import bootstrapped, leaky_clip, vtrace_errors
+from rollmesh.learner.algorithms.numerics import log_ratio
 from tests.golden.adapters import adapter
 from tests.golden.case import Case, Outputs
 

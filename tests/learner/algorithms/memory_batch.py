@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from learner.algorithms.base import Loss
-from learner.algorithms.types import GlobalCounts, ModelOutput, Rollouts, TokenBatch
+from rollmesh.learner.algorithms.base import Loss
+from rollmesh.learner.algorithms.types import GlobalCounts, ModelOutput, Rollouts, TokenBatch
 
 
 class MemoryBatch:

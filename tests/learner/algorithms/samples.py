@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import learner.algorithms.losses  # noqa: F401 - entering the registry
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.registry import POLICY_LOSSES, build_policy_loss
-from learner.algorithms.settings import Component
-from learner.algorithms.types import GlobalCounts, StepView, TokenBatch
+import rollmesh.learner.algorithms.losses  # noqa: F401 - entering the registry
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.registry import POLICY_LOSSES, build_policy_loss
+from rollmesh.learner.algorithms.settings import Component
+from rollmesh.learner.algorithms.types import GlobalCounts, StepView, TokenBatch
 
 # Beside the defaults; a new loss is covered by its defaults without being named here.
 VARIANTS: tuple[Component, ...] = (

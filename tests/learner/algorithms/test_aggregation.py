@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learner.algorithms.aggregation import AGGREGATIONS, aggregate, read_aggregation
-from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import GlobalCounts
+from rollmesh.learner.algorithms.aggregation import AGGREGATIONS, aggregate, read_aggregation
+from rollmesh.learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.types import GlobalCounts
 from tests.learner.algorithms.samples import sample
 
 LENGTHS = [3, 0, 1, 2]

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-import learner.algorithms.advantages  # noqa: F401 - entering the registry
-from learner.algorithms.aggregation import AGGREGATIONS, aggregate
-from learner.algorithms.registry import ADVANTAGES, POLICY_LOSSES, build_policy_loss
-from learner.algorithms.types import Estimate, Rollouts
+import rollmesh.learner.algorithms.advantages  # noqa: F401 - entering the registry
+from rollmesh.learner.algorithms.aggregation import AGGREGATIONS, aggregate
+from rollmesh.learner.algorithms.registry import ADVANTAGES, POLICY_LOSSES, build_policy_loss
+from rollmesh.learner.algorithms.types import Estimate, Rollouts
 from tests.learner.algorithms.samples import EVERY_LOSS, Sample, gradient, label, sample, select, token_loss
 
 

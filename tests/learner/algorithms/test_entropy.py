@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.entropy import (
+from rollmesh.learner.algorithms.entropy import (
     EntropySettings,
     applied_entropy_coefficient,
     entropy_from_logits,
     next_entropy_coefficient,
 )
-from learner.algorithms.settings import SettingsError, parse
-from learner.engines.fsdp2.logprobs import token_log_probs
+from rollmesh.learner.algorithms.settings import SettingsError, parse
+from rollmesh.learner.engines.fsdp2.logprobs import token_log_probs
 
 
 def test_uniform_and_certain_distributions():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learner.algorithms.filters import FilterSettings, advantage_keep, filter_group, truncated_keep
-from learner.algorithms.settings import SettingsError, parse
-from learner.algorithms.types import Group, Rollouts
+from rollmesh.learner.algorithms.filters import FilterSettings, advantage_keep, filter_group, truncated_keep
+from rollmesh.learner.algorithms.settings import SettingsError, parse
+from rollmesh.learner.algorithms.types import Group, Rollouts
 
 
 def _group(rewards, lengths=None, scored=None, **components) -> Group:

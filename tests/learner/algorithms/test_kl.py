@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.kl import ESTIMATORS, KLSettings, kl_estimate, kl_rewards, next_coefficient
-from learner.algorithms.settings import SettingsError, parse
+from rollmesh.learner.algorithms.kl import ESTIMATORS, KLSettings, kl_estimate, kl_rewards, next_coefficient
+from rollmesh.learner.algorithms.settings import SettingsError, parse
 
 NAMES = [*ESTIMATORS, *(f"{name}+" for name in ESTIMATORS)]
 LOG_PROBS = st.lists(

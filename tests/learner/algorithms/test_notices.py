@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from benchmarks.clips import effects
-from learner.algorithms.load import load_algorithm
-from learner.algorithms.registry import ALGORITHMS, POLICY_LOSSES
-from learner.algorithms.types import UpdatePlan
+from rollmesh.learner.algorithms.load import load_algorithm
+from rollmesh.learner.algorithms.registry import ALGORITHMS, POLICY_LOSSES
+from rollmesh.learner.algorithms.types import UpdatePlan
 
 ONE_UPDATE = UpdatePlan(max_staleness=4, max_response_tokens=6, group_size=4, steps=1000)
 SEVERAL = dataclasses.replace(ONE_UPDATE, minibatches=4)

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from learner.algorithms.load import load_algorithm, read_settings
-from learner.algorithms.metrics import summarize
-from learner.algorithms.registry import ALGORITHMS
-from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import (
+from rollmesh.learner.algorithms.load import load_algorithm, read_settings
+from rollmesh.learner.algorithms.metrics import summarize
+from rollmesh.learner.algorithms.registry import ALGORITHMS
+from rollmesh.learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.types import (
     GlobalCounts,
     Group,
     ModelOutput,

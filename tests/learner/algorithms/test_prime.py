@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.algorithms.prime import others_mean, prm_loss, process_rewards
-from learner.algorithms.types import GlobalCounts, TokenBatch
+from rollmesh.learner.algorithms.prime import others_mean, prm_loss, process_rewards
+from rollmesh.learner.algorithms.types import GlobalCounts, TokenBatch
 
 CASES = json.loads((Path(__file__).parent / "fixtures" / "vapo_prime.json").read_text(encoding="utf-8"))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.algorithms import ragged
+from rollmesh.learner.algorithms import ragged
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=12)
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.resampling import ResampleSettings, pf_ppo_weights, resample
-from learner.algorithms.settings import SettingsError, parse
+from rollmesh.learner.algorithms.resampling import ResampleSettings, pf_ppo_weights, resample
+from rollmesh.learner.algorithms.settings import SettingsError, parse
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import textwrap
 import pytest
 import torch
 
-from learner.algorithms.load import load_algorithm
-from learner.algorithms.presets import GRPO
-from learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, Registry
-from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import Group, UpdatePlan
+from rollmesh.learner.algorithms.load import load_algorithm
+from rollmesh.learner.algorithms.presets import GRPO
+from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_LOSSES, Registry
+from rollmesh.learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.types import Group, UpdatePlan
 from tests.learner.algorithms.test_presets import a_batch
 
 STALE = UpdatePlan(max_staleness=4)
@@ -86,11 +86,11 @@ def test_a_users_file_is_enough(tmp_path):
             """
             import torch
             from dataclasses import dataclass
-            from learner.algorithms.base import Algorithm
-            from learner.algorithms.metrics import Metrics
-            from learner.algorithms.registry import register_advantage, register_algorithm, register_policy_loss
-            from learner.algorithms.settings import Settings
-            from learner.algorithms.types import LossOutput
+            from rollmesh.learner.algorithms.base import Algorithm
+            from rollmesh.learner.algorithms.metrics import Metrics
+            from rollmesh.learner.algorithms.registry import register_advantage, register_algorithm, register_policy_loss
+            from rollmesh.learner.algorithms.settings import Settings
+            from rollmesh.learner.algorithms.types import LossOutput
 
             @register_advantage("sign")
             def sign(rollouts, *, scale: float = 1.0):
@@ -146,8 +146,8 @@ def test_a_selection_that_is_needed_and_missing_is_named(tmp_path):
     (tmp_path / "blind.py").write_text(
         textwrap.dedent(
             """
-            from learner.algorithms.base import Algorithm
-            from learner.algorithms.types import Needs
+            from rollmesh.learner.algorithms.base import Algorithm
+            from rollmesh.learner.algorithms.types import Needs
 
             class Blind(Algorithm):
                 needs = Needs(selection=True)
@@ -190,7 +190,15 @@ def test_names_are_unique():
 
 
 def test_algorithms_import_torch_alone():
-    heavy = ["grpc", "redis", "transformers", "mesh", "learner.engines", "learner.batching", "pydantic"]
-    code = f"import sys, learner.algorithms.load; print([m for m in {heavy} if m in sys.modules])"
+    heavy = [
+        "grpc",
+        "redis",
+        "transformers",
+        "mesh",
+        "rollmesh.learner.engines",
+        "rollmesh.learner.batching",
+        "pydantic",
+    ]
+    code = f"import sys, rollmesh.learner.algorithms.load; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.penalties import cosine, shortest_correct, soft_overlong
-from learner.algorithms.settings import SettingsError, parse
-from learner.algorithms.shaping import RewardSettings, RunningMoments, shape_rewards
-from learner.algorithms.types import Rollouts
+from rollmesh.learner.algorithms.penalties import cosine, shortest_correct, soft_overlong
+from rollmesh.learner.algorithms.settings import SettingsError, parse
+from rollmesh.learner.algorithms.shaping import RewardSettings, RunningMoments, shape_rewards
+from rollmesh.learner.algorithms.types import Rollouts
 
 REWARDS = st.lists(st.tuples(st.floats(-1e4, 1e4, width=32), st.integers(0, 40), st.integers(0, 2)), max_size=12)
 ALL_SETTINGS = [

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.algorithms.aggregation import AGGREGATIONS, aggregate
+from rollmesh.learner.algorithms.aggregation import AGGREGATIONS, aggregate
 from tests.learner.algorithms.samples import EVERY_LOSS, gradient, label, sample, select, token_loss
 
 

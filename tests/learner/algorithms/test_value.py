@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.settings import SettingsError, parse
-from learner.algorithms.value import ValueSettings, value_loss
+from rollmesh.learner.algorithms.settings import SettingsError, parse
+from rollmesh.learner.algorithms.value import ValueSettings, value_loss
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 

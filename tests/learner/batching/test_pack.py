@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.batching.pack import pack
-from learner.batching.types import TrainSequence
-from learner.engines.fsdp2.layout import build_layout
-from mesh.errors import PayloadError
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.engines.fsdp2.layout import build_layout
+from rollmesh.mesh.errors import PayloadError
 
 
 @st.composite

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.batching.partition import partition, sequence_cost
+from rollmesh.learner.batching.partition import partition, sequence_cost
 
 COSTS = st.lists(st.integers(0, 100), min_size=0, max_size=30)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.batching.partition import sequence_cost
-from learner.batching.plan import Item, plan_batch
-from learner.batching.types import Packing
+from rollmesh.learner.batching.partition import sequence_cost
+from rollmesh.learner.batching.plan import Item, plan_batch
+from rollmesh.learner.batching.types import Packing
 
 
 @given(

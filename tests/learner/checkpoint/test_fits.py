@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from learner.algorithms.base import Algorithm
-from learner.algorithms.load import load_algorithm
-from learner.algorithms.types import UpdatePlan
-from learner.checkpoint.fits import check_newest
-from mesh.errors import DataError
+from rollmesh.learner.algorithms.base import Algorithm
+from rollmesh.learner.algorithms.load import load_algorithm
+from rollmesh.learner.algorithms.types import UpdatePlan
+from rollmesh.learner.checkpoint.fits import check_newest
+from rollmesh.mesh.errors import DataError
 
 
 def algorithm(name: str) -> Algorithm:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint.going_back import way_back
-from learner.checkpoint.names import name_of
-from mesh.errors import DataError
-from mesh.versions import PolicyVersion
 from rollmesh.best import chosen_of
+from rollmesh.learner.checkpoint.going_back import way_back
+from rollmesh.learner.checkpoint.names import name_of
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.versions import PolicyVersion
 
 
 def test_the_newest_ancestor_is_offered_with_what_it_costs(tmp_path: Path) -> None:

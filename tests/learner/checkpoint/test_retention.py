@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from learner.checkpoint.retention import prune, sweep
+from rollmesh.learner.checkpoint.retention import prune, sweep
 
 
 def names(root: Path) -> list[str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from learner.checkpoint.retention import sweep
-from learner.checkpoint.store import CheckpointStore, DamagedCheckpointError, load_checkpoint
-from mesh.errors import ConfigError, DataError, FencedError
-from mesh.versions import PolicyVersion
+from rollmesh.learner.checkpoint.retention import sweep
+from rollmesh.learner.checkpoint.store import CheckpointStore, DamagedCheckpointError, load_checkpoint
+from rollmesh.mesh.errors import ConfigError, DataError, FencedError
+from rollmesh.mesh.versions import PolicyVersion
 
 
 class Engine:

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from learner.data import open_dataset
-from mesh.errors import DataError
+from rollmesh.learner.data import open_dataset
+from rollmesh.mesh.errors import DataError
 from tests.learner.data.conftest import record, write_jsonl
 
 

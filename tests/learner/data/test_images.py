@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save_file
 
-from learner.data import PromptEncoder, Row, open_dataset
-from learner.data.prompts import Refused, TaskShape
-from learner.leader import _open_data
-from learner.model_folder import resolve_model
-from mesh.config import load_config
-from mesh.config.models import ModelSection
-from mesh.errors import DataError
-from mesh.images import MAX_IMAGE_BYTES, ImageProcessor
+from rollmesh.learner.data import PromptEncoder, Row, open_dataset
+from rollmesh.learner.data.prompts import Refused, TaskShape
+from rollmesh.learner.leader import _open_data
+from rollmesh.learner.model_folder import resolve_model
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.images import MAX_IMAGE_BYTES, ImageProcessor
 from tests.generators.engines.tiny_vlm import IMAGE, WIDTH, TinyVlm, picture
 from tests.learner.data.conftest import record, write_jsonl
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.data import DataOrder, PromptEncoder, PromptStream, open_dataset
-from learner.data.prompts import TaskShape
-from mesh.errors import DataError
-from protos import trajectory_pb2
+from rollmesh.learner.data import DataOrder, PromptEncoder, PromptStream, open_dataset
+from rollmesh.learner.data.prompts import TaskShape
+from rollmesh.mesh.errors import DataError
+from rollmesh.protos import trajectory_pb2
 from tests.learner.data.conftest import record, write_jsonl
 
 

@@ -10,10 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from benchmarks import tiny_models
 from benchmarks.tiny_models import VOCABULARY
-from learner.batching.types import TrainSequence
-from learner.engines.base import EngineSpec
-from learner.engines.registry import create_engine
-from mesh.config.models import ModelSection, OptimizerSection
+from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.learner.engines.base import EngineSpec
+from rollmesh.learner.engines.registry import create_engine
+from rollmesh.mesh.config.models import ModelSection, OptimizerSection
 
 # Of an export in small buckets: less than any of the models has, by far.
 EXPORT_BUCKET_BYTES = 9000

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.tiny_models import save_model
-from learner.batching.pack import pack
+from rollmesh.learner.batching.pack import pack
 from tests.learner.engines.models import make_critic, make_engine, make_model, make_sequences
 from tests.learner.engines.training import critic_loss, log_probs, train_step, values, weights
 from tests.learner.ranks import run_two_ranks

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from learner.algorithms.metrics import Metrics
-from learner.algorithms.types import LossOutput
-from learner.batching.pack import pack
-from learner.checkpoint.store import CheckpointStore, load_checkpoint
-from learner.engines.fsdp2.state import load_state, save_state
-from mesh.config.models import ModelSection, OptimizerSection
-from mesh.errors import DataError
-from mesh.versions import PolicyVersion
+from rollmesh.learner.algorithms.metrics import Metrics
+from rollmesh.learner.algorithms.types import LossOutput
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.checkpoint.store import CheckpointStore, load_checkpoint
+from rollmesh.learner.engines.fsdp2.state import load_state, save_state
+from rollmesh.mesh.config.models import ModelSection, OptimizerSection
+from rollmesh.mesh.errors import DataError
+from rollmesh.mesh.versions import PolicyVersion
 from tests.learner.engines.models import EXPORT_BUCKET_BYTES, make_engine, make_model, make_sequences
 from tests.learner.engines.test_gradients import assert_same
 from tests.learner.engines.training import log_probs, make_batches, policy_loss, train_step, weights

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from learner.engines.fsdp2.state import save_state
+from rollmesh.learner.engines.fsdp2.state import save_state
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from learner.algorithms.aggregation import AGGREGATIONS
-from learner.algorithms.types import GlobalCounts, LossOutput
-from learner.batching.pack import pack
+from rollmesh.learner.algorithms.aggregation import AGGREGATIONS
+from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput
+from rollmesh.learner.batching.pack import pack
 from tests.learner.engines.models import ARCHITECTURES, make_engine, make_model, make_sequences
 from tests.learner.engines.training import gradients, policy_loss, train_step, weights
 

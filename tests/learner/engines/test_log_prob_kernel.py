@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from learner.engines.fsdp2.logprobs import token_log_probs
+from rollmesh.learner.engines.fsdp2.logprobs import token_log_probs
 
 torch.set_num_threads(1)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.batching.pack import pack
-from learner.batching.types import TrainSequence
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.types import TrainSequence
 from tests.learner.engines.models import ARCHITECTURES, make_engine, make_model, make_sequences
 from tests.learner.engines.training import log_probs
 

@@ -11,12 +11,12 @@ from torch import nn
 from transformers import AutoConfig
 
 from benchmarks.tiny_models import save_model
-from learner.batching.types import Packing
-from learner.engines.fsdp2.architecture import describe_packing, refuse_by_structure
-from learner.engines.fsdp2.varlen import without_kernel
-from learner.engines.tolerances import FLOORS, Difference, problem_of_rounding, problem_of_structure
-from mesh.config.models import ModelSection
-from mesh.errors import ConfigError, DataError
+from rollmesh.learner.batching.types import Packing
+from rollmesh.learner.engines.fsdp2.architecture import describe_packing, refuse_by_structure
+from rollmesh.learner.engines.fsdp2.varlen import without_kernel
+from rollmesh.learner.engines.tolerances import FLOORS, Difference, problem_of_rounding, problem_of_structure
+from rollmesh.mesh.config.models import ModelSection
+from rollmesh.mesh.errors import ConfigError, DataError
 from tests.learner.engines.models import make_critic, make_engine, make_frozen
 from tests.learner.engines.training import critic_loss, gradients, train_step, weights
 

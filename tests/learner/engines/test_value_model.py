@@ -9,10 +9,10 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from learner.algorithms.value import value_loss
-from learner.batching.pack import pack
-from learner.batching.types import TrainSequence
-from mesh.errors import DataError
+from rollmesh.learner.algorithms.value import value_loss
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.types import TrainSequence
+from rollmesh.mesh.errors import DataError
 from tests.learner.engines.models import ARCHITECTURES, make_critic, make_engine, make_model, make_sequences
 from tests.learner.engines.test_gradients import assert_same
 from tests.learner.engines.training import (

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor
 
-from learner.algorithms.aggregation import Aggregation, aggregate
-from learner.algorithms.base import Loss
-from learner.algorithms.losses.ppo import ppo
-from learner.algorithms.metrics import Metrics, log_ratio_histogram, weight_moments
-from learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
-from learner.algorithms.value import value_loss
-from learner.batching.pack import pack
-from learner.batching.plan import Item, plan_batch
-from learner.batching.types import PackedBatch
-from learner.engines.base import Engine, StepResult
+from rollmesh.learner.algorithms.aggregation import Aggregation, aggregate
+from rollmesh.learner.algorithms.base import Loss
+from rollmesh.learner.algorithms.losses.ppo import ppo
+from rollmesh.learner.algorithms.metrics import Metrics, log_ratio_histogram, weight_moments
+from rollmesh.learner.algorithms.types import GlobalCounts, LossOutput, ModelOutput, TokenBatch
+from rollmesh.learner.algorithms.value import value_loss
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.plan import Item, plan_batch
+from rollmesh.learner.batching.types import PackedBatch
+from rollmesh.learner.engines.base import Engine, StepResult
 from tests.learner.engines.models import make_sequences
 
 GROUPS = 6

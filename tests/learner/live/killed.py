@@ -14,14 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import learner.checkpoints
-from buffer.client import BufferClient
-from learner.checkpoint import retention
-from learner.checkpoint.store import CheckpointStore
-from learner.engines.fsdp2.engine import Fsdp2Engine
-from learner.service import run
-from mesh.config import Config
-from protos import buffer_pb2
+import rollmesh.learner.checkpoints
+from rollmesh.buffer.client import BufferClient
+from rollmesh.learner.checkpoint import retention
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
+from rollmesh.learner.service import run
+from rollmesh.mesh.config import Config
+from rollmesh.protos import buffer_pb2
 
 
 def die(*_: Any, **__: Any) -> NoReturn:
@@ -73,7 +73,7 @@ def killed_before_the_commit() -> None:
 
 
 def killed_after_the_commit() -> None:
-    learner.checkpoints.prune = die
+    rollmesh.learner.checkpoints.prune = die
 
 
 def killed_while_it_removes() -> None:

@@ -10,13 +10,13 @@ import pytest
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from learner.checkpoint.best import best_checkpoint
-from learner.checkpoint.store import CheckpointStore
-from learner.consumption import read_log
-from learner.eval_log import EvalLog
-from mesh.errors import DataError
 from rollmesh.best import best_of
 from rollmesh.cli.app import app
+from rollmesh.learner.checkpoint.best import best_checkpoint
+from rollmesh.learner.checkpoint.store import CheckpointStore
+from rollmesh.learner.consumption import read_log
+from rollmesh.learner.eval_log import EvalLog
+from rollmesh.mesh.errors import DataError
 from tests.learner.live.test_runs import wait_for_line
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from buffer.client import BufferClient, Outgoing
-from buffer.service import BufferService
-from learner.evaluation import EvalResult, Evaluator
-from mesh.config import load_config
-from mesh.config.models import SecuritySection
-from mesh.membership import MembershipAgent
-from mesh.rpc import open_channel
-from mesh.trajectory import Trajectory, encode
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import buffer_pb2, membership_pb2, trajectory_pb2
+from rollmesh.buffer.client import BufferClient, Outgoing
+from rollmesh.buffer.service import BufferService
+from rollmesh.learner.evaluation import EvalResult, Evaluator
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.membership import MembershipAgent
+from rollmesh.mesh.rpc import open_channel
+from rollmesh.mesh.trajectory import Trajectory, encode
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2, membership_pb2, trajectory_pb2
 from tests.faults.proxy import Conditions, ProxyLoop
 
 V0, V1, V2 = (PolicyVersion(1, version) for version in range(3))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from learner.algorithms.load import load_algorithm
-from learner.algorithms.registry import ALGORITHMS
-from learner.algorithms.types import UpdatePlan
+from rollmesh.learner.algorithms.load import load_algorithm
+from rollmesh.learner.algorithms.registry import ALGORITHMS
+from rollmesh.learner.algorithms.types import UpdatePlan
 from tests.learner.live.test_runs import records
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 

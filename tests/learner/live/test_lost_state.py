@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from mesh.config import Config
+from rollmesh.mesh.config import Config
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, summary, uses, wait_for_line
 from tests.learner.live.tiny import Mesh, make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
 

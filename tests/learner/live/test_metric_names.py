@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from learner.metrics.catalogue import describe
+from rollmesh.learner.metrics.catalogue import describe
 from tests.learner.live.test_runs import records
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from learner.algorithms.types import Group
-from learner.priorities import reward_std
-from mesh.errors import ConfigError
+from rollmesh.learner.algorithms.types import Group
+from rollmesh.learner.priorities import reward_std
+from rollmesh.mesh.errors import ConfigError
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, uses
 from tests.learner.live.tiny import make_config, mesh_of, run_learner
 
 ALGORITHM = """
-from learner.algorithms.base import Batch
-from learner.algorithms.policy_gradient import PolicyGradient
+from rollmesh.learner.algorithms.base import Batch
+from rollmesh.learner.algorithms.policy_gradient import PolicyGradient
 
 
 class Watching(PolicyGradient):

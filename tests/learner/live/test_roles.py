@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.tiny_models import save_model
-from mesh.config import Config
-from mesh.errors import ConfigError, DataError
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import ConfigError, DataError
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, summary, wait_for_line
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, run_learner
 

@@ -18,20 +18,20 @@ import grpc
 import numpy as np
 import pytest
 
-from buffer.client import BufferClient, Outgoing
-from generators.held import HeldGroup
-from generators.packing import member_write
-from learner.checkpoint.names import listed
-from learner.consumption import Use, read_log, surviving
-from learner.engines.fsdp2.engine import Fsdp2Engine
-from learner.leader import Leader
-from learner.recording import FOLDER, Recording
-from mesh.config import Config
-from mesh.config.models import SecuritySection
-from mesh.errors import DivergedError, FencedError, StarvedError, TakeoverRefusedError, UnreachableError
-from mesh.rpc import open_channel
-from mesh.trajectory import decode, encode
-from protos import buffer_pb2, learner_pb2, learner_pb2_grpc
+from rollmesh.buffer.client import BufferClient, Outgoing
+from rollmesh.generators.held import HeldGroup
+from rollmesh.generators.packing import member_write
+from rollmesh.learner.checkpoint.names import listed
+from rollmesh.learner.consumption import Use, read_log, surviving
+from rollmesh.learner.engines.fsdp2.engine import Fsdp2Engine
+from rollmesh.learner.leader import Leader
+from rollmesh.learner.recording import FOLDER, Recording
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import DivergedError, FencedError, StarvedError, TakeoverRefusedError, UnreachableError
+from rollmesh.mesh.rpc import open_channel
+from rollmesh.mesh.trajectory import decode, encode
+from rollmesh.protos import buffer_pb2, learner_pb2, learner_pb2_grpc
 from tests.learner.live.tiny import make_config, meanwhile, mesh_of, open_mesh, run_learner, start_learner
 
 
@@ -337,7 +337,7 @@ def test_two_ranks_train_the_same_run(tmp_path: Path, monkeypatch: pytest.Monkey
             payload = encode(replace(trajectory, response_ids=np.full_like(trajectory.response_ids, 1 << 20)))
         return member_write(group, meta, payload, **how)
 
-    monkeypatch.setattr("generators.delivery.member_write", unknown_tokens_at_first)
+    monkeypatch.setattr("rollmesh.generators.delivery.member_write", unknown_tokens_at_first)
     changes = {
         "algorithm.name": "prime",
         "algorithm.filter": {"accuracy_low": None},

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from buffer.service import BufferService
-from learner.controls import Controls
-from learner.stalls import StallReporter
-from learner.state import LearnerState
-from mesh.config.models import SecuritySection
-from mesh.errors import StalledError
-from mesh.service import AsyncBridge
-from mesh.versions import PolicyVersion
+from rollmesh.buffer.service import BufferService
 from rollmesh.launcher.monitor import MeshView, Snapshot
 from rollmesh.launcher.view import figures
+from rollmesh.learner.controls import Controls
+from rollmesh.learner.stalls import StallReporter
+from rollmesh.learner.state import LearnerState
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import StalledError
+from rollmesh.mesh.service import AsyncBridge
+from rollmesh.mesh.versions import PolicyVersion
 from rollmesh.report.stalls import read_stalls, stall_grid
 from tests.buffer.mesh_fixture import Generator, Learner, make_write, refs
 from tests.learner.live.test_runs import ledger, wait_for_line

@@ -19,15 +19,15 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-import generators.service
-import learner.service
-from buffer.service import BufferService
-from mesh.access.code import AllowCode, CodeRule
-from mesh.access.credentials import Identity, Role
-from mesh.config import Config, load_config
-from mesh.config.models import SecuritySection
-from mesh.service import AsyncBridge, Shutdown
-from mesh.threads import thread_environment
+import rollmesh.generators.service
+import rollmesh.learner.service
+from rollmesh.buffer.service import BufferService
+from rollmesh.mesh.access.code import AllowCode, CodeRule
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.config import Config, load_config
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.service import AsyncBridge, Shutdown
+from rollmesh.mesh.threads import thread_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 _LIFE_S = 60.0
@@ -146,13 +146,13 @@ class Process:
 
 
 def config_code(config: Config) -> str:
-    return f"from mesh.config.models import Config\nconfig = Config.model_validate_json({config.model_dump_json()!r})\n"
+    return f"from rollmesh.mesh.config.models import Config\nconfig = Config.model_validate_json({config.model_dump_json()!r})\n"
 
 
 def start_learner(config: Config, mesh: str, folder: Path, name: str = "learner", *, takeover: bool = False) -> Process:
     code = (
-        f"{config_code(config)}from pathlib import Path\nfrom mesh.ranks import become_ranks\n"
-        "become_ranks(config.learner.ranks)\nfrom learner.service import run\n"
+        f"{config_code(config)}from pathlib import Path\nfrom rollmesh.mesh.ranks import become_ranks\n"
+        "become_ranks(config.learner.ranks)\nfrom rollmesh.learner.service import run\n"
         f"raise SystemExit(run(config, {mesh!r}, takeover={takeover}, "
         f"ready_file=Path({str(folder / name)!r} + '.ready')))"
     )
@@ -164,7 +164,7 @@ def run_learner(config: Config, mesh: str, **options: Any) -> int:
     root = logging.getLogger()
     before = root.handlers[:]
     try:
-        return learner.service.run(config, mesh, **options)
+        return rollmesh.learner.service.run(config, mesh, **options)
     finally:
         root.handlers[:] = before
 
@@ -191,7 +191,7 @@ class Mesh:
         self._shutdown = self._bridge.call(self._make_shutdown(), _LIFE_S)
         self.address = self._service.address
         self._generator = self._bridge.submit(
-            generators.service.serve(
+            rollmesh.generators.service.serve(
                 self.address,
                 self._shutdown,
                 host="127.0.0.1",

@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 import torch
 
-from learner.algorithms import losses  # noqa: F401 - importing them fills the registry
-from learner.algorithms.metrics import distribution, summarize
-from learner.algorithms.registry import POLICY_LOSSES, build_policy_loss
-from learner.algorithms.settings import Component
-from learner.algorithms.types import TokenBatch
-from learner.metrics.catalogue import CATALOGUE, catalogue_markdown, describe
-from learner.metrics.names import with_aliases
+from rollmesh.learner.algorithms import losses  # noqa: F401 - importing them fills the registry
+from rollmesh.learner.algorithms.metrics import distribution, summarize
+from rollmesh.learner.algorithms.registry import POLICY_LOSSES, build_policy_loss
+from rollmesh.learner.algorithms.settings import Component
+from rollmesh.learner.algorithms.types import TokenBatch
+from rollmesh.learner.metrics.catalogue import CATALOGUE, catalogue_markdown, describe
+from rollmesh.learner.metrics.names import with_aliases
 
 METRICS = [metric for section in CATALOGUE.values() for metric in section]
 

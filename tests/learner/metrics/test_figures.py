@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from learner.groups import SampledGroup, open_group
-from learner.lineage import Lineage
-from learner.metrics.figures import RunFigures, write_learner_json
-from learner.metrics.step import group_metrics, staleness_histogram, staleness_metrics
-from learner.weights.pushes import PushStatistics
-from mesh.errors import PayloadError
-from mesh.trajectory import Trajectory, encode
-from mesh.versions import PolicyVersion, VersionRuns
-from protos import buffer_pb2, trajectory_pb2
+from rollmesh.learner.groups import SampledGroup, open_group
+from rollmesh.learner.lineage import Lineage
+from rollmesh.learner.metrics.figures import RunFigures, write_learner_json
+from rollmesh.learner.metrics.step import group_metrics, staleness_histogram, staleness_metrics
+from rollmesh.learner.weights.pushes import PushStatistics
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.trajectory import Trajectory, encode
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.protos import buffer_pb2, trajectory_pb2
 
 
 def leased(rewards: list[float | None], versions: list[PolicyVersion]) -> tuple[buffer_pb2.LeasedGroup, list[bytes]]:

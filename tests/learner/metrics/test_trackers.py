@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from learner.metrics import MetricsWriter, Record, open_trackers
-from learner.metrics.trackers import ConsoleTracker, JsonlTracker
-from mesh.config import Config, load_config
+from rollmesh.learner.metrics import MetricsWriter, Record, open_trackers
+from rollmesh.learner.metrics.trackers import ConsoleTracker, JsonlTracker
+from rollmesh.mesh.config import Config, load_config
 from tests.secrets_here import files_with
 
 STEP = {

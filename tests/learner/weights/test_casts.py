@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.weights import WeightPublisher
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights import check_manifest
-from mesh.weights.tensors import dtype_name, named_tensors
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import check_manifest
+from rollmesh.mesh.weights.tensors import dtype_name, named_tensors
 
 WIRE = [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 VERSION = PolicyVersion(1, 0)

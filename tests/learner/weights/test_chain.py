@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-import learner.weights.chain as chain_module
-from learner.weights import WeightPublisher
-from learner.weights.chain import DeltaChain
-from learner.weights.watcher import Watcher, patience_s
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights import bucket_starts
-from mesh.weights.delta import apply_bucket, spans_of
-from protos import weights_pb2
+import rollmesh.learner.weights.chain as chain_module
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights.chain import DeltaChain
+from rollmesh.learner.weights.watcher import Watcher, patience_s
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import bucket_starts
+from rollmesh.mesh.weights.delta import apply_bucket, spans_of
+from rollmesh.protos import weights_pb2
 
 DEADLINE_S = 20.0
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.weights import WeightPublisher, read_model_bundle
-from learner.weights.offers import Offer
-from learner.weights.published import PublishedVersion
-from learner.weights.storage import VersionWriter, sweep
-from mesh.errors import DataError, WeightsError
-from mesh.hosts import host_id
-from mesh.versions import PolicyVersion
-from mesh.weights import check_manifest, digest_of
-from protos import weights_pb2
+from rollmesh.learner.weights import WeightPublisher, read_model_bundle
+from rollmesh.learner.weights.offers import Offer
+from rollmesh.learner.weights.published import PublishedVersion
+from rollmesh.learner.weights.storage import VersionWriter, sweep
+from rollmesh.mesh.errors import DataError, WeightsError
+from rollmesh.mesh.hosts import host_id
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import check_manifest, digest_of
+from rollmesh.protos import weights_pb2
 
 ROOT = Path(__file__).parents[3]
 
@@ -143,8 +143,8 @@ def test_publishing_a_tiny_model_is_cheap(shared: Path) -> None:
 _KILLED = """
 import sys, time, torch
 from pathlib import Path
-from learner.weights import WeightPublisher
-from mesh.versions import PolicyVersion
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.mesh.versions import PolicyVersion
 publisher = WeightPublisher("run", {}, directory=Path(sys.argv[1]))
 publisher.publish(PolicyVersion(1, 0), [("w", torch.zeros(100))], "float32")
 sys.stdout.write("ready\\n"); sys.stdout.flush()

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from learner.weights import WeightPublisher, WeightsService
-from learner.weights.push_metrics import PushCollector
-from learner.weights.pushes import PushStatistics
-from mesh.errors import PayloadError
-from mesh.versions import PolicyVersion
-from protos import weights_pb2
+from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.learner.weights.push_metrics import PushCollector
+from rollmesh.learner.weights.pushes import PushStatistics
+from rollmesh.mesh.errors import PayloadError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
 
 
 def report(member: str, version: int, *, error: str = "", scale: int = 1) -> weights_pb2.SwapReport:

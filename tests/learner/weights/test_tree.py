@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.weights.tree import RelayTree, RelayTrees
-from mesh.versions import PolicyVersion
+from rollmesh.learner.weights.tree import RelayTree, RelayTrees
+from rollmesh.mesh.versions import PolicyVersion
 
 
 @dataclass

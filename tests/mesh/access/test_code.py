@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mesh.access.code import AllowCode, CodeRule, asked_of, check_code, rule_of
-from mesh.config import Config
-from mesh.errors import ConfigError
-from mesh.fronts import is_local
+from rollmesh.mesh.access.code import AllowCode, CodeRule, asked_of, check_code, rule_of
+from rollmesh.mesh.config import Config
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.fronts import is_local
 
 NOTHING = CodeRule(AllowCode.NONE)
 

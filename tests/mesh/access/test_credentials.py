@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.access.credentials import CLAIM_S, SKEW_S, Credentials, MeshKey, Role, new_identity
-from mesh.errors import UnauthenticatedError
+from rollmesh.mesh.access.credentials import CLAIM_S, SKEW_S, Credentials, MeshKey, Role, new_identity
+from rollmesh.mesh.errors import UnauthenticatedError
 from tests.secrets_here import TOKEN
 
 CONTRACT = "rollmesh.v1.Buffer"

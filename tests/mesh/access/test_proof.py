@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mesh.access.credentials import SKEW_S, Credentials, Identity, MeshKey, Role
-from mesh.access.proof import check_answer, check_challenge, new_challenge, proven
-from mesh.access.secret import parse_secret
-from mesh.errors import PayloadError, UnauthenticatedError
-from protos import membership_pb2 as pb
+from rollmesh.mesh.access.credentials import SKEW_S, Credentials, Identity, MeshKey, Role
+from rollmesh.mesh.access.proof import check_answer, check_challenge, new_challenge, proven
+from rollmesh.mesh.access.secret import parse_secret
+from rollmesh.mesh.errors import PayloadError, UnauthenticatedError
+from rollmesh.protos import membership_pb2 as pb
 from tests.secrets_here import TOKEN
 
 FRONT = parse_secret(TOKEN, "").credentials(Identity(Role.BUFFER))

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from mesh.access.credentials import SKEW_S, Identity, MeshKey, Role
-from mesh.access.secret import parse_secret
-from mesh.errors import ConfigError
+from rollmesh.mesh.access.credentials import SKEW_S, Identity, MeshKey, Role
+from rollmesh.mesh.access.secret import parse_secret
+from rollmesh.mesh.errors import ConfigError
 from tests.secrets_here import TOKEN
 
 CONTRACT = "rollmesh.v1.Buffer"

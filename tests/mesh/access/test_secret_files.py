@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from mesh.access.credentials import Identity, Role
-from mesh.access.secret_files import check_keys, check_security
-from mesh.config import load_config
-from mesh.config.models import Config, SecuritySection
-from mesh.errors import ConfigError
+from rollmesh.mesh.access.credentials import Identity, Role
+from rollmesh.mesh.access.secret_files import check_keys, check_security
+from rollmesh.mesh.config import load_config
+from rollmesh.mesh.config.models import Config, SecuritySection
+from rollmesh.mesh.errors import ConfigError
 from tests.certificates import Authority
 from tests.secrets_here import write_secret
 

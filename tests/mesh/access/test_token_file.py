@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mesh.access.credentials import Credentials, Identity, MeshKey, Role
-from mesh.access.secret import parse_secret
-from mesh.access.token_file import GRANT_GAUGE, LOOK_S, Expiry, credentials_of
-from mesh.config.models import SecuritySection
-from mesh.errors import ConfigError, UnauthenticatedError
+from rollmesh.mesh.access.credentials import Credentials, Identity, MeshKey, Role
+from rollmesh.mesh.access.secret import parse_secret
+from rollmesh.mesh.access.token_file import GRANT_GAUGE, LOOK_S, Expiry, credentials_of
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import ConfigError, UnauthenticatedError
 from tests.secrets_here import TOKEN, write_secret
 
 CONTRACT = "rollmesh.v1.Buffer"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from mesh.liveness.ends import survivors
+from rollmesh.mesh.liveness.ends import survivors
 
 DEADLINE_S = 30.0
 # Starts a child, says its number, and never asks after it.

@@ -10,8 +10,8 @@ import time
 import psutil
 import pytest
 
-from mesh.liveness.sight import look, look_at_families, look_at_thread
-from mesh.liveness.verdict import State
+from rollmesh.mesh.liveness.sight import look, look_at_families, look_at_thread
+from rollmesh.mesh.liveness.verdict import State
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems say nothing")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.liveness.verdict import Bounds, Frozen, Judge, Kind, Sight, State
+from rollmesh.mesh.liveness.verdict import Bounds, Frozen, Judge, Kind, Sight, State
 
 BOUNDS = Bounds.of(20.0, leaving_s=30.0)
 LONG = 100_000

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore
 
-from mesh.errors import WeightsError
-from mesh.weights.broadcast import BroadcastBackend, BroadcastGroup
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights.broadcast import BroadcastBackend, BroadcastGroup
 
 CPU = torch.device("cpu")
 

@@ -12,11 +12,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mesh.errors import WeightsError
-from mesh.weights import delta
-from mesh.weights.delta import Span, apply_bucket, encode_bucket, spans_of
-from mesh.weights.layout import DTYPE_BYTES, aligned
-from protos import weights_pb2
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights import delta
+from rollmesh.mesh.weights.delta import Span, apply_bucket, encode_bucket, spans_of
+from rollmesh.mesh.weights.layout import DTYPE_BYTES, aligned
+from rollmesh.protos import weights_pb2
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights.files import LENGTH_BYTES, StoredTensor, header_length, metadata_of, parse_header
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights.files import LENGTH_BYTES, StoredTensor, header_length, metadata_of, parse_header
 
 POLICY = PolicyVersion(2, 7)
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mesh.errors import WeightsError
-from mesh.weights import (
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights import (
     ALIGNMENT,
     BucketLayout,
     Wanted,
@@ -17,9 +17,9 @@ from mesh.weights import (
     digest_of,
     manifest_digest,
 )
-from mesh.weights.layout import tensor_bytes
-from mesh.weights.tensors import bytes_of, dtype_name, dtype_of, named_tensors, to_wire
-from protos import trajectory_pb2, weights_pb2
+from rollmesh.mesh.weights.layout import tensor_bytes
+from rollmesh.mesh.weights.tensors import bytes_of, dtype_name, dtype_of, named_tensors, to_wire
+from rollmesh.protos import trajectory_pb2, weights_pb2
 
 
 def build(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mesh.versions import PolicyVersion
-from mesh.weights.readers import GRACE_S, Readers
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights.readers import GRACE_S, Readers
 
 OLD, NEW = PolicyVersion(1, 0), PolicyVersion(1, 1)
 

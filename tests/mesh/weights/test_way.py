@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mesh.weights.way import links_from, same_layout
-from protos import trajectory_pb2, weights_pb2
+from rollmesh.mesh.weights.way import links_from, same_layout
+from rollmesh.protos import trajectory_pb2, weights_pb2
 
 
 def policy(version: int) -> trajectory_pb2.PolicyVersion:

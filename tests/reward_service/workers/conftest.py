@@ -10,7 +10,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from reward_service.engine import ScoringEngine
+from rollmesh.reward_service.engine import ScoringEngine
 
 HOSTILE = Path(__file__).parent / "hostile.py"
 
@@ -23,7 +23,7 @@ def worker_processes() -> Callable[[], list[psutil.Process]]:
         return [
             child
             for child in psutil.Process().children()
-            if child.status() == psutil.STATUS_ZOMBIE or "reward_service.workers" in " ".join(child.cmdline())
+            if child.status() == psutil.STATUS_ZOMBIE or "rollmesh.reward_service.workers" in " ".join(child.cmdline())
         ]
 
     return found

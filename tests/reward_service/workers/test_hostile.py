@@ -13,13 +13,13 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from mesh.liveness.ends import survivors
-from protos import reward_pb2
-from reward_service.client import RewardClient
-from reward_service.engine import ScoringEngine
-from reward_service.outcomes import REASON_LENGTH
-from reward_service.server import RewardServer
-from reward_service.workers.lane import Lane
+from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.client import RewardClient
+from rollmesh.reward_service.engine import ScoringEngine
+from rollmesh.reward_service.outcomes import REASON_LENGTH
+from rollmesh.reward_service.server import RewardServer
+from rollmesh.reward_service.workers.lane import Lane
 
 pytestmark = pytest.mark.slow
 HOSTILE = Path(__file__).parent / "hostile.py"
@@ -121,7 +121,7 @@ async def test_an_error_that_no_one_expected_costs_no_unit(
             raise ArithmeticError("unexpected")
         return str(number)
 
-    monkeypatch.setattr("reward_service.workers.process._signal_name", name)
+    monkeypatch.setattr("rollmesh.reward_service.workers.process._signal_name", name)
     results = await engine.score([make_item("dies", "segfault"), make_item("good", "good")], 20.0)
     assert [said(result) for result in results] == ["crashed", "1"], "another worker has found out"
     await gone(first.pid)

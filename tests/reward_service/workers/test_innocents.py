@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from protos import reward_pb2
-from reward_service.engine import ScoringEngine
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.engine import ScoringEngine
 from tests.reward_service.workers.test_hostile import gone, said
 
 

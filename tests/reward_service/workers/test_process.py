@@ -12,17 +12,17 @@ from typing import Any
 import psutil
 import pytest
 
-from mesh.errors import RewardError
-from mesh.liveness.ends import survivors
-from reward_service.outcomes import Failed, Scored, Unscorable
-from reward_service.workers.messages import ANSWER_BYTES, pack_answer, unpack_answer
-from reward_service.workers.page import Page
+from rollmesh.mesh.errors import RewardError
+from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.reward_service.outcomes import Failed, Scored, Unscorable
+from rollmesh.reward_service.workers.messages import ANSWER_BYTES, pack_answer, unpack_answer
+from rollmesh.reward_service.workers.page import Page
 
 ROOT = Path(__file__).resolve().parents[3]
 OWNER = """
 import asyncio, sys
-from protos import reward_pb2
-from reward_service.engine import ScoringEngine
+from rollmesh.protos import reward_pb2
+from rollmesh.reward_service.engine import ScoringEngine
 
 async def main():
     engine = ScoringEngine([sys.argv[1] + ":compute_score"])
@@ -69,7 +69,7 @@ async def test_a_function_that_cannot_be_loaded_is_named_at_the_start(
 async def test_a_module_that_hangs_while_it_is_imported(
     make_engine: Any, worker_processes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reward_service.workers.process._LOAD_S", 0.5)
+    monkeypatch.setattr("rollmesh.reward_service.workers.process._LOAD_S", 0.5)
     (tmp_path / "mine.py").write_text("import time; time.sleep(600)\n")
     with pytest.raises(RewardError, match=r"not loaded score within 0\.5 s"):
         await make_engine(f"{tmp_path}/mine.py:score").start()

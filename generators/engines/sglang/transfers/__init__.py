@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from generators.engines.sglang.transfers.base import Staged, Transfer
+from rollmesh.generators.engines.sglang.transfers.base import Staged, Transfer
 
 __all__ = ["Staged", "Transfer"]

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from safetensors.torch import save_file
 
-from generators.engines.sglang.transfers.base import UPDATE_S, DtypeOf, Staged, Transfer
-from mesh.errors import WeightsError
+from rollmesh.generators.engines.sglang.transfers.base import UPDATE_S, DtypeOf, Staged, Transfer
+from rollmesh.mesh.errors import WeightsError
 
 if TYPE_CHECKING:
     import torch
 
-    from generators.engines.sglang.client import Client
+    from rollmesh.generators.engines.sglang.client import Client
 
 FILE_BYTES = 2 * 2**30
 

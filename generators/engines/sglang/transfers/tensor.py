@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from generators.engines.sglang.transfers.base import UPDATE_S, DtypeOf, Staged, Transfer, begin
-from generators.engines.sglang.transfers.sharing import Bucket
-from mesh.errors import WeightsError
+from rollmesh.generators.engines.sglang.transfers.base import UPDATE_S, DtypeOf, Staged, Transfer, begin
+from rollmesh.generators.engines.sglang.transfers.sharing import Bucket
+from rollmesh.mesh.errors import WeightsError
 
 if TYPE_CHECKING:
     import torch
 
-    from generators.engines.sglang.client import Client
+    from rollmesh.generators.engines.sglang.client import Client
 
 BUCKET_BYTES = 512 * 2**20
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from generators.engines.base import EngineListener, EngineSettings, KvPolicy, RequestError
-from generators.engines.checks import Limits
-from generators.engines.driven.backend import Backend, Job
-from generators.engines.driven.engine import DrivenEngine
-from generators.engines.driven.folder import ModelFacts
+from rollmesh.generators.engines.base import EngineListener, EngineSettings, KvPolicy, RequestError
+from rollmesh.generators.engines.checks import Limits
+from rollmesh.generators.engines.driven.backend import Backend, Job
+from rollmesh.generators.engines.driven.engine import DrivenEngine
+from rollmesh.generators.engines.driven.folder import ModelFacts
 from tests.generators.engines import tiny
 from tests.generators.engines.driven.scripted import ScriptedBackend, TableModel
 from tests.generators.engines.harness import EngineHarness, Weights

@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from generators.engines.base import SleepReport
-from generators.engines.checks import Limits
-from generators.engines.driven.backend import Backend, Chunk, Figures, Job
-from generators.engines.stopping import StopMatcher
-from mesh.errors import WeightsError
-from mesh.liveness.verdict import Sight, State
+from rollmesh.generators.engines.base import SleepReport
+from rollmesh.generators.engines.checks import Limits
+from rollmesh.generators.engines.driven.backend import Backend, Chunk, Figures, Job
+from rollmesh.generators.engines.stopping import StopMatcher
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.liveness.verdict import Sight, State
 from tests.generators.engines import tiny
 
 Weights = dict[str, torch.Tensor]

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from generators.engines.base import EngineListener, EngineSettings
-from generators.engines.checks import SEEDS
-from generators.engines.driven.backend import Backend, Chunk
-from generators.engines.driven.folder import ModelFacts, read_folder
-from generators.engines.driven.labels import Labels, label_of
-from generators.engines.driven.responses import Response, _seed_behind
-from mesh.errors import DataError, PayloadError
+from rollmesh.generators.engines.base import EngineListener, EngineSettings
+from rollmesh.generators.engines.checks import SEEDS
+from rollmesh.generators.engines.driven.backend import Backend, Chunk
+from rollmesh.generators.engines.driven.folder import ModelFacts, read_folder
+from rollmesh.generators.engines.driven.labels import Labels, label_of
+from rollmesh.generators.engines.driven.responses import Response, _seed_behind
+from rollmesh.mesh.errors import DataError, PayloadError
 from tests.generators.engines import tiny, tiny_vlm
 from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.driven.driven_harness import LIMITS, ScriptedEngine, ScriptedHarness, tokenizer

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from generators.engines.base import EngineError, RequestError
-from generators.engines.checks import Limits
-from generators.engines.driven.backend import Job
-from mesh.errors import PayloadError, WeightsError
-from mesh.versions import PolicyVersion
+from rollmesh.generators.engines.base import EngineError, RequestError
+from rollmesh.generators.engines.checks import Limits
+from rollmesh.generators.engines.driven.backend import Job
+from rollmesh.mesh.errors import PayloadError, WeightsError
+from rollmesh.mesh.versions import PolicyVersion
 from tests.generators.engines import tiny
 from tests.generators.engines.driven.driven_harness import ScriptedHarness
 from tests.generators.engines.harness import PROMPT, V1, V2, V3, request

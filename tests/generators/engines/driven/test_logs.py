@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from generators.engines.driven.logs import last_error, tail
+from rollmesh.generators.engines.driven.logs import last_error, tail
 
 _LOG = """\
 [12:00:00] ValueError: no traceback

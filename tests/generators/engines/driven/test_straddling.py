@@ -7,13 +7,13 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from generators.engines.base import GenerationRequest, SampledTokens, SamplingParams
-from generators.engines.driven.backend import Chunk
-from generators.engines.driven.folder import ModelFacts
-from generators.engines.driven.labels import Labels
-from generators.engines.driven.responses import Response
-from generators.engines.driven.straddling import straddle
-from mesh.versions import PolicyVersion, VersionRuns
+from rollmesh.generators.engines.base import GenerationRequest, SampledTokens, SamplingParams
+from rollmesh.generators.engines.driven.backend import Chunk
+from rollmesh.generators.engines.driven.folder import ModelFacts
+from rollmesh.generators.engines.driven.labels import Labels
+from rollmesh.generators.engines.driven.responses import Response
+from rollmesh.generators.engines.driven.straddling import straddle
+from rollmesh.mesh.versions import PolicyVersion, VersionRuns
 from tests.generators.engines.driven.driven_harness import LIMITS, tokenizer
 
 V1 = PolicyVersion(1, 1)

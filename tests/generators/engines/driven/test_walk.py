@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from generators.engines.base import EngineError, GenerationRequest, KvPolicy, PartialResponse
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
+from rollmesh.generators.engines.base import EngineError, GenerationRequest, KvPolicy, PartialResponse
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
 from tests.generators.engines.driven.driven_harness import ScriptedHarness
 from tests.generators.engines.harness import constant_prefix, joined, request
 

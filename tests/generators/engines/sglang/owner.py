@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from generators.engines.sglang.engine import SglangEngine
+from rollmesh.generators.engines.sglang.engine import SglangEngine
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.sglang.server import START_S, settings
 

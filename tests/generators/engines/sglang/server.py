@@ -11,10 +11,10 @@ from typing import Any
 
 import psutil
 
-from generators.engines import create_engine
-from generators.engines.base import EngineListener, EngineSettings, InferenceEngine, KvPolicy
-from generators.engines.sglang.launch import KEY_FILE
-from mesh.config.rollout import SglangSection
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import EngineListener, EngineSettings, InferenceEngine, KvPolicy
+from rollmesh.generators.engines.sglang.launch import KEY_FILE
+from rollmesh.mesh.config.rollout import SglangSection
 from tests import engines_here
 from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel

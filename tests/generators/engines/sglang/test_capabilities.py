@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 from aiohttp.test_utils import TestServer
 
-from generators.engines import create_engine
-from generators.engines.base import EngineError, EngineSettings, KvPolicy
-from generators.engines.sglang.capabilities import Capabilities, ask
-from generators.engines.sglang.client import Client, RefusedError
-from generators.engines.sglang.transfers.tensor import StagedBuckets, TensorTransfer
-from mesh.config.rollout import SglangSection
-from mesh.errors import WeightsError
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import EngineError, EngineSettings, KvPolicy
+from rollmesh.generators.engines.sglang.capabilities import Capabilities, ask
+from rollmesh.generators.engines.sglang.client import Client, RefusedError
+from rollmesh.generators.engines.sglang.transfers.tensor import StagedBuckets, TensorTransfer
+from rollmesh.mesh.config.rollout import SglangSection
+from rollmesh.mesh.errors import WeightsError
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.sglang.stand_in import StandIn
 from tests.generators.engines.tiny import ContractModel

@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from generators.engines.base import EngineError
-from generators.engines.sglang import client, monitor
-from generators.engines.sglang.client import Client
-from generators.engines.sglang.monitor import Monitor
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.generators.engines.sglang import client, monitor
+from rollmesh.generators.engines.sglang.client import Client
+from rollmesh.generators.engines.sglang.monitor import Monitor
 
 _DEADLINE_S = 30.0
 

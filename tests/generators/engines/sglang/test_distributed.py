@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from generators.engines.base import EngineError
-from generators.engines.sglang.client import RefusedError
-from generators.engines.sglang.transfers import distributed
-from generators.engines.sglang.transfers.distributed import DistributedTransfer
-from mesh.errors import WeightsError
-from mesh.weights.broadcast import broadcast_options, connect_group
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.generators.engines.sglang.client import RefusedError
+from rollmesh.generators.engines.sglang.transfers import distributed
+from rollmesh.generators.engines.sglang.transfers.distributed import DistributedTransfer
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights.broadcast import broadcast_options, connect_group
 
 TIMEOUT = timedelta(seconds=30)
 WEIGHTS = {"a": torch.arange(5.0), "b": torch.ones(2, 3)}

@@ -10,11 +10,11 @@ import torch
 from aiohttp.test_utils import TestServer
 from pydantic import ValidationError
 
-from generators.engines import create_engine
-from generators.engines.base import EngineError, EngineSettings
-from generators.engines.sglang import cpu, launch
-from mesh.config.rollout import SglangSection
-from mesh.errors import ConfigError
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import EngineError, EngineSettings
+from rollmesh.generators.engines.sglang import cpu, launch
+from rollmesh.mesh.config.rollout import SglangSection
+from rollmesh.mesh.errors import ConfigError
 from tests.generators.engines.collector import DEADLINE_S, Collector
 from tests.generators.engines.harness import V1, V2
 from tests.generators.engines.sglang.server import CONTEXT

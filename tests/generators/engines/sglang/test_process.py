@@ -16,14 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from generators.engine_watch import FrozenEngineError, watch
-from generators.engines import create_engine
-from generators.engines.base import EngineSettings
-from generators.engines.driven.engine import DrivenEngine
-from generators.engines.sglang import monitor
-from generators.engines.sglang.process import ServerProcess, free_port
-from mesh.config.rollout import SglangSection
-from mesh.liveness.ends import survivors
+from rollmesh.generators.engine_watch import FrozenEngineError, watch
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import EngineSettings
+from rollmesh.generators.engines.driven.engine import DrivenEngine
+from rollmesh.generators.engines.sglang import monitor
+from rollmesh.generators.engines.sglang.process import ServerProcess, free_port
+from rollmesh.mesh.config.rollout import SglangSection
+from rollmesh.mesh.liveness.ends import survivors
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.tiny import ContractModel
 
@@ -44,7 +44,7 @@ signal.pause()
 """
 _GENERATOR = """
 import asyncio, sys
-from generators.engines.sglang.process import ServerProcess
+from rollmesh.generators.engines.sglang.process import ServerProcess
 
 async def main():
     process = ServerProcess()

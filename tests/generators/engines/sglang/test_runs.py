@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generators.engines.base import EngineError, RequestError, SamplingParams
-from generators.engines.checks import Limits
-from generators.engines.driven.backend import Chunk, Job
-from generators.engines.sglang.client import LostError, RefusedError
-from generators.engines.sglang.runs import REVEAL_TOKENS, Runs
+from rollmesh.generators.engines.base import EngineError, RequestError, SamplingParams
+from rollmesh.generators.engines.checks import Limits
+from rollmesh.generators.engines.driven.backend import Chunk, Job
+from rollmesh.generators.engines.sglang.client import LostError, RefusedError
+from rollmesh.generators.engines.sglang.runs import REVEAL_TOKENS, Runs
 from tests.generators.engines.sglang.scripted_server import CAN, ScriptedServer
 from tests.generators.engines.tiny import train_tokenizer
 

@@ -13,13 +13,13 @@ import httpx
 import numpy as np
 import pytest
 
-from generators.engine_watch import FrozenEngineError, watch
-from generators.engines import create_engine
-from generators.engines.base import EngineSettings
-from mesh.config.rollout import SglangSection
-from mesh.errors import ConfigError
-from mesh.liveness.ends import survivors
-from mesh.liveness.sight import look
+from rollmesh.generators.engine_watch import FrozenEngineError, watch
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import EngineSettings
+from rollmesh.mesh.config.rollout import SglangSection
+from rollmesh.mesh.errors import ConfigError
+from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.mesh.liveness.sight import look
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.sglang.server import START_S, SglangHarness, SharedServer

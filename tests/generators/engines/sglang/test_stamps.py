@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generators.engines.base import EngineError
-from generators.engines.sglang.stamps import Event, EventReader, Stamper
+from rollmesh.generators.engines.base import EngineError
+from rollmesh.generators.engines.sglang.stamps import Event, EventReader, Stamper
 
 # Tokens that each of several versions, one behind the other, has sampled; and how the tokens are split into events.
 _HISTORIES = st.lists(st.integers(0, 6), min_size=1, max_size=5)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from generators.engines.base import KvPolicy
+from rollmesh.generators.engines.base import KvPolicy
 from tests.generators.engines.contract import EngineContract
 from tests.generators.engines.harness import EngineHarness
 from tests.generators.engines.tiny import ContractModel
@@ -34,7 +34,7 @@ class TestVllmOnCuda(EngineContract):
     def started(
         self, request: pytest.FixtureRequest, contract_model: ContractModel
     ) -> Iterator[tuple[KvPolicy, SharedVllm]]:
-        from generators.engines.vllm import native
+        from rollmesh.generators.engines.vllm import native
         from tests.generators.engines.vllm.shared import SharedVllm, VllmHarness, settings
 
         kv, section = request.param

@@ -14,16 +14,16 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from generators.engines.allocator import without_growing_segments
-from generators.engines.base import EngineSettings
-from generators.engines.checkpoint import Checkpoint
-from generators.engines.driven.folder import read_folder
-from generators.engines.vllm.arguments import check_features, engine_arguments, transfer_of
-from generators.engines.vllm.environment import check_build
-from generators.engines.vllm.shared import SharedWeights, mapped
-from mesh.config.load import load_config
-from mesh.config.rollout import RolloutSection, VllmSection
-from mesh.errors import ConfigError, WeightsError
+from rollmesh.generators.engines.allocator import without_growing_segments
+from rollmesh.generators.engines.base import EngineSettings
+from rollmesh.generators.engines.checkpoint import Checkpoint
+from rollmesh.generators.engines.driven.folder import read_folder
+from rollmesh.generators.engines.vllm.arguments import check_features, engine_arguments, transfer_of
+from rollmesh.generators.engines.vllm.environment import check_build
+from rollmesh.generators.engines.vllm.shared import SharedWeights, mapped
+from rollmesh.mesh.config.load import load_config
+from rollmesh.mesh.config.rollout import RolloutSection, VllmSection
+from rollmesh.mesh.errors import ConfigError, WeightsError
 from tests.generators.engines import tiny
 from tests.generators.engines.tiny import ContractModel
 
@@ -125,7 +125,7 @@ def test_what_vllm_would_fail_of_is_refused_by_its_key(tmp_path: Path) -> None:
 def test_who_belongs_to_a_generator_that_is_killed_ends() -> None:
     owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     code = (
-        "import threading; from generators.engines.vllm.plugin import _die_with; "
+        "import threading; from rollmesh.generators.engines.vllm.plugin import _die_with; "
         f"_die_with({owner.pid}); print(flush=True); threading.Event().wait()"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": "."})

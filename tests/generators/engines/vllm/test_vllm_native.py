@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from generators.engines.base import EngineError, EngineSettings
-from generators.engines.vllm.arguments import engine_arguments
-from mesh.config.rollout import VllmSection
-from mesh.errors import ConfigError, WeightsError
+from rollmesh.generators.engines.base import EngineError, EngineSettings
+from rollmesh.generators.engines.vllm.arguments import engine_arguments
+from rollmesh.mesh.config.rollout import VllmSection
+from rollmesh.mesh.errors import ConfigError, WeightsError
 from tests.generators.engines.collector import DEADLINE_S
 from tests.generators.engines.tiny import ContractModel
 
 if TYPE_CHECKING:
-    from generators.engines.vllm.native import NativeSender
+    from rollmesh.generators.engines.vllm.native import NativeSender
 
 pytestmark = [pytest.mark.engine("vllm"), pytest.mark.timeout(300)]
 
@@ -114,7 +114,7 @@ class Torch:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     from vllm.distributed.weight_transfer import packed_tensor
 
-    from generators.engines.vllm import native
+    from rollmesh.generators.engines.vllm import native
 
     device, stream = Device(), SimpleNamespace(synchronize=lambda: None)
     monkeypatch.setattr(packed_tensor, "torch", Torch(device.packed))
@@ -166,7 +166,7 @@ async def connected(sender: NativeSender, engine: Any) -> AsyncIterator[NativeSe
 def ipc_sender(where: str = "cpu") -> NativeSender:
     from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-    from generators.engines.vllm.native import NativeSender
+    from rollmesh.generators.engines.vllm.native import NativeSender
 
     return NativeSender(torch.device(where), IPCTrainerInitInfo(rank=0, packed=True), in_flight=1)
 
@@ -183,7 +183,7 @@ def group(device: Device, monkeypatch: pytest.MonkeyPatch) -> FakeGroup:
 def nccl_sender() -> NativeSender:
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-    from generators.engines.vllm.native import NativeSender
+    from rollmesh.generators.engines.vllm.native import NativeSender
 
     return NativeSender(torch.device("cpu"), NCCLTrainerInitInfo("127.0.0.1", 1, 2, rank=0), in_flight=3)
 
@@ -261,7 +261,7 @@ def test_a_device_without_room_keeps_the_former_weights(device: Device) -> None:
 
 
 def test_a_tensor_is_on_the_device_when_it_is_sent_and_no_longer() -> None:
-    from generators.engines.vllm.native import StagedSource
+    from rollmesh.generators.engines.vllm.native import StagedSource
 
     source = StagedSource(torch.device("meta"))
     source.tensors = WEIGHTS
@@ -327,7 +327,7 @@ def test_a_transfer_that_hangs_holds_up_nothing(device: Device, group: FakeGroup
 
 
 def test_what_a_transfer_needs_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from generators.engines.vllm.native import native_sender
+    from rollmesh.generators.engines.vllm.native import native_sender
 
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
     sender = native_sender("nccl", torch.device("cuda:1"), 1)
@@ -342,8 +342,8 @@ def test_experts_of_each_step_become_those_of_the_response() -> None:
     """As vLLM tells them: the prompt's with the first token, then one row per step; none of the last token."""
     from vllm.v1.engine import EngineCoreOutput, FinishReason
 
-    from generators.engines.driven.backend import Chunk
-    from generators.engines.vllm.decoding import Stream
+    from rollmesh.generators.engines.driven.backend import Chunk
+    from rollmesh.generators.engines.vllm.decoding import Stream
 
     experts = np.arange(5 * 2 * 2, dtype=np.int16).reshape(5, 2, 2)
     steps = [([7], experts[:3], None), ([8], experts[3:4], None), ([9], experts[4:], FinishReason.LENGTH)]
@@ -364,7 +364,7 @@ def test_what_a_worker_holds_is_what_sleep_gives_back(monkeypatch: pytest.Monkey
     """vLLM's own books of its memory, as they are while the weights alone have been taken again."""
     import vllm.device_allocator as allocator
 
-    from generators.engines.vllm.worker import HELD_BYTES, WorkerExtension
+    from rollmesh.generators.engines.vllm.worker import HELD_BYTES, WorkerExtension
 
     areas = [allocator.AllocationData((0, 10, 1, 2), "weights"), allocator.AllocationData((0, 5, 3, 4), "kv_cache")]
     areas[1].is_asleep = True
@@ -380,7 +380,7 @@ def test_another_vllm_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatc
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import OutputProcessor
 
-    from generators.engines.vllm import names
+    from rollmesh.generators.engines.vllm import names
 
     names.check_package()
     with monkeypatch.context() as other:
@@ -396,8 +396,8 @@ def test_another_vllm_is_refused_by_what_it_lacks(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_start_has_a_deadline() -> None:
-    from generators.engines.vllm.figures import LoadFigures
-    from generators.engines.vllm.launching import Launch
+    from rollmesh.generators.engines.vllm.figures import LoadFigures
+    from rollmesh.generators.engines.vllm.launching import Launch
 
     launch, over = Launch({}, LoadFigures(), 0.01), threading.Event()
     launch._build = over.wait  # type: ignore[assignment,method-assign]
@@ -427,8 +427,8 @@ def test_arguments_that_vllm_refuses_are_a_wrong_configuration(
     options: dict[str, Any], said: str, contract_model: ContractModel
 ) -> None:
     """A restart would end the same way; told before any process is started."""
-    from generators.engines.vllm.figures import LoadFigures
-    from generators.engines.vllm.launching import Launch
+    from rollmesh.generators.engines.vllm.figures import LoadFigures
+    from rollmesh.generators.engines.vllm.launching import Launch
 
     settings = EngineSettings(vllm=VllmSection(options=options))
     launch = Launch(engine_arguments(contract_model.folder, settings, context=64, tokenizer=True), LoadFigures(), 60.0)

@@ -15,10 +15,10 @@ import pytest
 import torch
 from transformers import PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
 
-from generators.engine_watch import FrozenEngineError, watch
-from generators.engines import create_engine
-from generators.engines.base import EngineListener, EngineSettings, InferenceEngine
-from mesh.config.rollout import VllmSection
+from rollmesh.generators.engine_watch import FrozenEngineError, watch
+from rollmesh.generators.engines import create_engine
+from rollmesh.generators.engines.base import EngineListener, EngineSettings, InferenceEngine
+from rollmesh.mesh.config.rollout import VllmSection
 from tests.generators.engines import tiny
 from tests.generators.engines.harness import PROMPT, V1, V2, EngineHarness, Weights, request
 from tests.sockets import assert_on_loopback, listeners

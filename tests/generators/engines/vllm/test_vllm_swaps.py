@@ -15,12 +15,12 @@ import psutil
 import pytest
 import torch
 
-from generators.engine_watch import watch
-from generators.engines.base import EngineError, SamplingParams
-from generators.engines.driven.backend import Job
-from mesh.errors import WeightsError
-from mesh.liveness.ends import survivors
-from mesh.liveness.verdict import State
+from rollmesh.generators.engine_watch import watch
+from rollmesh.generators.engines.base import EngineError, SamplingParams
+from rollmesh.generators.engines.driven.backend import Job
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.liveness.ends import survivors
+from rollmesh.mesh.liveness.verdict import State
 from tests.generators.engines.harness import V1, V2, request
 from tests.generators.engines.tiny import ContractModel
 
@@ -146,7 +146,7 @@ def test_a_job_that_is_aborted_amid_a_swap_is_not_submitted_again(
 def test_a_probe_that_vllm_refuses_fails_alone(harness: VllmHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import SamplingParams as VllmSampling
 
-    from generators.engines.vllm import sampling
+    from rollmesh.generators.engines.vllm import sampling
 
     harness.update(V1, harness.constant_weights(10))
     monkeypatch.setattr(sampling, "scoring", lambda _: VllmSampling(prompt_logprobs=10**6))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from generators.weights.transports.broadcast import Broadcast
-from generators.weights.transports.disk import Disk
-from generators.weights.transports.grpc import Grpc
-from generators.weights.transports.shm import SharedMemory
-from learner.weights import WeightPublisher
-from learner.weights import offers as learner_offers
-from learner.weights.offers import Offer
-from mesh.config.models import NetworkSection
-from mesh.hosts import host_id
+from rollmesh.generators.weights.transports.broadcast import Broadcast
+from rollmesh.generators.weights.transports.disk import Disk
+from rollmesh.generators.weights.transports.grpc import Grpc
+from rollmesh.generators.weights.transports.shm import SharedMemory
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights import offers as learner_offers
+from rollmesh.learner.weights.offers import Offer
+from rollmesh.mesh.config.models import NetworkSection
+from rollmesh.mesh.hosts import host_id
 from tests.generators.weights.transports.world import RUN, SECURITY, Case, default_publisher
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from generators.weights.transfer import receive
-from mesh.errors import WeightsError
-from mesh.weights import Wanted
-from protos import weights_pb2
+from rollmesh.generators.weights.transfer import receive
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights import Wanted
+from rollmesh.protos import weights_pb2
 from tests.generators.weights.transports.world import Arrivals, Case, local_learner, remote_learner, tensors
 
 DEADLINE_S = 20.0
@@ -133,7 +133,7 @@ class TransportContract:
     async def test_tensors_are_read_as_they_were_written(self, case: Case, shared: Path) -> None:
         import torch
 
-        from mesh.weights.tensors import named_tensors
+        from rollmesh.mesh.weights.tensors import named_tensors
 
         async with local_learner(case, shared) as learner:
             manifest: weights_pb2.Manifest = learner.publish(5)

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from generators.weights.transfer import Verified, receive
-from generators.weights.transports import choose, transports
-from generators.weights.transports.broadcast import Broadcast
-from learner.weights.offers import Broadcast as Offered
-from learner.weights.offers.broadcast import _Stuck as Stuck
-from mesh.errors import WeightsError
-from mesh.weights import Wanted
-from mesh.weights import broadcast as group_module
-from protos import weights_pb2
+from rollmesh.generators.weights.transfer import Verified, receive
+from rollmesh.generators.weights.transports import choose, transports
+from rollmesh.generators.weights.transports.broadcast import Broadcast
+from rollmesh.learner.weights.offers import Broadcast as Offered
+from rollmesh.learner.weights.offers.broadcast import _Stuck as Stuck
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights import broadcast as group_module
+from rollmesh.protos import weights_pb2
 from tests.generators.weights.transports.cases import CASES, NCCL
 from tests.generators.weights.transports.world import ROOT, Case, Learner, LocalLearner, local_learner
 
@@ -201,7 +201,7 @@ async def test_what_torch_has_to_say_ends_the_transfer_not_the_generator(
     async with local_learner(CASE, tmp_path) as learner:
         offered(learner)._timeout_s = 0.5
         fetch = learner.fetch(Wanted.full(learner.publish(0)), PATIENCE_S, "here-0")
-        monkeypatch.setattr("generators.weights.transports.broadcast._Round._receive", no_memory)
+        monkeypatch.setattr("rollmesh.generators.weights.transports.broadcast._Round._receive", no_memory)
         with pytest.raises(WeightsError, match="out of memory"):
             await asyncio.wait_for(receive(learner.receiver(), fetch), DEADLINE_S)
 
@@ -211,7 +211,7 @@ async def test_a_group_that_cannot_be_formed_is_told_to_all(tmp_path: Path, monk
         raise RuntimeError("no group")
 
     async with local_learner(CASE, tmp_path) as learner:
-        monkeypatch.setattr("learner.weights.offers.broadcast.BroadcastGroup", fails)
+        monkeypatch.setattr("rollmesh.learner.weights.offers.broadcast.BroadcastGroup", fails)
         fetch = learner.fetch(Wanted.full(learner.publish(0)), 10 * DEADLINE_S, "here-0")
         with pytest.raises(WeightsError, match="no group"):
             await asyncio.wait_for(receive(learner.receiver(), fetch), DEADLINE_S)

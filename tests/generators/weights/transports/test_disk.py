@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from generators.weights.transports.disk import Disk
-from learner.weights import offers
-from learner.weights.published import PublishedVersion
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
-from mesh.weights import Wanted
-from protos import weights_pb2
+from rollmesh.generators.weights.transports.disk import Disk
+from rollmesh.learner.weights import offers
+from rollmesh.learner.weights.published import PublishedVersion
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import Wanted
+from rollmesh.protos import weights_pb2
 from tests.generators.weights.test_receiver import mesh, same, weights
 from tests.generators.weights.transports.cases import CASES
 from tests.generators.weights.transports.world import Arrivals, LocalLearner, local_learner

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from generators.learner_link import LearnerConnection
-from generators.weights.transports import Fetch
-from generators.weights.transports.grpc import Grpc
-from learner.weights import WeightPublisher, WeightsService
-from mesh.config.models import SecuritySection
-from mesh.errors import PayloadError, WeightsError
-from mesh.rpc import bind, new_server, open_channel
-from mesh.versions import PolicyVersion
-from mesh.weights import Wanted
-from mesh.weights.chunks import frame, parse
-from protos import weights_pb2, weights_pb2_grpc
+from rollmesh.generators.learner_link import LearnerConnection
+from rollmesh.generators.weights.transports import Fetch
+from rollmesh.generators.weights.transports.grpc import Grpc
+from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.errors import PayloadError, WeightsError
+from rollmesh.mesh.rpc import bind, new_server, open_channel
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import Wanted
+from rollmesh.mesh.weights.chunks import frame, parse
+from rollmesh.protos import weights_pb2, weights_pb2_grpc
 from tests.faults.proxy import Conditions, Link, ProxyLoop
 from tests.generators.weights.transports.world import Arrivals
 

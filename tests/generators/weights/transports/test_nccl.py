@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mesh.weights import Wanted
+from rollmesh.mesh.weights import Wanted
 from tests.generators.weights.transports.cases import NCCL
 from tests.generators.weights.transports.test_broadcast import (
     DEADLINE_S,

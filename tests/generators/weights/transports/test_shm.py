@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from generators.weights.transports import shm
-from mesh.errors import VersionGoneError, WeightsError
-from mesh.weights import Wanted
+from rollmesh.generators.weights.transports import shm
+from rollmesh.mesh.errors import VersionGoneError, WeightsError
+from rollmesh.mesh.weights import Wanted
 from tests.generators.weights.transports.cases import CASES
 from tests.generators.weights.transports.world import Arrivals, local_learner
 

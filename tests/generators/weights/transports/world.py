@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
-from generators.learner_link import LearnerConnection
-from generators.weights.transports import Fetch, Received, Transport
-from learner.weights import WeightPublisher, WeightsService
-from mesh.config.models import SecuritySection
-from mesh.rpc import bind, new_server, open_channel
-from mesh.versions import PolicyVersion
-from mesh.weights import Wanted
-from protos import weights_pb2, weights_pb2_grpc
+from rollmesh.generators.learner_link import LearnerConnection
+from rollmesh.generators.weights.transports import Fetch, Received, Transport
+from rollmesh.learner.weights import WeightPublisher, WeightsService
+from rollmesh.mesh.config.models import SecuritySection
+from rollmesh.mesh.rpc import bind, new_server, open_channel
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.mesh.weights import Wanted
+from rollmesh.protos import weights_pb2, weights_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[4]
 SECURITY = SecuritySection()

@@ -9,10 +9,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.algorithms import advantages  # noqa: F401 - entering the registry
-from learner.algorithms.ragged import expand
-from learner.algorithms.registry import ADVANTAGES
-from learner.algorithms.types import Estimate, Rollouts
+from rollmesh.learner.algorithms import advantages  # noqa: F401 - entering the registry
+from rollmesh.learner.algorithms.ragged import expand
+from rollmesh.learner.algorithms.registry import ADVANTAGES
+from rollmesh.learner.algorithms.types import Estimate, Rollouts
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ADVANTAGES.names),

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.algorithms.registry import ADVANTAGES, build_advantage
-from learner.algorithms.settings import Component, SettingsError
-from learner.algorithms.types import Rollouts
+from rollmesh.learner.algorithms.registry import ADVANTAGES, build_advantage
+from rollmesh.learner.algorithms.settings import Component, SettingsError
+from rollmesh.learner.algorithms.types import Rollouts
 from tests.learner.algorithms.advantages.batches import VARIANTS, batches, make_rollouts, run, shuffled, variant_name
 
 Variant = tuple[str, dict[str, Any]]

@@ -7,10 +7,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from learner.algorithms.advantages.components import combine
-from learner.algorithms.advantages.normalization import Level, centre, normalize
-from learner.algorithms.advantages.returns import following_values, generalized_advantages, lambda_returns
-from learner.algorithms.advantages.whitening import whiten
+from rollmesh.learner.algorithms.advantages.components import combine
+from rollmesh.learner.algorithms.advantages.normalization import Level, centre, normalize
+from rollmesh.learner.algorithms.advantages.returns import following_values, generalized_advantages, lambda_returns
+from rollmesh.learner.algorithms.advantages.whitening import whiten
 
 NAN = float("nan")
 

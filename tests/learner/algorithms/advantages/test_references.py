@@ -13,14 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.algorithms.advantages.critic import adaptive_lambda, gae, vapo
-from learner.algorithms.advantages.group_relative import grpo, grpo_length_penalty, grpo_passk, max_rl, opo, rloo
-from learner.algorithms.advantages.moving_baseline import moving_baseline
-from learner.algorithms.advantages.process import prime
-from learner.algorithms.advantages.reinforce import remax
-from learner.algorithms.advantages.token_baseline import optimal_token_baseline
-from learner.algorithms.advantages.vtrace import vtrace
-from learner.algorithms.types import Rollouts
+from rollmesh.learner.algorithms.advantages.critic import adaptive_lambda, gae, vapo
+from rollmesh.learner.algorithms.advantages.group_relative import (
+    grpo,
+    grpo_length_penalty,
+    grpo_passk,
+    max_rl,
+    opo,
+    rloo,
+)
+from rollmesh.learner.algorithms.advantages.moving_baseline import moving_baseline
+from rollmesh.learner.algorithms.advantages.process import prime
+from rollmesh.learner.algorithms.advantages.reinforce import remax
+from rollmesh.learner.algorithms.advantages.token_baseline import optimal_token_baseline
+from rollmesh.learner.algorithms.advantages.vtrace import vtrace
+from rollmesh.learner.algorithms.types import Rollouts
 from tests.learner.algorithms.advantages.batches import batches, make_rollouts
 
 CASES = json.loads((Path(__file__).parents[1] / "fixtures" / "vapo_prime.json").read_text(encoding="utf-8"))

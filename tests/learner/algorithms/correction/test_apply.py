@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.algorithms.correction import (
+from rollmesh.learner.algorithms.correction import (
     CorrectionSettings,
     anchor_and_weights,
     correct_batch,
     drift_metrics,
     importance_weights,
 )
-from learner.algorithms.metrics import summarize
-from learner.algorithms.types import Rollouts, TokenBatch
+from rollmesh.learner.algorithms.metrics import summarize
+from rollmesh.learner.algorithms.types import Rollouts, TokenBatch
 
 
 def make_rollouts(lengths: list[int], seed: int = 0, **fields: Any) -> Rollouts:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.algorithms.correction import (
+from rollmesh.learner.algorithms.correction import (
     CorrectionSettings,
     diagnostics,
     kept_figures,
@@ -17,7 +17,7 @@ from learner.algorithms.correction import (
     rule_figures,
     weight_figures,
 )
-from learner.algorithms.correction.settings import RULES
+from rollmesh.learner.algorithms.correction.settings import RULES
 
 LOG_PROB = st.one_of(st.floats(-20.0, 0.0), st.sampled_from([-math.inf, math.nan, -1e9]))
 TWO = torch.tensor([0, 0, 1])

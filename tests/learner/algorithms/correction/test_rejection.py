@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.algorithms.correction import CorrectionSettings, rejections
-from learner.algorithms.correction.rejection import all_keep, within_second_moment
-from learner.algorithms.correction.settings import RULES
+from rollmesh.learner.algorithms.correction import CorrectionSettings, rejections
+from rollmesh.learner.algorithms.correction.rejection import all_keep, within_second_moment
+from rollmesh.learner.algorithms.correction.settings import RULES
 
 THRESHOLDS = {"k1": [0.8, 1.25], "k2": 0.05, "k3": 0.05}
 EVERYTHING = CorrectionSettings(

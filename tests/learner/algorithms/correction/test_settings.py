@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from learner.algorithms.correction import CorrectionSettings, check_corrects, needs_proximal
-from learner.algorithms.settings import SettingsError, parse
-from learner.algorithms.types import UpdatePlan
+from rollmesh.learner.algorithms.correction import CorrectionSettings, check_corrects, needs_proximal
+from rollmesh.learner.algorithms.settings import SettingsError, parse
+from rollmesh.learner.algorithms.types import UpdatePlan
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.algorithms.correction import CorrectionSettings, importance_weights, interpolated_proximal, rejections
+from rollmesh.learner.algorithms.correction import (
+    CorrectionSettings,
+    importance_weights,
+    interpolated_proximal,
+    rejections,
+)
 
 RECORDS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "correction.json").read_text(encoding="utf-8")

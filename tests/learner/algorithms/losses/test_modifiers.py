@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learner.algorithms.losses.modifiers import off_policy_sequence_keep, top_entropy_selection
-from learner.algorithms.settings import SettingsError
-from learner.algorithms.types import StepView
+from rollmesh.learner.algorithms.losses.modifiers import off_policy_sequence_keep, top_entropy_selection
+from rollmesh.learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.types import StepView
 from tests.learner.algorithms.samples import sample
 
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from learner.algorithms.losses.preference import dpo_ipo, dpo_sigmoid, pair_margins
-from learner.algorithms.settings import SettingsError
+from rollmesh.learner.algorithms.losses.preference import dpo_ipo, dpo_sigmoid, pair_margins
+from rollmesh.learner.algorithms.settings import SettingsError
 from tests.learner.algorithms.samples import sample
 
 

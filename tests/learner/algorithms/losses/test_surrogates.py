@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from learner.algorithms.aggregation import aggregate
-from learner.algorithms.losses import cispo, gmpo, gspo, ppo, sapo, vespo
-from learner.algorithms.losses.soft import gamma_weights
-from learner.algorithms.metrics import summarize
-from learner.algorithms.settings import Component, SettingsError
+from rollmesh.learner.algorithms.aggregation import aggregate
+from rollmesh.learner.algorithms.losses import cispo, gmpo, gspo, ppo, sapo, vespo
+from rollmesh.learner.algorithms.losses.soft import gamma_weights
+from rollmesh.learner.algorithms.metrics import summarize
+from rollmesh.learner.algorithms.settings import Component, SettingsError
 from tests.learner.algorithms.samples import Sample, gradient, sample, token_loss
 
 

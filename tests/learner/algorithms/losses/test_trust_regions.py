@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from learner.algorithms.losses import clip_cov, kl_cov, probability_band, reinforce
-from learner.algorithms.losses.covariance import covariances, select_clip_cov, select_kl_cov
-from learner.algorithms.registry import POLICY_LOSSES
-from learner.algorithms.settings import Component, SettingsError
-from learner.algorithms.types import StepView
+from rollmesh.learner.algorithms.losses import clip_cov, kl_cov, probability_band, reinforce
+from rollmesh.learner.algorithms.losses.covariance import covariances, select_clip_cov, select_kl_cov
+from rollmesh.learner.algorithms.registry import POLICY_LOSSES
+from rollmesh.learner.algorithms.settings import Component, SettingsError
+from rollmesh.learner.algorithms.types import StepView
 from tests.learner.algorithms.samples import Sample, gradient, sample, select, token_loss
 
 

@@ -17,19 +17,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from generators.engines.hf.weights import ModelWeights
-from learner.algorithms.base import Loss
-from learner.algorithms.load import load_algorithm
-from learner.algorithms.policy_gradient import PolicyGradient
-from learner.algorithms.ragged import segment_std
-from learner.algorithms.resampling import pf_ppo_weights, resample
-from learner.algorithms.types import UpdatePlan
-from learner.batching.pack import pack
-from learner.batching.types import PackedBatch, TrainSequence
-from learner.engines.base import EngineSpec
-from learner.engines.fsdp2 import export, sharding
-from learner.engines.fsdp2.language_model import LanguageModelEngine
-from mesh.config.models import ModelSection, OptimizerSection
+from rollmesh.generators.engines.hf.weights import ModelWeights
+from rollmesh.learner.algorithms.base import Loss
+from rollmesh.learner.algorithms.load import load_algorithm
+from rollmesh.learner.algorithms.policy_gradient import PolicyGradient
+from rollmesh.learner.algorithms.ragged import segment_std
+from rollmesh.learner.algorithms.resampling import pf_ppo_weights, resample
+from rollmesh.learner.algorithms.types import UpdatePlan
+from rollmesh.learner.batching.pack import pack
+from rollmesh.learner.batching.types import PackedBatch, TrainSequence
+from rollmesh.learner.engines.base import EngineSpec
+from rollmesh.learner.engines.fsdp2 import export, sharding
+from rollmesh.learner.engines.fsdp2.language_model import LanguageModelEngine
+from rollmesh.mesh.config.models import ModelSection, OptimizerSection
 from tests.learner.engines.fake_cuda.watch import Watch
 
 # As wide as Qwen2.5-7B and Qwen3-30B-A3B are; a layer more costs time, and shows nothing.
@@ -99,7 +99,7 @@ def run(case: Case) -> Seen:
     algorithm = load_algorithm("grpo", {}, UpdatePlan())
     assert isinstance(algorithm, PolicyGradient)
     with _ranks(case.world) as mesh, patch.object(sharding, "fully_shard", partial(sharding.fully_shard, mesh=mesh)):
-        loader = patch("learner.engines.fsdp2.engine.load_model", partial(_model, case))
+        loader = patch("rollmesh.learner.engines.fsdp2.engine.load_model", partial(_model, case))
         # All ranks have micro-batches, which is counted there.
         with FakeTensorMode(), Watch({"figures.py": case.world}) as watch, loader:
             try:

@@ -14,10 +14,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from learner.weights import WeightPublisher
-from learner.weights.offers import Disk
-from mesh.errors import WeightsError
-from mesh.versions import PolicyVersion
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights.offers import Disk
+from rollmesh.mesh.errors import WeightsError
+from rollmesh.mesh.versions import PolicyVersion
 
 ROOT = Path(__file__).parents[4]
 
@@ -68,9 +68,9 @@ def test_old_versions_go(tmp_path: Path) -> None:
 _KILLED = """
 import os, sys, torch
 from pathlib import Path
-from learner.weights import WeightPublisher
-from learner.weights.offers import Disk, disk
-from mesh.versions import PolicyVersion
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights.offers import Disk, disk
+from rollmesh.mesh.versions import PolicyVersion
 publisher = WeightPublisher("run", {}, transport="disk", offers=[Disk(Path(sys.argv[1]), "run")], bucket_bytes=500)
 publisher.publish(PolicyVersion(1, 0), [(f"w{i}", torch.zeros(100)) for i in range(4)], "float32")
 real, files = disk.serialize_file, []

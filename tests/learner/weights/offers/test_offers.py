@@ -9,13 +9,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from learner.weights import WeightPublisher
-from learner.weights.offers import Broadcast, Offer, Rendezvous, further_offers
-from learner.weights.published import PublishedVersion
-from mesh.config.models import Config, NetworkSection, RunSection, SecuritySection, WeightsSection
-from mesh.errors import ConfigError, WeightsError
-from mesh.versions import PolicyVersion
-from protos import weights_pb2
+from rollmesh.learner.weights import WeightPublisher
+from rollmesh.learner.weights.offers import Broadcast, Offer, Rendezvous, further_offers
+from rollmesh.learner.weights.published import PublishedVersion
+from rollmesh.mesh.config.models import Config, NetworkSection, RunSection, SecuritySection, WeightsSection
+from rollmesh.mesh.errors import ConfigError, WeightsError
+from rollmesh.mesh.versions import PolicyVersion
+from rollmesh.protos import weights_pb2
 
 
 def config(**weights: object) -> Config:
