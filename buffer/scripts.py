@@ -44,7 +44,7 @@ class _Definition:
 
 def sources() -> dict[str, str]:
     """The package's Lua files by name."""
-    found = (item for item in (files("buffer") / "lua").iterdir() if item.name.endswith(".lua"))
+    found = (item for item in (files("rollmesh.buffer") / "lua").iterdir() if item.name.endswith(".lua"))
     return {item.name.removesuffix(".lua"): item.read_text(encoding="utf-8") for item in found}
 
 

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import buffer_pb2 as protos_dot_buffer__pb2
+from rollmesh.protos import buffer_pb2 as rollmesh_dot_protos_dot_buffer__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/buffer_pb2_grpc.py depends on'
+        + ' but the generated code in rollmesh/protos/buffer_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,93 +36,93 @@ class BufferStub:
         """
         self.Seed = channel.unary_unary(
                 '/rollmesh.v1.Buffer/Seed',
-                request_serializer=protos_dot_buffer__pb2.SeedRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.SeedResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.SeedRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.SeedResponse.FromString,
                 _registered_method=True)
         self.Admit = channel.stream_stream(
                 '/rollmesh.v1.Buffer/Admit',
-                request_serializer=protos_dot_buffer__pb2.AdmitRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.AdmitResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.AdmitRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.AdmitResponse.FromString,
                 _registered_method=True)
         self.Write = channel.stream_stream(
                 '/rollmesh.v1.Buffer/Write',
-                request_serializer=protos_dot_buffer__pb2.WriteRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.WriteResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.WriteRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.WriteResponse.FromString,
                 _registered_method=True)
         self.Upload = channel.stream_unary(
                 '/rollmesh.v1.Buffer/Upload',
-                request_serializer=protos_dot_buffer__pb2.UploadRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.UploadResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.UploadRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.UploadResponse.FromString,
                 _registered_method=True)
         self.Sample = channel.stream_stream(
                 '/rollmesh.v1.Buffer/Sample',
-                request_serializer=protos_dot_buffer__pb2.SampleRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.SampleResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.SampleRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.SampleResponse.FromString,
                 _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/rollmesh.v1.Buffer/Fetch',
-                request_serializer=protos_dot_buffer__pb2.FetchRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.FetchResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.FetchRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.FetchResponse.FromString,
                 _registered_method=True)
         self.Claim = channel.unary_unary(
                 '/rollmesh.v1.Buffer/Claim',
-                request_serializer=protos_dot_buffer__pb2.ClaimRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.ClaimResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.ClaimRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.ClaimResponse.FromString,
                 _registered_method=True)
         self.Commit = channel.unary_unary(
                 '/rollmesh.v1.Buffer/Commit',
-                request_serializer=protos_dot_buffer__pb2.CommitRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.CommitResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.CommitRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.CommitResponse.FromString,
                 _registered_method=True)
         self.Resume = channel.unary_unary(
                 '/rollmesh.v1.Buffer/Resume',
-                request_serializer=protos_dot_buffer__pb2.ResumeRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.ResumeResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.ResumeResponse.FromString,
                 _registered_method=True)
         self.Nack = channel.unary_unary(
                 '/rollmesh.v1.Buffer/Nack',
-                request_serializer=protos_dot_buffer__pb2.NackRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.NackResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.NackRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.NackResponse.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
                 '/rollmesh.v1.Buffer/Release',
-                request_serializer=protos_dot_buffer__pb2.ReleaseRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.ReleaseResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
         self.SetPriorities = channel.unary_unary(
                 '/rollmesh.v1.Buffer/SetPriorities',
-                request_serializer=protos_dot_buffer__pb2.SetPrioritiesRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.SetPrioritiesResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.SetPrioritiesRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.SetPrioritiesResponse.FromString,
                 _registered_method=True)
         self.Reassert = channel.unary_unary(
                 '/rollmesh.v1.Buffer/Reassert',
-                request_serializer=protos_dot_buffer__pb2.ReassertRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.ReassertResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.ReassertRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.ReassertResponse.FromString,
                 _registered_method=True)
         self.Redrive = channel.unary_unary(
                 '/rollmesh.v1.Buffer/Redrive',
-                request_serializer=protos_dot_buffer__pb2.RedriveRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.RedriveResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.RedriveRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.RedriveResponse.FromString,
                 _registered_method=True)
         self.SetPolicyVersion = channel.unary_unary(
                 '/rollmesh.v1.Buffer/SetPolicyVersion',
-                request_serializer=protos_dot_buffer__pb2.SetPolicyVersionRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.SetPolicyVersionResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.SetPolicyVersionRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.SetPolicyVersionResponse.FromString,
                 _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/rollmesh.v1.Buffer/Describe',
-                request_serializer=protos_dot_buffer__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.DescribeResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.DescribeResponse.FromString,
                 _registered_method=True)
         self.Holders = channel.unary_unary(
                 '/rollmesh.v1.Buffer/Holders',
-                request_serializer=protos_dot_buffer__pb2.HoldersRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.HoldersResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.HoldersRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.HoldersResponse.FromString,
                 _registered_method=True)
         self.Ledger = channel.unary_unary(
                 '/rollmesh.v1.Buffer/Ledger',
-                request_serializer=protos_dot_buffer__pb2.LedgerRequest.SerializeToString,
-                response_deserializer=protos_dot_buffer__pb2.LedgerResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_buffer__pb2.LedgerRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_buffer__pb2.LedgerResponse.FromString,
                 _registered_method=True)
 
 
@@ -262,93 +262,93 @@ def add_BufferServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Seed': grpc.unary_unary_rpc_method_handler(
                     servicer.Seed,
-                    request_deserializer=protos_dot_buffer__pb2.SeedRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.SeedResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.SeedRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.SeedResponse.SerializeToString,
             ),
             'Admit': grpc.stream_stream_rpc_method_handler(
                     servicer.Admit,
-                    request_deserializer=protos_dot_buffer__pb2.AdmitRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.AdmitResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.AdmitRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.AdmitResponse.SerializeToString,
             ),
             'Write': grpc.stream_stream_rpc_method_handler(
                     servicer.Write,
-                    request_deserializer=protos_dot_buffer__pb2.WriteRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.WriteResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.WriteRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.WriteResponse.SerializeToString,
             ),
             'Upload': grpc.stream_unary_rpc_method_handler(
                     servicer.Upload,
-                    request_deserializer=protos_dot_buffer__pb2.UploadRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.UploadResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.UploadRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.UploadResponse.SerializeToString,
             ),
             'Sample': grpc.stream_stream_rpc_method_handler(
                     servicer.Sample,
-                    request_deserializer=protos_dot_buffer__pb2.SampleRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.SampleResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.SampleRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.SampleResponse.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
-                    request_deserializer=protos_dot_buffer__pb2.FetchRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.FetchResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.FetchRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.FetchResponse.SerializeToString,
             ),
             'Claim': grpc.unary_unary_rpc_method_handler(
                     servicer.Claim,
-                    request_deserializer=protos_dot_buffer__pb2.ClaimRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.ClaimResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.ClaimRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.ClaimResponse.SerializeToString,
             ),
             'Commit': grpc.unary_unary_rpc_method_handler(
                     servicer.Commit,
-                    request_deserializer=protos_dot_buffer__pb2.CommitRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.CommitResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.CommitRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.CommitResponse.SerializeToString,
             ),
             'Resume': grpc.unary_unary_rpc_method_handler(
                     servicer.Resume,
-                    request_deserializer=protos_dot_buffer__pb2.ResumeRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.ResumeResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.ResumeRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.ResumeResponse.SerializeToString,
             ),
             'Nack': grpc.unary_unary_rpc_method_handler(
                     servicer.Nack,
-                    request_deserializer=protos_dot_buffer__pb2.NackRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.NackResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.NackRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.NackResponse.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
-                    request_deserializer=protos_dot_buffer__pb2.ReleaseRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.ReleaseResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.ReleaseRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.ReleaseResponse.SerializeToString,
             ),
             'SetPriorities': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPriorities,
-                    request_deserializer=protos_dot_buffer__pb2.SetPrioritiesRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.SetPrioritiesResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.SetPrioritiesRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.SetPrioritiesResponse.SerializeToString,
             ),
             'Reassert': grpc.unary_unary_rpc_method_handler(
                     servicer.Reassert,
-                    request_deserializer=protos_dot_buffer__pb2.ReassertRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.ReassertResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.ReassertRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.ReassertResponse.SerializeToString,
             ),
             'Redrive': grpc.unary_unary_rpc_method_handler(
                     servicer.Redrive,
-                    request_deserializer=protos_dot_buffer__pb2.RedriveRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.RedriveResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.RedriveRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.RedriveResponse.SerializeToString,
             ),
             'SetPolicyVersion': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPolicyVersion,
-                    request_deserializer=protos_dot_buffer__pb2.SetPolicyVersionRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.SetPolicyVersionResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.SetPolicyVersionRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.SetPolicyVersionResponse.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
-                    request_deserializer=protos_dot_buffer__pb2.DescribeRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.DescribeResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.DescribeRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.DescribeResponse.SerializeToString,
             ),
             'Holders': grpc.unary_unary_rpc_method_handler(
                     servicer.Holders,
-                    request_deserializer=protos_dot_buffer__pb2.HoldersRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.HoldersResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.HoldersRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.HoldersResponse.SerializeToString,
             ),
             'Ledger': grpc.unary_unary_rpc_method_handler(
                     servicer.Ledger,
-                    request_deserializer=protos_dot_buffer__pb2.LedgerRequest.FromString,
-                    response_serializer=protos_dot_buffer__pb2.LedgerResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_buffer__pb2.LedgerRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_buffer__pb2.LedgerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -376,8 +376,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/Seed',
-            protos_dot_buffer__pb2.SeedRequest.SerializeToString,
-            protos_dot_buffer__pb2.SeedResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.SeedRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.SeedResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -403,8 +403,8 @@ class Buffer:
             request_iterator,
             target,
             '/rollmesh.v1.Buffer/Admit',
-            protos_dot_buffer__pb2.AdmitRequest.SerializeToString,
-            protos_dot_buffer__pb2.AdmitResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.AdmitRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.AdmitResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -430,8 +430,8 @@ class Buffer:
             request_iterator,
             target,
             '/rollmesh.v1.Buffer/Write',
-            protos_dot_buffer__pb2.WriteRequest.SerializeToString,
-            protos_dot_buffer__pb2.WriteResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.WriteRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.WriteResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -457,8 +457,8 @@ class Buffer:
             request_iterator,
             target,
             '/rollmesh.v1.Buffer/Upload',
-            protos_dot_buffer__pb2.UploadRequest.SerializeToString,
-            protos_dot_buffer__pb2.UploadResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.UploadRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.UploadResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -484,8 +484,8 @@ class Buffer:
             request_iterator,
             target,
             '/rollmesh.v1.Buffer/Sample',
-            protos_dot_buffer__pb2.SampleRequest.SerializeToString,
-            protos_dot_buffer__pb2.SampleResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.SampleRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.SampleResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -511,8 +511,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/Fetch',
-            protos_dot_buffer__pb2.FetchRequest.SerializeToString,
-            protos_dot_buffer__pb2.FetchResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.FetchRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.FetchResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -538,8 +538,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/Claim',
-            protos_dot_buffer__pb2.ClaimRequest.SerializeToString,
-            protos_dot_buffer__pb2.ClaimResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.ClaimRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.ClaimResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -565,8 +565,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/Commit',
-            protos_dot_buffer__pb2.CommitRequest.SerializeToString,
-            protos_dot_buffer__pb2.CommitResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.CommitRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.CommitResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -592,8 +592,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/Resume',
-            protos_dot_buffer__pb2.ResumeRequest.SerializeToString,
-            protos_dot_buffer__pb2.ResumeResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.ResumeRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -619,8 +619,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/Nack',
-            protos_dot_buffer__pb2.NackRequest.SerializeToString,
-            protos_dot_buffer__pb2.NackResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.NackRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.NackResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -646,8 +646,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/Release',
-            protos_dot_buffer__pb2.ReleaseRequest.SerializeToString,
-            protos_dot_buffer__pb2.ReleaseResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.ReleaseRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.ReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -673,8 +673,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/SetPriorities',
-            protos_dot_buffer__pb2.SetPrioritiesRequest.SerializeToString,
-            protos_dot_buffer__pb2.SetPrioritiesResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.SetPrioritiesRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.SetPrioritiesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -700,8 +700,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/Reassert',
-            protos_dot_buffer__pb2.ReassertRequest.SerializeToString,
-            protos_dot_buffer__pb2.ReassertResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.ReassertRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.ReassertResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -727,8 +727,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/Redrive',
-            protos_dot_buffer__pb2.RedriveRequest.SerializeToString,
-            protos_dot_buffer__pb2.RedriveResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.RedriveRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.RedriveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -754,8 +754,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/SetPolicyVersion',
-            protos_dot_buffer__pb2.SetPolicyVersionRequest.SerializeToString,
-            protos_dot_buffer__pb2.SetPolicyVersionResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.SetPolicyVersionRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.SetPolicyVersionResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -781,8 +781,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/Describe',
-            protos_dot_buffer__pb2.DescribeRequest.SerializeToString,
-            protos_dot_buffer__pb2.DescribeResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.DescribeRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -808,8 +808,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/Holders',
-            protos_dot_buffer__pb2.HoldersRequest.SerializeToString,
-            protos_dot_buffer__pb2.HoldersResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.HoldersRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.HoldersResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -835,8 +835,8 @@ class Buffer:
             request,
             target,
             '/rollmesh.v1.Buffer/Ledger',
-            protos_dot_buffer__pb2.LedgerRequest.SerializeToString,
-            protos_dot_buffer__pb2.LedgerResponse.FromString,
+            rollmesh_dot_protos_dot_buffer__pb2.LedgerRequest.SerializeToString,
+            rollmesh_dot_protos_dot_buffer__pb2.LedgerResponse.FromString,
             options,
             channel_credentials,
             insecure,

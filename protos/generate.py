@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def generate(out: Path) -> None:
-    """Writes the generated modules below `out`/protos.
+    """Writes the generated modules below `out`/rollmesh/protos.
 
     Raises:
         RuntimeError: where protoc refuses a file; its message goes to stderr.
@@ -102,7 +102,7 @@ def _methods(files: descriptor_pb2.FileDescriptorSet) -> Iterator[tuple[str, tup
 def _protoc(*arguments: str) -> None:
     from grpc_tools import protoc
 
-    sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "protos").glob("*.proto"))
+    sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "rollmesh" / "protos").glob("*.proto"))
     well_known = str(resources.files("grpc_tools") / "_proto")
     status = protoc.main(["protoc", f"-I{ROOT}", f"-I{well_known}", *arguments, *sources])
     if status != 0:

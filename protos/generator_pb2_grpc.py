@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import generator_pb2 as protos_dot_generator__pb2
+from rollmesh.protos import generator_pb2 as rollmesh_dot_protos_dot_generator__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/generator_pb2_grpc.py depends on'
+        + ' but the generated code in rollmesh/protos/generator_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,23 +36,23 @@ class GeneratorControlStub:
         """
         self.Status = channel.unary_unary(
                 '/rollmesh.v1.GeneratorControl/Status',
-                request_serializer=protos_dot_generator__pb2.GeneratorStatusRequest.SerializeToString,
-                response_deserializer=protos_dot_generator__pb2.GeneratorStatusResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_generator__pb2.GeneratorStatusRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_generator__pb2.GeneratorStatusResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/rollmesh.v1.GeneratorControl/Drain',
-                request_serializer=protos_dot_generator__pb2.DrainRequest.SerializeToString,
-                response_deserializer=protos_dot_generator__pb2.DrainResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_generator__pb2.DrainRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_generator__pb2.DrainResponse.FromString,
                 _registered_method=True)
         self.Generate = channel.unary_unary(
                 '/rollmesh.v1.GeneratorControl/Generate',
-                request_serializer=protos_dot_generator__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_generator__pb2.GenerateResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_generator__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_generator__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.Probe = channel.unary_unary(
                 '/rollmesh.v1.GeneratorControl/Probe',
-                request_serializer=protos_dot_generator__pb2.ProbeRequest.SerializeToString,
-                response_deserializer=protos_dot_generator__pb2.ProbeResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_generator__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_generator__pb2.ProbeResponse.FromString,
                 _registered_method=True)
 
 
@@ -92,23 +92,23 @@ def add_GeneratorControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=protos_dot_generator__pb2.GeneratorStatusRequest.FromString,
-                    response_serializer=protos_dot_generator__pb2.GeneratorStatusResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_generator__pb2.GeneratorStatusRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_generator__pb2.GeneratorStatusResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
-                    request_deserializer=protos_dot_generator__pb2.DrainRequest.FromString,
-                    response_serializer=protos_dot_generator__pb2.DrainResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_generator__pb2.DrainRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_generator__pb2.DrainResponse.SerializeToString,
             ),
             'Generate': grpc.unary_unary_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=protos_dot_generator__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_generator__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_generator__pb2.GenerateRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_generator__pb2.GenerateResponse.SerializeToString,
             ),
             'Probe': grpc.unary_unary_rpc_method_handler(
                     servicer.Probe,
-                    request_deserializer=protos_dot_generator__pb2.ProbeRequest.FromString,
-                    response_serializer=protos_dot_generator__pb2.ProbeResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_generator__pb2.ProbeRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_generator__pb2.ProbeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -136,8 +136,8 @@ class GeneratorControl:
             request,
             target,
             '/rollmesh.v1.GeneratorControl/Status',
-            protos_dot_generator__pb2.GeneratorStatusRequest.SerializeToString,
-            protos_dot_generator__pb2.GeneratorStatusResponse.FromString,
+            rollmesh_dot_protos_dot_generator__pb2.GeneratorStatusRequest.SerializeToString,
+            rollmesh_dot_protos_dot_generator__pb2.GeneratorStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -163,8 +163,8 @@ class GeneratorControl:
             request,
             target,
             '/rollmesh.v1.GeneratorControl/Drain',
-            protos_dot_generator__pb2.DrainRequest.SerializeToString,
-            protos_dot_generator__pb2.DrainResponse.FromString,
+            rollmesh_dot_protos_dot_generator__pb2.DrainRequest.SerializeToString,
+            rollmesh_dot_protos_dot_generator__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -190,8 +190,8 @@ class GeneratorControl:
             request,
             target,
             '/rollmesh.v1.GeneratorControl/Generate',
-            protos_dot_generator__pb2.GenerateRequest.SerializeToString,
-            protos_dot_generator__pb2.GenerateResponse.FromString,
+            rollmesh_dot_protos_dot_generator__pb2.GenerateRequest.SerializeToString,
+            rollmesh_dot_protos_dot_generator__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -217,8 +217,8 @@ class GeneratorControl:
             request,
             target,
             '/rollmesh.v1.GeneratorControl/Probe',
-            protos_dot_generator__pb2.ProbeRequest.SerializeToString,
-            protos_dot_generator__pb2.ProbeResponse.FromString,
+            rollmesh_dot_protos_dot_generator__pb2.ProbeRequest.SerializeToString,
+            rollmesh_dot_protos_dot_generator__pb2.ProbeResponse.FromString,
             options,
             channel_credentials,
             insecure,

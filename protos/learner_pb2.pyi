@@ -1,4 +1,4 @@
-from protos import trajectory_pb2 as _trajectory_pb2
+from rollmesh.protos import trajectory_pb2 as _trajectory_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

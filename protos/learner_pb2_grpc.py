@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import learner_pb2 as protos_dot_learner__pb2
+from rollmesh.protos import learner_pb2 as rollmesh_dot_protos_dot_learner__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/learner_pb2_grpc.py depends on'
+        + ' but the generated code in rollmesh/protos/learner_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,18 +36,18 @@ class LearnerControlStub:
         """
         self.Status = channel.unary_unary(
                 '/rollmesh.v1.LearnerControl/Status',
-                request_serializer=protos_dot_learner__pb2.LearnerStatusRequest.SerializeToString,
-                response_deserializer=protos_dot_learner__pb2.LearnerStatusResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_learner__pb2.LearnerStatusRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_learner__pb2.LearnerStatusResponse.FromString,
                 _registered_method=True)
         self.Checkpoint = channel.unary_unary(
                 '/rollmesh.v1.LearnerControl/Checkpoint',
-                request_serializer=protos_dot_learner__pb2.CheckpointRequest.SerializeToString,
-                response_deserializer=protos_dot_learner__pb2.CheckpointResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_learner__pb2.CheckpointRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_learner__pb2.CheckpointResponse.FromString,
                 _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/rollmesh.v1.LearnerControl/Stop',
-                request_serializer=protos_dot_learner__pb2.StopRequest.SerializeToString,
-                response_deserializer=protos_dot_learner__pb2.StopResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_learner__pb2.StopRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_learner__pb2.StopResponse.FromString,
                 _registered_method=True)
 
 
@@ -80,18 +80,18 @@ def add_LearnerControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=protos_dot_learner__pb2.LearnerStatusRequest.FromString,
-                    response_serializer=protos_dot_learner__pb2.LearnerStatusResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_learner__pb2.LearnerStatusRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_learner__pb2.LearnerStatusResponse.SerializeToString,
             ),
             'Checkpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.Checkpoint,
-                    request_deserializer=protos_dot_learner__pb2.CheckpointRequest.FromString,
-                    response_serializer=protos_dot_learner__pb2.CheckpointResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_learner__pb2.CheckpointRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_learner__pb2.CheckpointResponse.SerializeToString,
             ),
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
-                    request_deserializer=protos_dot_learner__pb2.StopRequest.FromString,
-                    response_serializer=protos_dot_learner__pb2.StopResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_learner__pb2.StopRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_learner__pb2.StopResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -119,8 +119,8 @@ class LearnerControl:
             request,
             target,
             '/rollmesh.v1.LearnerControl/Status',
-            protos_dot_learner__pb2.LearnerStatusRequest.SerializeToString,
-            protos_dot_learner__pb2.LearnerStatusResponse.FromString,
+            rollmesh_dot_protos_dot_learner__pb2.LearnerStatusRequest.SerializeToString,
+            rollmesh_dot_protos_dot_learner__pb2.LearnerStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -146,8 +146,8 @@ class LearnerControl:
             request,
             target,
             '/rollmesh.v1.LearnerControl/Checkpoint',
-            protos_dot_learner__pb2.CheckpointRequest.SerializeToString,
-            protos_dot_learner__pb2.CheckpointResponse.FromString,
+            rollmesh_dot_protos_dot_learner__pb2.CheckpointRequest.SerializeToString,
+            rollmesh_dot_protos_dot_learner__pb2.CheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -173,8 +173,8 @@ class LearnerControl:
             request,
             target,
             '/rollmesh.v1.LearnerControl/Stop',
-            protos_dot_learner__pb2.StopRequest.SerializeToString,
-            protos_dot_learner__pb2.StopResponse.FromString,
+            rollmesh_dot_protos_dot_learner__pb2.StopRequest.SerializeToString,
+            rollmesh_dot_protos_dot_learner__pb2.StopResponse.FromString,
             options,
             channel_credentials,
             insecure,

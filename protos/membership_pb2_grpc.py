@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import membership_pb2 as protos_dot_membership__pb2
+from rollmesh.protos import membership_pb2 as rollmesh_dot_protos_dot_membership__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/membership_pb2_grpc.py depends on'
+        + ' but the generated code in rollmesh/protos/membership_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,23 +36,23 @@ class MembershipStub:
         """
         self.Join = channel.unary_unary(
                 '/rollmesh.v1.Membership/Join',
-                request_serializer=protos_dot_membership__pb2.JoinRequest.SerializeToString,
-                response_deserializer=protos_dot_membership__pb2.JoinResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_membership__pb2.JoinRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_membership__pb2.JoinResponse.FromString,
                 _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/rollmesh.v1.Membership/Heartbeat',
-                request_serializer=protos_dot_membership__pb2.HeartbeatRequest.SerializeToString,
-                response_deserializer=protos_dot_membership__pb2.HeartbeatResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_membership__pb2.HeartbeatRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_membership__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/rollmesh.v1.Membership/Leave',
-                request_serializer=protos_dot_membership__pb2.LeaveRequest.SerializeToString,
-                response_deserializer=protos_dot_membership__pb2.LeaveResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_membership__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_membership__pb2.LeaveResponse.FromString,
                 _registered_method=True)
         self.List = channel.unary_unary(
                 '/rollmesh.v1.Membership/List',
-                request_serializer=protos_dot_membership__pb2.ListRequest.SerializeToString,
-                response_deserializer=protos_dot_membership__pb2.ListResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_membership__pb2.ListRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_membership__pb2.ListResponse.FromString,
                 _registered_method=True)
 
 
@@ -92,23 +92,23 @@ def add_MembershipServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=protos_dot_membership__pb2.JoinRequest.FromString,
-                    response_serializer=protos_dot_membership__pb2.JoinResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_membership__pb2.JoinRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_membership__pb2.JoinResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
-                    request_deserializer=protos_dot_membership__pb2.HeartbeatRequest.FromString,
-                    response_serializer=protos_dot_membership__pb2.HeartbeatResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_membership__pb2.HeartbeatRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_membership__pb2.HeartbeatResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
-                    request_deserializer=protos_dot_membership__pb2.LeaveRequest.FromString,
-                    response_serializer=protos_dot_membership__pb2.LeaveResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_membership__pb2.LeaveRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_membership__pb2.LeaveResponse.SerializeToString,
             ),
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
-                    request_deserializer=protos_dot_membership__pb2.ListRequest.FromString,
-                    response_serializer=protos_dot_membership__pb2.ListResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_membership__pb2.ListRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_membership__pb2.ListResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -136,8 +136,8 @@ class Membership:
             request,
             target,
             '/rollmesh.v1.Membership/Join',
-            protos_dot_membership__pb2.JoinRequest.SerializeToString,
-            protos_dot_membership__pb2.JoinResponse.FromString,
+            rollmesh_dot_protos_dot_membership__pb2.JoinRequest.SerializeToString,
+            rollmesh_dot_protos_dot_membership__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -163,8 +163,8 @@ class Membership:
             request,
             target,
             '/rollmesh.v1.Membership/Heartbeat',
-            protos_dot_membership__pb2.HeartbeatRequest.SerializeToString,
-            protos_dot_membership__pb2.HeartbeatResponse.FromString,
+            rollmesh_dot_protos_dot_membership__pb2.HeartbeatRequest.SerializeToString,
+            rollmesh_dot_protos_dot_membership__pb2.HeartbeatResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -190,8 +190,8 @@ class Membership:
             request,
             target,
             '/rollmesh.v1.Membership/Leave',
-            protos_dot_membership__pb2.LeaveRequest.SerializeToString,
-            protos_dot_membership__pb2.LeaveResponse.FromString,
+            rollmesh_dot_protos_dot_membership__pb2.LeaveRequest.SerializeToString,
+            rollmesh_dot_protos_dot_membership__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -217,8 +217,8 @@ class Membership:
             request,
             target,
             '/rollmesh.v1.Membership/List',
-            protos_dot_membership__pb2.ListRequest.SerializeToString,
-            protos_dot_membership__pb2.ListResponse.FromString,
+            rollmesh_dot_protos_dot_membership__pb2.ListRequest.SerializeToString,
+            rollmesh_dot_protos_dot_membership__pb2.ListResponse.FromString,
             options,
             channel_credentials,
             insecure,

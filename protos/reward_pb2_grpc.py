@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import reward_pb2 as protos_dot_reward__pb2
+from rollmesh.protos import reward_pb2 as rollmesh_dot_protos_dot_reward__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/reward_pb2_grpc.py depends on'
+        + ' but the generated code in rollmesh/protos/reward_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,13 +36,13 @@ class RewardStub:
         """
         self.Score = channel.unary_unary(
                 '/rollmesh.v1.Reward/Score',
-                request_serializer=protos_dot_reward__pb2.ScoreRequest.SerializeToString,
-                response_deserializer=protos_dot_reward__pb2.ScoreResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_reward__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_reward__pb2.ScoreResponse.FromString,
                 _registered_method=True)
         self.Info = channel.unary_unary(
                 '/rollmesh.v1.Reward/Info',
-                request_serializer=protos_dot_reward__pb2.InfoRequest.SerializeToString,
-                response_deserializer=protos_dot_reward__pb2.InfoResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_reward__pb2.InfoRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_reward__pb2.InfoResponse.FromString,
                 _registered_method=True)
 
 
@@ -70,13 +70,13 @@ def add_RewardServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
-                    request_deserializer=protos_dot_reward__pb2.ScoreRequest.FromString,
-                    response_serializer=protos_dot_reward__pb2.ScoreResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_reward__pb2.ScoreRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_reward__pb2.ScoreResponse.SerializeToString,
             ),
             'Info': grpc.unary_unary_rpc_method_handler(
                     servicer.Info,
-                    request_deserializer=protos_dot_reward__pb2.InfoRequest.FromString,
-                    response_serializer=protos_dot_reward__pb2.InfoResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_reward__pb2.InfoRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_reward__pb2.InfoResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -104,8 +104,8 @@ class Reward:
             request,
             target,
             '/rollmesh.v1.Reward/Score',
-            protos_dot_reward__pb2.ScoreRequest.SerializeToString,
-            protos_dot_reward__pb2.ScoreResponse.FromString,
+            rollmesh_dot_protos_dot_reward__pb2.ScoreRequest.SerializeToString,
+            rollmesh_dot_protos_dot_reward__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -131,8 +131,8 @@ class Reward:
             request,
             target,
             '/rollmesh.v1.Reward/Info',
-            protos_dot_reward__pb2.InfoRequest.SerializeToString,
-            protos_dot_reward__pb2.InfoResponse.FromString,
+            rollmesh_dot_protos_dot_reward__pb2.InfoRequest.SerializeToString,
+            rollmesh_dot_protos_dot_reward__pb2.InfoResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import weights_pb2 as protos_dot_weights__pb2
+from rollmesh.protos import weights_pb2 as rollmesh_dot_protos_dot_weights__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/weights_pb2_grpc.py depends on'
+        + ' but the generated code in rollmesh/protos/weights_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,38 +36,38 @@ class WeightsStub:
         """
         self.GetModelBundle = channel.unary_stream(
                 '/rollmesh.v1.Weights/GetModelBundle',
-                request_serializer=protos_dot_weights__pb2.GetModelBundleRequest.SerializeToString,
-                response_deserializer=protos_dot_weights__pb2.ModelFile.FromString,
+                request_serializer=rollmesh_dot_protos_dot_weights__pb2.GetModelBundleRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_weights__pb2.ModelFile.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/rollmesh.v1.Weights/Watch',
-                request_serializer=protos_dot_weights__pb2.WatchRequest.SerializeToString,
-                response_deserializer=protos_dot_weights__pb2.Manifest.FromString,
+                request_serializer=rollmesh_dot_protos_dot_weights__pb2.WatchRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_weights__pb2.Manifest.FromString,
                 _registered_method=True)
         self.FetchBucket = channel.unary_stream(
                 '/rollmesh.v1.Weights/FetchBucket',
-                request_serializer=protos_dot_weights__pb2.FetchBucketRequest.SerializeToString,
-                response_deserializer=protos_dot_weights__pb2.BucketChunk.FromString,
+                request_serializer=rollmesh_dot_protos_dot_weights__pb2.FetchBucketRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_weights__pb2.BucketChunk.FromString,
                 _registered_method=True)
         self.Route = channel.unary_unary(
                 '/rollmesh.v1.Weights/Route',
-                request_serializer=protos_dot_weights__pb2.RouteRequest.SerializeToString,
-                response_deserializer=protos_dot_weights__pb2.RouteResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_weights__pb2.RouteRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_weights__pb2.RouteResponse.FromString,
                 _registered_method=True)
         self.JoinBroadcast = channel.unary_unary(
                 '/rollmesh.v1.Weights/JoinBroadcast',
-                request_serializer=protos_dot_weights__pb2.JoinBroadcastRequest.SerializeToString,
-                response_deserializer=protos_dot_weights__pb2.JoinBroadcastResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_weights__pb2.JoinBroadcastRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_weights__pb2.JoinBroadcastResponse.FromString,
                 _registered_method=True)
         self.Report = channel.unary_unary(
                 '/rollmesh.v1.Weights/Report',
-                request_serializer=protos_dot_weights__pb2.SwapReport.SerializeToString,
-                response_deserializer=protos_dot_weights__pb2.ReportResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_weights__pb2.SwapReport.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_weights__pb2.ReportResponse.FromString,
                 _registered_method=True)
         self.Pushes = channel.unary_unary(
                 '/rollmesh.v1.Weights/Pushes',
-                request_serializer=protos_dot_weights__pb2.PushesRequest.SerializeToString,
-                response_deserializer=protos_dot_weights__pb2.PushesResponse.FromString,
+                request_serializer=rollmesh_dot_protos_dot_weights__pb2.PushesRequest.SerializeToString,
+                response_deserializer=rollmesh_dot_protos_dot_weights__pb2.PushesResponse.FromString,
                 _registered_method=True)
 
 
@@ -129,38 +129,38 @@ def add_WeightsServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'GetModelBundle': grpc.unary_stream_rpc_method_handler(
                     servicer.GetModelBundle,
-                    request_deserializer=protos_dot_weights__pb2.GetModelBundleRequest.FromString,
-                    response_serializer=protos_dot_weights__pb2.ModelFile.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_weights__pb2.GetModelBundleRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_weights__pb2.ModelFile.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=protos_dot_weights__pb2.WatchRequest.FromString,
-                    response_serializer=protos_dot_weights__pb2.Manifest.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_weights__pb2.WatchRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_weights__pb2.Manifest.SerializeToString,
             ),
             'FetchBucket': grpc.unary_stream_rpc_method_handler(
                     servicer.FetchBucket,
-                    request_deserializer=protos_dot_weights__pb2.FetchBucketRequest.FromString,
-                    response_serializer=protos_dot_weights__pb2.BucketChunk.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_weights__pb2.FetchBucketRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_weights__pb2.BucketChunk.SerializeToString,
             ),
             'Route': grpc.unary_unary_rpc_method_handler(
                     servicer.Route,
-                    request_deserializer=protos_dot_weights__pb2.RouteRequest.FromString,
-                    response_serializer=protos_dot_weights__pb2.RouteResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_weights__pb2.RouteRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_weights__pb2.RouteResponse.SerializeToString,
             ),
             'JoinBroadcast': grpc.unary_unary_rpc_method_handler(
                     servicer.JoinBroadcast,
-                    request_deserializer=protos_dot_weights__pb2.JoinBroadcastRequest.FromString,
-                    response_serializer=protos_dot_weights__pb2.JoinBroadcastResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_weights__pb2.JoinBroadcastRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_weights__pb2.JoinBroadcastResponse.SerializeToString,
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
-                    request_deserializer=protos_dot_weights__pb2.SwapReport.FromString,
-                    response_serializer=protos_dot_weights__pb2.ReportResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_weights__pb2.SwapReport.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_weights__pb2.ReportResponse.SerializeToString,
             ),
             'Pushes': grpc.unary_unary_rpc_method_handler(
                     servicer.Pushes,
-                    request_deserializer=protos_dot_weights__pb2.PushesRequest.FromString,
-                    response_serializer=protos_dot_weights__pb2.PushesResponse.SerializeToString,
+                    request_deserializer=rollmesh_dot_protos_dot_weights__pb2.PushesRequest.FromString,
+                    response_serializer=rollmesh_dot_protos_dot_weights__pb2.PushesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -188,8 +188,8 @@ class Weights:
             request,
             target,
             '/rollmesh.v1.Weights/GetModelBundle',
-            protos_dot_weights__pb2.GetModelBundleRequest.SerializeToString,
-            protos_dot_weights__pb2.ModelFile.FromString,
+            rollmesh_dot_protos_dot_weights__pb2.GetModelBundleRequest.SerializeToString,
+            rollmesh_dot_protos_dot_weights__pb2.ModelFile.FromString,
             options,
             channel_credentials,
             insecure,
@@ -215,8 +215,8 @@ class Weights:
             request,
             target,
             '/rollmesh.v1.Weights/Watch',
-            protos_dot_weights__pb2.WatchRequest.SerializeToString,
-            protos_dot_weights__pb2.Manifest.FromString,
+            rollmesh_dot_protos_dot_weights__pb2.WatchRequest.SerializeToString,
+            rollmesh_dot_protos_dot_weights__pb2.Manifest.FromString,
             options,
             channel_credentials,
             insecure,
@@ -242,8 +242,8 @@ class Weights:
             request,
             target,
             '/rollmesh.v1.Weights/FetchBucket',
-            protos_dot_weights__pb2.FetchBucketRequest.SerializeToString,
-            protos_dot_weights__pb2.BucketChunk.FromString,
+            rollmesh_dot_protos_dot_weights__pb2.FetchBucketRequest.SerializeToString,
+            rollmesh_dot_protos_dot_weights__pb2.BucketChunk.FromString,
             options,
             channel_credentials,
             insecure,
@@ -269,8 +269,8 @@ class Weights:
             request,
             target,
             '/rollmesh.v1.Weights/Route',
-            protos_dot_weights__pb2.RouteRequest.SerializeToString,
-            protos_dot_weights__pb2.RouteResponse.FromString,
+            rollmesh_dot_protos_dot_weights__pb2.RouteRequest.SerializeToString,
+            rollmesh_dot_protos_dot_weights__pb2.RouteResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -296,8 +296,8 @@ class Weights:
             request,
             target,
             '/rollmesh.v1.Weights/JoinBroadcast',
-            protos_dot_weights__pb2.JoinBroadcastRequest.SerializeToString,
-            protos_dot_weights__pb2.JoinBroadcastResponse.FromString,
+            rollmesh_dot_protos_dot_weights__pb2.JoinBroadcastRequest.SerializeToString,
+            rollmesh_dot_protos_dot_weights__pb2.JoinBroadcastResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -323,8 +323,8 @@ class Weights:
             request,
             target,
             '/rollmesh.v1.Weights/Report',
-            protos_dot_weights__pb2.SwapReport.SerializeToString,
-            protos_dot_weights__pb2.ReportResponse.FromString,
+            rollmesh_dot_protos_dot_weights__pb2.SwapReport.SerializeToString,
+            rollmesh_dot_protos_dot_weights__pb2.ReportResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -350,8 +350,8 @@ class Weights:
             request,
             target,
             '/rollmesh.v1.Weights/Pushes',
-            protos_dot_weights__pb2.PushesRequest.SerializeToString,
-            protos_dot_weights__pb2.PushesResponse.FromString,
+            rollmesh_dot_protos_dot_weights__pb2.PushesRequest.SerializeToString,
+            rollmesh_dot_protos_dot_weights__pb2.PushesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,7 +36,10 @@ def _imports(path: Path) -> list[tuple[str, bool]]:
 
 def _offence(path: Path, module: str, at_top: bool) -> str | None:
     """The rule that an import breaks."""
-    package, target = path.relative_to(ROOT).parts[0], module.split(".")[0]
+    package, first = path.relative_to(ROOT).parts[0], module.split(".")[0]
+    if first in PACKAGES[:-1]:
+        return "our own modules are imported as `rollmesh.`"
+    target = next((name for name in PACKAGES if module.startswith(f"rollmesh.{name}.")), first)
     if package in ("protos", "mesh") and target in SERVICES | {"rollmesh"}:
         return "the foundation imports no service"
     if package in SERVICES and target == "rollmesh":

@@ -240,7 +240,8 @@ class BufferSection(Section):
     priority: str = Field(
         "uniform",
         description="Priority of a group after a use, with `order: priority` (new groups have 1): uniform; "
-        "reward_std; or `module:function` / `file.py:function` of your own (rollmesh.learner.algorithms.types.Group -> float).",
+        "reward_std; or `module:function` / `file.py:function` of your own "
+        "(rollmesh.learner.algorithms.types.Group -> float).",
     )
     priority_exponent: float = Field(
         1.0, ge=0, description="Weight of a draw = priority to this power, with `order: priority`; 0: uniform."

@@ -13,7 +13,7 @@ PROTOS = sorted((generate.ROOT / "protos").glob("*.proto"))
 
 def test_generated_modules_are_up_to_date(tmp_path: Path) -> None:
     generate.generate(tmp_path)
-    for fresh in sorted((tmp_path / "protos").iterdir()):
+    for fresh in sorted((tmp_path / "rollmesh" / "protos").iterdir()):
         committed = generate.ROOT / "protos" / fresh.name
         assert committed.read_bytes() == fresh.read_bytes(), f"{fresh.name} is out of date: run `make protos`"
 

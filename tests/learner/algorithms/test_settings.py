@@ -88,7 +88,8 @@ def test_a_users_file_is_enough(tmp_path):
             from dataclasses import dataclass
             from rollmesh.learner.algorithms.base import Algorithm
             from rollmesh.learner.algorithms.metrics import Metrics
-            from rollmesh.learner.algorithms.registry import register_advantage, register_algorithm, register_policy_loss
+            from rollmesh.learner.algorithms.registry import register_advantage, register_algorithm
+            from rollmesh.learner.algorithms.registry import register_policy_loss
             from rollmesh.learner.algorithms.settings import Settings
             from rollmesh.learner.algorithms.types import LossOutput
 
@@ -190,15 +191,8 @@ def test_names_are_unique():
 
 
 def test_algorithms_import_torch_alone():
-    heavy = [
-        "grpc",
-        "redis",
-        "transformers",
-        "mesh",
-        "rollmesh.learner.engines",
-        "rollmesh.learner.batching",
-        "pydantic",
-    ]
+    heavy = ["grpc", "redis", "transformers", "pydantic"]
+    heavy += [f"rollmesh.{name}" for name in ("mesh", "learner.engines", "learner.batching")]
     code = f"import sys, rollmesh.learner.algorithms.load; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

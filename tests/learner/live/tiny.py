@@ -146,7 +146,8 @@ class Process:
 
 
 def config_code(config: Config) -> str:
-    return f"from rollmesh.mesh.config.models import Config\nconfig = Config.model_validate_json({config.model_dump_json()!r})\n"
+    values = config.model_dump_json()
+    return f"from rollmesh.mesh.config.models import Config\nconfig = Config.model_validate_json({values!r})\n"
 
 
 def start_learner(config: Config, mesh: str, folder: Path, name: str = "learner", *, takeover: bool = False) -> Process:
