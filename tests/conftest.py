@@ -23,8 +23,7 @@ from xdist.scheduler import LoadScopeScheduling
 from rollmesh.mesh.heap import settle_heap
 from tests import engines_here
 from tests.command import Command, in_this_process
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.repository import REPOSITORY
 
 # An example takes as long as the machine is busy; the suite's own timeouts end what hangs.
 settings.register_profile("suite", deadline=None)
@@ -74,7 +73,7 @@ def _turn(item: pytest.Item) -> int:
     if item.get_closest_marker("engine"):
         return 0
     if item.get_closest_marker("slow"):
-        return 1 if ROOT / "tests" / "integration" in item.path.parents else 2
+        return 1 if REPOSITORY / "tests" / "integration" in item.path.parents else 2
     return 3
 
 
@@ -112,7 +111,7 @@ def third_party_server(foreign_python: Path, tmp_path_factory: pytest.TempPathFa
     """Address of `examples/reward_server`, copied out of the repository and run by `foreign_python`."""
     folder = tmp_path_factory.mktemp("third-party")
     for name in ("server.py", "reward.proto"):
-        (folder / name).write_text((ROOT / "examples" / "reward_server" / name).read_text())
+        (folder / name).write_text((REPOSITORY / "examples" / "reward_server" / name).read_text())
     process = subprocess.Popen(
         [foreign_python, "server.py", "0"], cwd=folder, env={"PATH": ""}, stdout=subprocess.PIPE, text=True
     )

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-_ROOT = Path(__file__).resolve().parents[1]
+from tests.repository import REPOSITORY
+
 # Another place for an environment than that of `make vllm` and `make sglang`: its interpreter.
 _VARIABLES = {"vllm": "ROLLMESH_VLLM_PYTHON", "sglang": "ROLLMESH_SGLANG_PYTHON"}
 
 
 def python(engine: str) -> Path:
     """The interpreter of an engine's environment, whether it exists or not."""
-    return Path(os.environ.get(_VARIABLES[engine]) or _ROOT / f".venv-{engine}" / "bin" / "python")
+    return Path(os.environ.get(_VARIABLES[engine]) or REPOSITORY / f".venv-{engine}" / "bin" / "python")
 
 
 def require(engine: str) -> None:

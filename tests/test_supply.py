@@ -28,7 +28,8 @@ from rollmesh.mesh.config.models import ModelSection
 from rollmesh.mesh.errors import DataError
 from rollmesh.mesh.images import ImageProcessor
 from tests.generators.engines import tiny
-from tests.test_layers import FILES, ROOT
+from tests.repository import REPOSITORY
+from tests.test_layers import FILES
 
 # What reads objects, or runs text, wherever it comes from.
 MODULES = {
@@ -98,7 +99,9 @@ def unsafe_call(called: str, given: Mapping[str | None, ast.expr]) -> Iterator[s
 
 
 def test_nothing_is_unpickled_evaluated_or_executed() -> None:
-    found = {(str(path.relative_to(ROOT)), what) for path in FILES for what in unsafe(ast.parse(path.read_text()))}
+    found = {
+        (str(path.relative_to(REPOSITORY)), what) for path in FILES for what in unsafe(ast.parse(path.read_text()))
+    }
     assert found == set(REASONS)
 
 

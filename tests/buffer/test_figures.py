@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from pathlib import Path
 
 import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,9 +13,10 @@ from rollmesh.buffer.figures import METRICS, registry_of, with_reference
 from rollmesh.mesh.access.token_file import GRANT_GAUGE
 from rollmesh.mesh.versions import PolicyVersion
 from tests.buffer.mesh_fixture import Mesh, make_failure, make_write
+from tests.repository import REPOSITORY
 
 V0 = PolicyVersion(1, 0)
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+PAGE = REPOSITORY / "docs" / "operations.md"
 
 
 async def test_every_figure_of_a_table_is_told_with_its_type(mesh: Mesh) -> None:

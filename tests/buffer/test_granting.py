@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,8 +17,8 @@ from rollmesh.mesh.versions import PolicyVersion
 from rollmesh.protos import buffer_pb2 as pb
 from rollmesh.protos import buffer_pb2_grpc
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh
+from tests.repository import REPOSITORY
 
-ROOT = Path(__file__).parents[2]
 V0 = PolicyVersion(1, 0)
 ROOMY: dict[str, Any] = {"learner": {"batch": {"groups": 64}}}
 
@@ -122,7 +121,7 @@ async def test_what_a_dead_or_hanging_generator_had_goes_to_others(mesh: Mesh, h
     front = await mesh.front(buffer={"redis": mesh.redis_url}, **ROOMY)
     learner, other = await mesh.learner(front), await mesh.generator(front)
     victim = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _CLIENT, front.address, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", _CLIENT, front.address, cwd=REPOSITORY, stdout=asyncio.subprocess.PIPE
     )
     assert victim.stdout is not None
     try:

@@ -32,9 +32,10 @@ from rollmesh.protos import buffer_pb2 as pb
 from tests.buffer.mesh_fixture import TIMEOUT_S, Mesh, make_config, make_failure, refs
 from tests.buffer.redis_proxy import Proxy
 from tests.buffer.test_flow import balanced
+from tests.repository import REPOSITORY
 from tests.secrets_here import write_secret
 
-OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+OPERATIONS = REPOSITORY / "docs" / "operations.md"
 Opener = Callable[..., RedisAccess]
 # Connections that are reset, at one moment or another of their beginning.
 ATTEMPTS = 300

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import hiredis
 import pytest
@@ -17,6 +16,7 @@ from rollmesh.mesh.errors import StoreError
 from tests.buffer.both_machines import BothMachines
 from tests.buffer.rules import COMPARED, NoSuchRuleError, Rule, documented, without
 from tests.buffer.walks import random_walk
+from tests.repository import REPOSITORY
 
 pytestmark = pytest.mark.slow
 # Walks after which a missing rule would have gone unnoticed. Most are seen in the first; these show most of the others.
@@ -111,5 +111,5 @@ def test_a_rule_that_no_one_misses_is_found_out(redis_url: str, monkeypatch: pyt
 
 
 def test_the_rules_are_documented() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "buffer.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "buffer.md").read_text(encoding="utf-8")
     assert documented() in page, f"put this between the marks of docs/buffer.md:\n{documented()}"

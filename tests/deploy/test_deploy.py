@@ -28,9 +28,9 @@ from rollmesh.mesh.config.rollout import EngineName
 from rollmesh.mesh.errors import StoreError
 from rollmesh.mesh.hosts import is_loopback
 from rollmesh.mesh.supervised import wrapped
+from tests.repository import REPOSITORY
 from tests.secrets_here import write_secret
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 DEPLOY = REPOSITORY / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 # As Compose reads it where no variable is set.

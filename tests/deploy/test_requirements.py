@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import tomllib
 from importlib.metadata import distribution, requires
-from pathlib import Path
 from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.repository import REPOSITORY
+
 DEPLOY = REPOSITORY / "deploy"
 LISTS = ["requirements.txt", "requirements-dev.txt", "engines/vllm-cpu.txt", "engines/sglang-cpu.txt"]
 PROJECT: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]

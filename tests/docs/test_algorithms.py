@@ -16,14 +16,14 @@ from rollmesh.learner.algorithms.registry import ADVANTAGES, ALGORITHMS, POLICY_
 from rollmesh.learner.algorithms.types import Rollouts, UpdatePlan
 from rollmesh.learner.reference import page
 from tests.examples.batches import MemoryBatch, output, train_step
+from tests.repository import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "algorithms.md"
+PAGE = REPOSITORY / "docs" / "algorithms.md"
 EXAMPLES = re.findall(r"```python\n# (\w+\.py)\n(.*?)```\n+```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def test_the_page_is_current() -> None:
-    exceptions = json.loads((ROOT / "tests" / "golden" / "exceptions.json").read_text())
+    exceptions = json.loads((REPOSITORY / "tests" / "golden" / "exceptions.json").read_text())
     assert PAGE.read_text() == page(PAGE.read_text(), exceptions), "run `make docs`"
 
 

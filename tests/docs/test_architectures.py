@@ -10,8 +10,9 @@ import torch
 
 from benchmarks.architectures import REFUSED, probe
 from benchmarks.tiny_models import ARCHITECTURES
+from tests.repository import REPOSITORY
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
+PAGE = REPOSITORY / "docs" / "architectures.md"
 ROWS = {
     name: cells.split(" | ")
     for name, cells in re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +13,9 @@ from rollmesh.learner.algorithms.settings import SettingsError
 from rollmesh.learner.algorithms.types import Group, Rollouts, UpdatePlan
 from rollmesh.mesh.config import load_config
 from tests.examples.batches import MemoryBatch, output, train_step
+from tests.repository import REPOSITORY
 
-DATAFLOWS = Path(__file__).resolve().parents[2] / "examples" / "dataflows"
+DATAFLOWS = REPOSITORY / "examples" / "dataflows"
 LENGTHS = torch.tensor([3, 2, 0, 4])
 
 

@@ -27,8 +27,8 @@ from tests.faults.processes import FaultError, Launch, Supervisor
 from tests.faults.proxy import Conditions, Link, ProxyLoop
 from tests.faults.redis_disk import Durability, RedisDisk
 from tests.faults.reward import FREEZE_VARIABLE
+from tests.repository import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
 _CLI = (sys.executable, "-m", "rollmesh.cli")
 # Below the range from which the kernel takes ports for outgoing connections.
 _PORTS = range(12_000, 30_000)
@@ -90,7 +90,7 @@ class Settings:
                 "draft_every_tokens": 2,
             },
             "reward": {
-                "functions": [f"{ROOT / 'tests' / 'faults' / 'reward.py'}:compute_score"],
+                "functions": [f"{REPOSITORY / 'tests' / 'faults' / 'reward.py'}:compute_score"],
                 "timeout_s": 4.0,
                 "scorer_timeout_s": 3.0,
             },
@@ -289,7 +289,7 @@ class World:
         return Launch(line, self._environment(), ready)
 
     def _environment(self) -> dict[str, str]:
-        return thread_environment(1) | {"PYTHONPATH": str(ROOT)}
+        return thread_environment(1) | {"PYTHONPATH": str(REPOSITORY)}
 
     def _mesh(self) -> tuple[str, str]:
         """The option that names the mesh: links to all fronts."""

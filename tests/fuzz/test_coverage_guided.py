@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("atheris", reason="atheris has wheels for Linux alone")
+from tests.repository import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[2]
+pytest.importorskip("atheris", reason="atheris has wheels for Linux alone")
 
 
 @pytest.mark.timeout(120)
@@ -19,7 +19,12 @@ def test_no_bytes_break_what_reads_payloads(tmp_path: Path) -> None:
     limits = ("-rss_limit_mb=0", "-malloc_limit_mb=1024")
     command = [sys.executable, "-m", "tests.fuzz.coverage_guided", "-runs=20000", "-seed=1", *limits]
     done = subprocess.run(
-        [*command, f"-artifact_prefix={tmp_path}/"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+        [*command, f"-artifact_prefix={tmp_path}/"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "Done 20000 runs" in done.stderr

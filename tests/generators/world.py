@@ -44,8 +44,8 @@ from rollmesh.protos import (
     trajectory_pb2,
     weights_pb2_grpc,
 )
+from tests.repository import REPOSITORY
 
-ROOT = Path(__file__).parents[2]
 SECURITY = SecuritySection()
 ANY_CODE = CodeRule(AllowCode.ANY)
 DEADLINE_S = 90.0
@@ -339,7 +339,7 @@ class World:
             sys.executable, "-c", "from rollmesh.cli import main; main()", "generator", "--mesh", self.address,
             "--member-id", member_id, "--threads", "1", "--ready-file", str(ready),
             cwd=empty,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder / "tmp")},
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(self.folder / "tmp")},
         )  # fmt: skip
 
         async def end() -> None:

@@ -15,14 +15,13 @@ import yaml
 
 from rollmesh.buffer.redis_server import RedisServer
 from tests.command import Command
+from tests.repository import REPOSITORY
 from tests.secrets_here import told, write_secret
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
 def service(
-    folder: Path, name: str, *arguments: str, cwd: Path = ROOT, env: dict[str, str] | None = None
+    folder: Path, name: str, *arguments: str, cwd: Path = REPOSITORY, env: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """A service as its own process; its log tells why, where it fails."""
     with (folder / f"{name}.log").open("w") as log:
@@ -72,14 +71,14 @@ def test_services_started_by_hand_train_to_the_end(
 ) -> None:
     """The generator has nothing but the address, neither files nor environment; it leaves when all is done. Redis is
     the user's own, and its password stays where it is."""
-    config = yaml.safe_load((ROOT / "examples" / "demo" / "demo.yaml").read_text())
+    config = yaml.safe_load((REPOSITORY / "examples" / "demo" / "demo.yaml").read_text())
     config["run"] = {"name": "run", "dir": str(tmp_path)}
     config["model"]["path"] = str(demo_data / "model")
     config["data"] = {"train": str(demo_data / "train.parquet")}
     config["learner"]["steps"] = 8
     config["buffer"], password = {**config.get("buffer", {}), **own_redis[0]}, own_redis[1]
     # A file of a user's, which only the learner has.
-    algorithm = ROOT / "examples" / "dataflows" / "rejection_sampling.py"
+    algorithm = REPOSITORY / "examples" / "dataflows" / "rejection_sampling.py"
     config["algorithm"] = {"name": f"{algorithm}:RejectionSampling", "threshold": 0.0}
     cfg = tmp_path / "cfg.yaml"
     cfg.write_text(yaml.safe_dump(config))
@@ -123,7 +122,7 @@ def test_services_started_by_hand_train_to_the_end(
 
 
 def test_the_readme_names_commands_that_exist() -> None:
-    text = (ROOT / "README.md").read_text() + (ROOT / "docs" / "operations.md").read_text()
+    text = (REPOSITORY / "README.md").read_text() + (REPOSITORY / "docs" / "operations.md").read_text()
     shown = subprocess.run(
         [sys.executable, "-m", "rollmesh.cli", "--help"], capture_output=True, text=True, check=True, timeout=60
     )

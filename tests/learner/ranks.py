@@ -12,17 +12,17 @@ import tempfile
 from pathlib import Path
 
 from rollmesh.mesh.ranks import environment_of
+from tests.repository import REPOSITORY
 
-_ROOT = Path(__file__).resolve().parents[2]
 _RANKS = 2
 
 
 def run_two_ranks(module: str, *arguments: Path) -> None:
     """Runs the module's `main(*arguments)` on two ranks that meet over loopback; both must end well."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-m", "tests.learner.ranks", module, *map(str, arguments)]
     process = subprocess.Popen(
-        command, env=environment, cwd=_ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, env=environment, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         errors = process.communicate(timeout=110)[1]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from rollmesh.learner.hanging import AT_LEAST_S, FACTOR, HangWatch
 from rollmesh.mesh.errors import RollmeshError, StalledError, StuckError
+from tests.repository import REPOSITORY
 
-ROOT = Path(__file__).parents[2]
 HUNG = """
 import asyncio, logging, sys, threading
 from rollmesh.learner.controls import Controls
@@ -98,7 +97,7 @@ def test_an_error_has_to_be_heard_whatever_the_thread_does(training: bool) -> No
 def test_the_process_ends_by_name(phase: str, judged: str, fails: str, error: type[RollmeshError], told: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", HUNG, phase, judged, fails],
-        cwd=ROOT,
+        cwd=REPOSITORY,
         capture_output=True,
         text=True,
         timeout=120,

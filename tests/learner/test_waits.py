@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -16,8 +15,9 @@ import rollmesh.learner.team
 from rollmesh.learner.monitor import Monitor
 from rollmesh.learner.state import LearnerState
 from rollmesh.mesh.config import Config
+from tests.repository import REPOSITORY
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "operations.md").read_text(encoding="utf-8")
 # What is no setting, by the words of its row.
 CONSTANTS = {
     "the claim's answer": rollmesh.learner.loop._CLAIM_S,

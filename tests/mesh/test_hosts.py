@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from rollmesh.mesh.hosts import host_id, is_loopback
+from tests.repository import REPOSITORY
 
-ROOT = Path(__file__).parents[2]
 _PRINT = [sys.executable, "-c", "from rollmesh.mesh.hosts import host_id; print(host_id())"]
 
 
 def test_processes_of_one_machine_agree() -> None:
-    found = subprocess.run(_PRINT, cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+    found = subprocess.run(_PRINT, cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=30)
     assert found.stdout.strip() == host_id()
 
 
 def test_another_ipc_namespace_is_another_host() -> None:
-    found = subprocess.run(["unshare", "-i", *_PRINT], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    found = subprocess.run(["unshare", "-i", *_PRINT], cwd=REPOSITORY, capture_output=True, text=True, timeout=30)
     if found.returncode:
         pytest.skip(f"no right to make a namespace: {found.stderr.strip()}")
     assert found.stdout.strip() != host_id()

@@ -17,8 +17,8 @@ from rollmesh.mesh import ranks
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.errors import ConfigError
 from rollmesh.mesh.liveness.ends import survivors
+from tests.repository import REPOSITORY
 
-ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
 PROGRAM = """
 import os, pathlib, signal, sys
@@ -55,8 +55,8 @@ def program(leaves: str = "", status: int = 0) -> Iterator[tuple[subprocess.Pope
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     assert process.stdout is not None
     try:

@@ -13,8 +13,9 @@ from rollmesh.mesh.errors import RewardError
 from rollmesh.reward_service.functions import adapt
 from rollmesh.reward_service.loading import load_function, named
 from rollmesh.reward_service.outcomes import Failed, Outcome, RewardItem, Scored, Unscorable
+from tests.repository import REPOSITORY
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "custom_reward.py"
+EXAMPLE = REPOSITORY / "examples" / "custom_reward.py"
 
 
 def item(response: str = "42", **extra: Any) -> RewardItem:

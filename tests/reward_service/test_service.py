@@ -26,8 +26,7 @@ from rollmesh.reward_service.client import LocalScorer, RewardClient, build_scor
 from rollmesh.reward_service.routing import split_routes
 from rollmesh.reward_service.service import serve as serve_process
 from tests.joining import NOWHERE, when_it_waits
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.repository import REPOSITORY
 
 
 def config(**reward: Any) -> Config:
@@ -90,7 +89,7 @@ def start(tmp_path: Path, **reward: Any) -> tuple[subprocess.Popen[str], dict[st
     process = subprocess.Popen(
         [sys.executable, "-c", code, values, str(ready)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stderr=subprocess.PIPE,
         text=True,
     )

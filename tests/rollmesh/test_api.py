@@ -12,8 +12,7 @@ import pytest
 
 import rollmesh
 from rollmesh.mesh.errors import ConfigError, RewardError
-
-ROOT = Path(__file__).parents[2]
+from tests.repository import REPOSITORY
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def test_reward_fn_with_unknown_signature_is_refused(config: dict[str, Any]) -> 
 
 def test_names_are_loaded_when_they_are_used() -> None:
     script = "import rollmesh, sys; assert 'rollmesh.mesh.config' not in sys.modules; rollmesh.Config"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = rollmesh.nothing

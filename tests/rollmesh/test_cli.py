@@ -27,8 +27,7 @@ from rollmesh.mesh.errors import ConfigError, UnreachableError
 from rollmesh.protos import buffer_pb2
 from rollmesh.report.summary import FinalState, write_summary
 from tests.command import Command
-
-ROOT = Path(__file__).parents[2]
+from tests.repository import REPOSITORY
 
 
 def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,7 +36,7 @@ def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         timeout=60.0,
-        cwd=ROOT,
+        cwd=REPOSITORY,
         check=False,
     )
 
@@ -86,7 +85,7 @@ def test_help_names_the_engines_and_where_to_read_on(rollmesh: Command, command:
     words = set(re.findall(r"[\w./]+", shown.stdout.replace(".\n", "\n")))
     assert {"hf", "vllm", "sglang"} <= words
     [page] = {word for word in words if word.startswith("docs/")}
-    assert (ROOT / page.rstrip(".")).is_file()
+    assert (REPOSITORY / page.rstrip(".")).is_file()
 
 
 def test_version_is_that_of_the_package(rollmesh: Command) -> None:
@@ -126,7 +125,7 @@ except SystemExit as end:
 heavy = {"torch", "transformers", "grpc", "numpy", "matplotlib", "redis", "rich.live"} & set(sys.modules)
 assert not heavy, heavy
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=REPOSITORY, check=False)
     assert result.returncode == 0, result.stderr
     for command in (
         "run",

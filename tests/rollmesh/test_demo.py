@@ -13,8 +13,9 @@ from rollmesh.learner.data.dataset import open_dataset
 from rollmesh.mesh.config import load_config
 from rollmesh.protos import reward_pb2
 from rollmesh.reward_service.engine import ScoringEngine
+from tests.repository import REPOSITORY
 
-DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo.yaml"
+DEMO = REPOSITORY / "examples" / "demo" / "demo.yaml"
 
 
 @pytest.mark.parametrize("task", ["arithmetic", "strings", "both"])

@@ -20,6 +20,7 @@ from rollmesh.launcher.supervisor import Supervisor
 from rollmesh.mesh.errors import StuckError, UnreachableError
 from rollmesh.mesh.liveness.ends import survivors
 from rollmesh.report.restarts import read_restarts
+from tests.repository import REPOSITORY
 from tests.rollmesh.conftest import Recorder, fake_spec
 
 MakeSupervisor = Callable[..., Supervisor]
@@ -296,7 +297,7 @@ async def test_killed_launcher_leaves_no_orphan(tmp_path: Path) -> None:
         [sys.executable, "-u", "-c", textwrap.dedent(LAUNCHER), str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=REPOSITORY,
     )
     assert launcher.stdout is not None
     pids: list[int] = []

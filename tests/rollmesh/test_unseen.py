@@ -20,9 +20,9 @@ import pytest
 
 from rollmesh.launcher.logs import tail
 from rollmesh.launcher.process import log_file, ready_file
+from tests.repository import REPOSITORY
 
 FAKE_RUN = Path(__file__).with_name("fake_run.py")
-ROOT = Path(__file__).parents[2]
 DEADLINE_S = 60.0
 UP = "learner is up"
 
@@ -47,8 +47,8 @@ class Run:
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stdout,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             start_new_session=True,
             preexec_fn=before,
         )
@@ -170,5 +170,5 @@ def test_a_run_without_stdout_is_a_run(run: Run) -> None:
 
 def test_an_error_that_no_one_reads_has_its_exit_code(full_pipe: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rollmesh.cli", "run", str(tmp_path / "none.yaml")]
-    ended = subprocess.run(command, stdout=full_pipe, stderr=full_pipe, timeout=DEADLINE_S, cwd=ROOT, check=False)
+    ended = subprocess.run(command, stdout=full_pipe, stderr=full_pipe, timeout=DEADLINE_S, cwd=REPOSITORY, check=False)
     assert ended.returncode == 2

@@ -21,7 +21,7 @@ from rollmesh.mesh.supervised import wrapped
 from rollmesh.protos import buffer_pb2 as pb
 from tests.faults.away.cases import GROUPS, Case, Rules
 from tests.faults.proxy import Conditions, Link
-from tests.faults.world import ROOT
+from tests.repository import REPOSITORY
 
 LEASE_S = 1.2
 # Longest wait until a run has trained on once a fault is over; the mesh promises 30 s.
@@ -47,8 +47,8 @@ class Host:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=sink,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                cwd=REPOSITORY,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
                 limit=1 << 20,
             )
         self._listener = asyncio.create_task(self._listen())

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from rollmesh.generators.agents.program_calls import CommandProgram, FunctionProgram, Outcome, Program, Way
 from tests.generators.endpoint.world import Serving
+from tests.repository import REPOSITORY
 from tests.secrets_here import write_secret
 
-DOCS = Path(__file__).parents[3] / "docs" / "endpoint.md"
+DOCS = REPOSITORY / "docs" / "endpoint.md"
 TALK, FUNCTION, COMMAND = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
 TASK = {"messages": [{"role": "user", "content": "the quick fox"}], "ground_truth": ""}
 

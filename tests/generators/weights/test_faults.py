@@ -24,7 +24,8 @@ from tests.generators.weights.receiving import Halfway
 from tests.generators.weights.test_delta_receiver import Trained
 from tests.generators.weights.test_receiver import Learner, Mesh, mesh, same, weights
 from tests.generators.weights.transports.cases import CASES
-from tests.generators.weights.transports.world import ROOT, remote_learner
+from tests.generators.weights.transports.world import remote_learner
+from tests.repository import REPOSITORY
 
 LinkTo: TypeAlias = Callable[[int], Link]
 DEADLINE_S = 20.0
@@ -173,7 +174,7 @@ async def test_a_receiver_killed_halfway_holds_up_no_one(tmp_path: Path) -> None
         release = hold_all_but_the_first(learner)
         dying = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.generators.weights.receiving", f"127.0.0.1:{learner.port}", "dying"),
-            cwd=ROOT,
+            cwd=REPOSITORY,
             stdout=PIPE,
         )
         try:

@@ -11,14 +11,13 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.learner.engines.fake_cuda.device import build
+from tests.repository import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[3]
 CASES: dict[str, dict[str, object]] = {
     "dense": {"swap": True},
     "64 ranks, 2 micro-batches, 2 layers": {"world": 64, "micro_batches": 2, "layers": 2},
@@ -36,8 +35,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All cases in one process: torch's imports are most of the time."""
     library = build(tmp_path_factory.mktemp("fake_cuda"))
     command = [sys.executable, "-m", "tests.learner.engines.fake_cuda", library, json.dumps(CASES)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    ran = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
     assert ran.returncode == 0, ran.stderr[-4000:]
     results: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return results

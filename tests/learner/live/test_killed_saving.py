@@ -14,7 +14,8 @@ from rollmesh.learner.consumption import surviving
 from rollmesh.mesh.threads import thread_environment
 from tests.learner.live.killed import FAULTS
 from tests.learner.live.test_runs import assert_nothing_twice, ledger, records, summary, uses
-from tests.learner.live.tiny import ROOT, make_config, mesh_of
+from tests.learner.live.tiny import make_config, mesh_of
+from tests.repository import REPOSITORY
 
 # What each learner leaves in the folder beside what was there, and the version from which it began.
 KILLED = -signal.SIGKILL
@@ -52,7 +53,7 @@ def test_a_learner_killed_in_any_phase_of_a_checkpoint_is_continued(tmp_path: Pa
     (tmp_path / "config.json").write_text(config.model_dump_json(), encoding="utf-8")
     checkpoints = config.run.folder / "checkpoints"
     command = [sys.executable, "-m", "tests.learner.live.killed", str(tmp_path / "config.json")]
-    environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(REPOSITORY)}
     with mesh_of(config) as mesh, (tmp_path / "log").open("w") as log:
         with subprocess.Popen(
             [*command, mesh], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True

@@ -28,8 +28,8 @@ from rollmesh.mesh.config import Config, load_config
 from rollmesh.mesh.config.models import SecuritySection
 from rollmesh.mesh.service import AsyncBridge, Shutdown
 from rollmesh.mesh.threads import thread_environment
+from tests.repository import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[3]
 _LIFE_S = 60.0
 
 
@@ -108,7 +108,7 @@ class Process:
         self.ready_file.unlink(missing_ok=True)
         script = folder / f"start_{name}.py"
         script.write_text(code, encoding="utf-8")
-        environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **thread_environment(1), "PYTHONPATH": str(REPOSITORY)}
         with self.log.open("a") as log:
             self._process = subprocess.Popen([sys.executable, str(script)], stdout=log, stderr=log, env=environment)
 

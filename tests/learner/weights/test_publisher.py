@@ -22,8 +22,7 @@ from rollmesh.mesh.hosts import host_id
 from rollmesh.mesh.versions import PolicyVersion
 from rollmesh.mesh.weights import check_manifest, digest_of
 from rollmesh.protos import weights_pb2
-
-ROOT = Path(__file__).parents[3]
+from tests.repository import REPOSITORY
 
 
 @pytest.fixture
@@ -154,7 +153,7 @@ sys.stdin.read()
 
 def test_what_a_killed_publisher_left_is_swept(shared: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", _KILLED, str(shared)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", _KILLED, str(shared)], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"

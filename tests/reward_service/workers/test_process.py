@@ -17,8 +17,8 @@ from rollmesh.mesh.liveness.ends import survivors
 from rollmesh.reward_service.outcomes import Failed, Scored, Unscorable
 from rollmesh.reward_service.workers.messages import ANSWER_BYTES, pack_answer, unpack_answer
 from rollmesh.reward_service.workers.page import Page
+from tests.repository import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[3]
 OWNER = """
 import asyncio, sys
 from rollmesh.protos import reward_pb2
@@ -44,7 +44,7 @@ def owner(response: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
 
 

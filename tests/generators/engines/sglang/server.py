@@ -18,12 +18,12 @@ from rollmesh.mesh.config.rollout import SglangSection
 from tests import engines_here
 from tests.generators.engines.harness import ModelHarness
 from tests.generators.engines.tiny import ContractModel
+from tests.repository import REPOSITORY
 from tests.secrets_here import write_secret
 
 START_S = 300.0
 # A pause takes several hops: on a busy machine a response has to be long to be running still.
 CONTEXT = 640
-_ROOT = Path(__file__).resolve().parents[4]
 _SHARED = "/dev/shm/"  # where the kernel has it
 
 
@@ -81,7 +81,7 @@ class SharedServer:
         """Its URL; afterwards `key_file` has the key that it asks for."""
         if self._owner is None:
             command = [sys.executable, "-m", "tests.generators.engines.sglang.owner", *self._asked]
-            self._owner = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=_ROOT)
+            self._owner = subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=REPOSITORY)
             assert self._owner.stdout is not None
             self._address, _, scratch = self._owner.stdout.readline().strip().partition(" ")
             assert self._address, "the server did not come up; what its owner says is above"

@@ -26,8 +26,8 @@ from rollmesh.mesh.config.rollout import SglangSection
 from rollmesh.mesh.liveness.ends import survivors
 from tests.generators.engines.collector import Collector
 from tests.generators.engines.tiny import ContractModel
+from tests.repository import REPOSITORY
 
-_ROOT = Path(__file__).resolve().parents[4]
 _STAND_IN = Path(__file__).with_name("stand_in.py")
 _DEADLINE_S = 60.0
 
@@ -95,7 +95,7 @@ def test_a_server_ends_with_its_generator_or_keeper(killed: str, shared: Path) -
         [sys.executable, "-c", _GENERATOR, sys.executable, "-c", _SERVER, str(shared)],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=_ROOT,
+        cwd=REPOSITORY,
     )
     try:
         assert generator.stdout is not None
@@ -197,7 +197,7 @@ def test_a_server_of_our_own_is_not_judged_by_the_clock(engine: DrivenEngine, ca
 @pytest.mark.usefixtures("hasty")
 def test_a_foreign_server_that_is_silent_ends_the_engine(contract_model: ContractModel) -> None:
     port = free_port()
-    server = subprocess.Popen([sys.executable, str(_STAND_IN), "--port", str(port)], cwd=_ROOT)
+    server = subprocess.Popen([sys.executable, str(_STAND_IN), "--port", str(port)], cwd=REPOSITORY)
     try:
         section = SglangSection(address=f"http://127.0.0.1:{port}", transfer="disk")
         with _engine(contract_model, section) as engine:

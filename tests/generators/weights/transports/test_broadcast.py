@@ -25,7 +25,8 @@ from rollmesh.mesh.weights import Wanted
 from rollmesh.mesh.weights import broadcast as group_module
 from rollmesh.protos import weights_pb2
 from tests.generators.weights.transports.cases import CASES, NCCL
-from tests.generators.weights.transports.world import ROOT, Case, Learner, LocalLearner, local_learner
+from tests.generators.weights.transports.world import Case, Learner, LocalLearner, local_learner
+from tests.repository import REPOSITORY
 
 CASE = next(case for case in CASES if case.name == "gloo")
 DEADLINE_S = 30.0
@@ -245,7 +246,7 @@ async def stopping_receiver(case: Case) -> AsyncIterator[tuple[Process, Callable
     """A receiver in a process of its own, which stops itself while its first bucket is under way."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.generators.weights.transports.test_broadcast", case.name),
-        cwd=ROOT,
+        cwd=REPOSITORY,
         stdin=PIPE,
         stdout=PIPE,
     )

@@ -24,8 +24,8 @@ from rollmesh.mesh.rpc import bind, new_server, open_channel
 from rollmesh.mesh.versions import PolicyVersion
 from rollmesh.mesh.weights import Wanted
 from rollmesh.protos import weights_pb2, weights_pb2_grpc
+from tests.repository import REPOSITORY
 
-ROOT = Path(__file__).resolve().parents[4]
 SECURITY = SecuritySection()
 RUN = "run"
 # Of the small versions that most tests send; several to a version.
@@ -171,7 +171,13 @@ async def local_learner(case: Case, folder: Path) -> AsyncIterator[LocalLearner]
 @asynccontextmanager
 async def remote_learner(case: Case, folder: Path) -> AsyncIterator[RemoteLearner]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.generators.weights.transports.world", case.name, folder, cwd=ROOT, stdout=PIPE
+        sys.executable,
+        "-m",
+        "tests.generators.weights.transports.world",
+        case.name,
+        folder,
+        cwd=REPOSITORY,
+        stdout=PIPE,
     )
     assert process.stdout is not None
     async with AsyncExitStack() as stack:

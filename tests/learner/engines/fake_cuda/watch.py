@@ -13,8 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ROOT = Path(__file__).resolve().parents[4]
-_PACKAGES = tuple(str(ROOT / name) for name in ("learner", "mesh"))
+from tests.repository import REPOSITORY
+
+_PACKAGES = tuple(str(REPOSITORY / name) for name in ("learner", "mesh"))
 
 
 class Watch:
@@ -96,5 +97,5 @@ def _place() -> str:
     frames = traceback.extract_stack()
     for frame in reversed(frames):
         if frame.filename.startswith(_PACKAGES):
-            return f"{Path(frame.filename).relative_to(ROOT)}:{frame.lineno}"
+            return f"{Path(frame.filename).relative_to(REPOSITORY)}:{frame.lineno}"
     return next(f"{f.filename}:{f.lineno}" for f in reversed(frames) if "torch" in f.filename)

@@ -18,8 +18,7 @@ from rollmesh.learner.weights import WeightPublisher
 from rollmesh.learner.weights.offers import Disk
 from rollmesh.mesh.errors import WeightsError
 from rollmesh.mesh.versions import PolicyVersion
-
-ROOT = Path(__file__).parents[4]
+from tests.repository import REPOSITORY
 
 
 def weights(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -87,7 +86,7 @@ publisher.publish(PolicyVersion(1, 1), [(f"w{i}", torch.ones(100)) for i in rang
 
 def test_what_a_killed_publisher_left_is_swept(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", _KILLED, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", _KILLED, str(tmp_path)], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
